@@ -1,0 +1,160 @@
+"""What a backend is: the contract between an executor and the libraries that run models. A public extension point.
+
+A backend registers a factory in the entry-point group `charonia.backends` under the word that `backend:` has in
+`config.pbtxt`. The executor calls `probe` (when auto-complete is on), then `create_instance` once per instance of the
+instance groups, then `execute` with one batch at a time per instance.
+
+Two shapes of instance: a `BatchInstance` gets assembled arrays (the executor concatenates requests along the batch
+dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
+works; a `RequestInstance` gets the single requests and is a coroutine, for backends that run models in processes of
+their own. `charonia.testing` has the contract suite every backend must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy.typing as npt
+
+from .errors import CharoniaError
+from .inference import Parameters
+from .tensors import Tensor
+
+if TYPE_CHECKING:
+    from charonia.models.interface import ModelInterface
+    from protos.model_config_pb2 import ModelConfig
+
+Array = npt.NDArray[Any]
+
+ENTRY_POINT_GROUP = "charonia.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """One input or output as a model file declares it; a dynamic dimension is -1, the batch dimension included."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSignature:
+    """What `probe` found in a model file; `charonia.models.autofill` completes the configuration from it (C70, C71)."""
+
+    inputs: tuple[TensorSignature, ...]
+    outputs: tuple[TensorSignature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a version's files are and what its configuration says. `directory` is the model's, not the version's."""
+
+    name: str
+    version: int
+    directory: Path
+    config: ModelConfig
+    backend_config: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def version_directory(self) -> Path:
+        return self.directory / str(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance to create. `kind` is CPU, GPU or MODEL; `device_id` is -1 on CPU; `name` is `<group>_<index>`."""
+
+    name: str
+    kind: str
+    device_id: int
+    source: ModelSource
+    interface: ModelInterface
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """One request as a `RequestInstance` gets it. `outputs` are the requested names, empty for all."""
+
+    id: str
+    correlation_id: int | str
+    inputs: list[Tensor]
+    outputs: tuple[str, ...]
+    parameters: Parameters
+    timeout_us: int = 0
+    flags: int = 0
+
+
+@dataclass(slots=True)
+class ModelResponse:
+    """One response of a `RequestInstance`; with `error` set the outputs are ignored (P10)."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    parameters: Parameters = field(default_factory=dict)
+    error: CharoniaError | None = None
+
+
+@runtime_checkable
+class BatchInstance(Protocol):
+    """An instance over assembled arrays."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Run one batch: arrays of [rows, ...] (or the exact shape without batching) to arrays, one per name.
+
+        Called in the instance's own thread. Raise a `CharoniaError` to fail the batch with that code; any other
+        exception fails it as INTERNAL. BYTES are object arrays of bytes.
+        """
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class RequestInstance(Protocol):
+    """An instance over single requests, run in a process (or event loop) of its own."""
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        """One response per request, in order. Raise `InstanceDied` when the instance can no longer be used."""
+
+    async def close_instance(self) -> None: ...
+
+
+class InstanceDied(Exception):
+    """The instance's process is gone or unusable: the executor replaces it and retries or fails its batch.
+
+    `stderr` holds the last lines the process wrote.
+    """
+
+    def __init__(self, message: str, stderr: str = "") -> None:
+        super().__init__(message)
+        self.stderr = stderr
+
+
+class Backend(Protocol):
+    """One per process and backend name; made by calling the entry point's object with no arguments."""
+
+    name: str
+
+    async def probe(self, source: ModelSource) -> GraphSignature | ModelConfig | None:
+        """What auto-complete may use: a file's signature, a completed config (python models), or None for nothing."""
+
+    async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance:
+        """Load the model for one instance. Raise a `CharoniaError` whose message is the reason shown to the user."""
+
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Array",
+    "Backend",
+    "BatchInstance",
+    "GraphSignature",
+    "InstanceDied",
+    "InstanceSpec",
+    "ModelRequest",
+    "ModelResponse",
+    "ModelSource",
+    "RequestInstance",
+    "TensorSignature",
+]

@@ -1,0 +1,160 @@
+"""Every failure a caller may see, as one tree; each error carries a neutral code that a transport maps to its own.
+
+    CharoniaError                   code     (HTTP / gRPC: interface items E1-E3; the last four are Charonia's own)
+    ├── UnknownError                UNKNOWN             400 / 2   UNKNOWN
+    ├── InternalError               INTERNAL            500 / 13  INTERNAL
+    ├── NotFound                    NOT_FOUND           404 / 5   NOT_FOUND
+    ├── InvalidArgument             INVALID_ARG         400 / 3   INVALID_ARGUMENT
+    │   └── ConfigError             INVALID_ARG         (structural: the repository answers C62's generic 500)
+    ├── Unavailable                 UNAVAILABLE         503 / 14  UNAVAILABLE
+    │   └── LogUnavailable          UNAVAILABLE         the log cannot be reached: the outcome is unknown
+    ├── Unsupported                 UNSUPPORTED         501 / 12  UNIMPLEMENTED
+    ├── AlreadyExists               ALREADY_EXISTS      400 / 6   ALREADY_EXISTS
+    ├── Cancelled                   CANCELLED           400 / 1   CANCELLED
+    ├── ResourceExhausted           RESOURCE_EXHAUSTED  429 / 8   RESOURCE_EXHAUSTED
+    ├── DeadlineExceeded            DEADLINE_EXCEEDED   504 / 4   DEADLINE_EXCEEDED
+    ├── Unauthenticated             UNAUTHENTICATED     401 / 16  UNAUTHENTICATED
+    └── PermissionDenied            PERMISSION_DENIED   403 / 7   PERMISSION_DENIED
+
+`StartupError` stands apart: it is a sentence for the operator, printed once on stderr, never sent to a client.
+This module knows no transport; the maps live in `gateway.http.errors` and `gateway.grpc.errors`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ErrorCode(IntEnum):
+    """Neutral codes; the numbers are Charonia's wire form (append-only, never renumbered)."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+    RESOURCE_EXHAUSTED = 8
+    DEADLINE_EXCEEDED = 9
+    UNAUTHENTICATED = 10
+    PERMISSION_DENIED = 11
+
+    @property
+    def title(self) -> str:
+        """The words Triton prints before a reason in a load failure (interface item C62): "Invalid argument"."""
+        return _TITLES[self]
+
+
+class CharoniaError(Exception):
+    """Base of the tree. `message` is what the client reads, with no code in it (interface item E3)."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    @staticmethod
+    def of(code: ErrorCode | int, message: str) -> CharoniaError:
+        """The error class of a neutral code; an unknown number (a newer peer) becomes `UnknownError`."""
+        return _BY_CODE.get(int(code), UnknownError)(message)
+
+
+class UnknownError(CharoniaError):
+    code = ErrorCode.UNKNOWN
+
+
+class InternalError(CharoniaError):
+    code = ErrorCode.INTERNAL
+
+
+class NotFound(CharoniaError):
+    code = ErrorCode.NOT_FOUND
+
+
+class InvalidArgument(CharoniaError):
+    code = ErrorCode.INVALID_ARG
+
+
+class ConfigError(InvalidArgument):
+    """A model configuration that cannot be used; the message says which field and why (section 6 of the interface)."""
+
+
+class Unavailable(CharoniaError):
+    code = ErrorCode.UNAVAILABLE
+
+
+class LogUnavailable(Unavailable):
+    """The event log could not be reached or refused the command; whether the work was taken is unknown."""
+
+
+class Unsupported(CharoniaError):
+    code = ErrorCode.UNSUPPORTED
+
+
+class AlreadyExists(CharoniaError):
+    code = ErrorCode.ALREADY_EXISTS
+
+
+class Cancelled(CharoniaError):
+    code = ErrorCode.CANCELLED
+
+
+class ResourceExhausted(CharoniaError):
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+
+class DeadlineExceeded(CharoniaError):
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+class Unauthenticated(CharoniaError):
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class PermissionDenied(CharoniaError):
+    code = ErrorCode.PERMISSION_DENIED
+
+
+class StartupError(Exception):
+    """A service cannot start: one clear sentence for stderr and a non-zero exit, never a traceback."""
+
+
+_TITLES = {
+    ErrorCode.UNKNOWN: "Unknown",
+    ErrorCode.INTERNAL: "Internal",
+    ErrorCode.NOT_FOUND: "Not found",
+    ErrorCode.INVALID_ARG: "Invalid argument",
+    ErrorCode.UNAVAILABLE: "Unavailable",
+    ErrorCode.UNSUPPORTED: "Unsupported",
+    ErrorCode.ALREADY_EXISTS: "Already exists",
+    ErrorCode.CANCELLED: "Cancelled",
+    ErrorCode.RESOURCE_EXHAUSTED: "Resource exhausted",
+    ErrorCode.DEADLINE_EXCEEDED: "Deadline exceeded",
+    ErrorCode.UNAUTHENTICATED: "Unauthenticated",
+    ErrorCode.PERMISSION_DENIED: "Permission denied",
+}
+
+_BY_CODE: dict[int, type[CharoniaError]] = {
+    int(cls.code): cls
+    for cls in (
+        UnknownError,
+        InternalError,
+        NotFound,
+        InvalidArgument,
+        Unavailable,
+        Unsupported,
+        AlreadyExists,
+        Cancelled,
+        ResourceExhausted,
+        DeadlineExceeded,
+        Unauthenticated,
+        PermissionDenied,
+    )
+}

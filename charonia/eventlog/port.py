@@ -1,0 +1,162 @@
+"""The log as services see it: streams, settled work, leases and projections. Pure interface, no I/O.
+
+Adapters: `charonia.eventlog.memory` (complete, in one process), `charonia.eventlog.redis` (Redis or Valkey >= 7.0) and
+`charonia.eventlog.colocated` (a shared log plus streams that never leave the process). One contract suite
+(tests/contract) runs over all. Every method that cannot reach the log raises `charonia.errors.LogUnavailable`.
+
+Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
+There are no consumer groups: the single owner of a model (design section 2) makes pending lists a second truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from charonia.tensors import Buffer
+
+Fields = Sequence[Buffer]
+"""Alternating field names and values of an entry: [b"h", header, b"r", record, b"r", record, ...]."""
+
+START = b"0-0"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One stream entry. `id` is opaque but ordered within its stream; `fields` alternate name and value."""
+
+    id: bytes
+    fields: list[Buffer]
+
+
+OnEntries = Callable[[bytes, list[Entry]], None]
+"""Called in the event loop with a stream's name and its next entries, oldest first. Must not block or raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Fields to append to a stream once a settlement has been recorded."""
+
+    stream: bytes
+    fields: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one model's unsettled work, checked exactly when it is accepted; 0 = no bound."""
+
+    requests: int = 0
+    size_bytes: int = 0
+
+
+class StreamReader(Protocol):
+    """Follows a changing set of streams on a connection of its own and hands entries to one callback, in order.
+
+    Reconnects by itself, with jitter, and goes on where it was. `on_state(up: bool)` is told when the log is lost and
+    found again.
+    """
+
+    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None: ...
+
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+        """Follow a stream from after an entry id. `consume`: entries are deleted once the callback has had them.
+
+        `after=b"$"` means only entries appended from now on. Adding a followed stream again changes nothing.
+        """
+
+    def remove(self, stream: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class EventLog(Protocol):
+    """The log. One instance per process; safe for concurrent use from one event loop."""
+
+    async def open(self) -> None:
+        """Connect and check the server (version floor, reachability). Raises `charonia.errors.StartupError`."""
+
+    async def close(self) -> None: ...
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    async def append(self, stream: bytes, fields: Fields) -> bytes:
+        """Append one entry; returns its id. Commands of one event loop tick leave in one write."""
+
+    async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None: ...
+
+    async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
+        """Up to `count` entries with ids above `after`, oldest first."""
+
+    async def delete_stream(self, stream: bytes) -> None: ...
+
+    def reader(self) -> StreamReader: ...
+
+    # -- accepted work of a model -------------------------------------------------------------------------------------
+
+    async def accept(
+        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+    ) -> None:
+        """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
+
+        A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
+        `limits` would be passed (design section 3), naming the bound.
+        """
+
+    async def settle(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+    ) -> list[bool]:
+        """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
+
+        Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
+        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums. `replies`
+        are appended after the settlement, on the same connection, whoever won: readers know duplicates by their id.
+        """
+
+    async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
+        """Raise the attempt of requests before they are executed again; False for those already settled.
+
+        Raises `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
+        """
+
+    async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
+        """For each id the attempt it is at (0: accepted, never retried), or -1 when it is settled or unknown."""
+
+    async def pending(self, model: str) -> tuple[int, int]:
+        """(requests, bytes) accepted and unsettled, exact."""
+
+    async def lanes(self, model: str) -> list[tuple[int, int]]:
+        """(level, lane) of every queue stream the model has had."""
+
+    # -- ownership and liveness ---------------------------------------------------------------------------------------
+
+    async def owner(self, model: str) -> tuple[str, int]:
+        """(owner incarnation or "", token) of a model."""
+
+    async def take_ownership(self, model: str, owner: str, previous: str) -> int:
+        """Become a model's owner if its owner still is `previous` ("" for none): a new, larger token; 0 if it is not."""
+
+    async def release_ownership(self, model: str, owner: str, token: int) -> None: ...
+
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+        """Renew a process's heartbeat lease."""
+
+    async def end_beat(self, role: str, incarnation: str) -> None: ...
+
+    async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]: ...
+
+    # -- projections and payloads -------------------------------------------------------------------------------------
+
+    async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None: ...
+
+    async def statistics(self, key: bytes) -> dict[str, int]: ...
+
+    async def delete_keys(self, keys: Iterable[bytes]) -> None: ...
+
+    async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None: ...
+
+    async def blob(self, blob_id: str) -> bytes | None: ...

@@ -1,0 +1,217 @@
+"""Facts: what happened, in the past tense, as plain data. The control facts of `ctl` and the facts of `f:{m}`.
+
+A fact is written once and folded by whoever needs it; unknown fields and unknown kinds of a newer release are skipped
+(faults F17). Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are
+not facts but their payload: see `charonia.wire`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import msgpack
+
+from .tensors import Buffer
+from .wire import InvalidRecord
+
+FIELD_FACT = b"e"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessJoined:
+    """A gateway, batcher or executor started. `incarnation` is unique per start; `pool` is for executors."""
+
+    kind: ClassVar[str] = "process_joined"
+    role: str
+    incarnation: str
+    pool: str = "default"
+    host: str = ""
+    pid: int = 0
+    hosts_batcher: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLeft:
+    """A process ended: by itself (`reason` "drained") or because its heartbeat did (`reason` "lost")."""
+
+    kind: ClassVar[str] = "process_left"
+    role: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryScanned:
+    """An executor has read its repository and tried to load what its control mode says; `models` are all names seen.
+
+    `control_mode` is none, poll or explicit. `ready` is false while the start-up load still runs.
+    """
+
+    kind: ClassVar[str] = "repository_scanned"
+    executor: str
+    models: tuple[str, ...]
+    control_mode: str
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequested:
+    """Somebody asked to load or unload a model. `request_id` ties the answers to the call that waits for them.
+
+    `config_json` is a complete configuration (R24), empty for none; `files` maps `<version>/<path>` to a blob id (R25).
+    """
+
+    kind: ClassVar[str] = "model_requested"
+    action: str
+    model: str
+    request_id: str
+    config_json: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    unload_dependents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequestFinished:
+    """An executor has done what a `ModelRequested` asked; `error` is empty on success."""
+
+    kind: ClassVar[str] = "model_request_finished"
+    executor: str
+    request_id: str
+    error_code: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStateChanged:
+    """An executor began to load or unload a version: `state` is LOADING or UNLOADING."""
+
+    kind: ClassVar[str] = "version_state_changed"
+    executor: str
+    model: str
+    version: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLoaded:
+    """A version is ready on an executor. `config` is the serialised, normalised, autofilled `inference.ModelConfig`.
+
+    `slots` is the number of batches it executes at once (its instances). A second VersionLoaded of the same version
+    replaces the first: new batches go to the new incarnation, whose `content_hash` differs. `labels` holds the label
+    lines of outputs with a label file (H19).
+    """
+
+    kind: ClassVar[str] = "version_loaded"
+    executor: str
+    model: str
+    version: int
+    content_hash: str
+    slots: int
+    config: bytes
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    load_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFailed:
+    """A version could not be loaded on an executor; `message` is the reason the index shows (H40, R21)."""
+
+    kind: ClassVar[str] = "version_failed"
+    executor: str
+    model: str
+    version: int
+    error_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUnloaded:
+    """A version is no longer served by an executor."""
+
+    kind: ClassVar[str] = "version_unloaded"
+    executor: str
+    model: str
+    version: int
+    reason: str = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened:
+    """A queue stream came into being (written to `f:{m}` by the accept script)."""
+
+    kind: ClassVar[str] = "lane_opened"
+    level: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """An executor has settled every request of a batch and its slot is free.
+
+    With `BatchHeader.via_owner`, `replies` holds (endpoint, response record) pairs for the owner to release in order.
+    """
+
+    kind: ClassVar[str] = "batch_finished"
+    executor: str
+    batch_id: str
+    replies: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """An executor gives a batch back unexecuted (it drains, or no longer has the version); not the requests' fault."""
+
+    kind: ClassVar[str] = "batch_returned"
+    executor: str
+    batch_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """A caller no longer wants a request (`id` is 16 bytes)."""
+
+    kind: ClassVar[str] = "request_cancelled"
+    id: bytes
+
+
+Fact = (
+    ProcessJoined
+    | ProcessLeft
+    | RepositoryScanned
+    | ModelRequested
+    | ModelRequestFinished
+    | VersionStateChanged
+    | VersionLoaded
+    | VersionFailed
+    | VersionUnloaded
+    | LaneOpened
+    | BatchFinished
+    | BatchReturned
+    | RequestCancelled
+)
+
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in Fact.__args__}
+_FIELDS: dict[str, tuple[str, ...]] = {kind: tuple(f.name for f in fields(cls)) for kind, cls in _KINDS.items()}
+
+
+def pack_fact(fact: Fact) -> bytes:
+    """The wire form of a fact."""
+    body = {name: getattr(fact, name) for name in _FIELDS[fact.kind]}
+    body["kind"] = fact.kind
+    return bytes(msgpack.packb(body))
+
+
+def unpack_fact(data: Buffer) -> Fact | None:
+    """The fact, or None for a kind of a newer release. Raises `InvalidRecord` for bytes that are no fact."""
+    try:
+        body: dict[str, Any] = msgpack.unpackb(data, use_list=False)
+        cls = _KINDS.get(body["kind"])
+        if cls is None:
+            return None
+        known = _FIELDS[cls.kind]
+        fact: Fact = cls(**{name: value for name, value in body.items() if name in known})
+        return fact
+    except Exception as error:
+        raise InvalidRecord(f"fact cannot be read: {error}") from None

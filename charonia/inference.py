@@ -1,0 +1,56 @@
+"""One inference as every front and every model sees it: what was asked and what was answered.
+
+These are the protocol-neutral forms between `gateway.http` / `gateway.grpc` and `gateway.service`. How they travel
+through the log is `charonia.wire`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .errors import CharoniaError
+from .tensors import Tensor
+
+ParameterValue = str | int | bool | float
+Parameters = dict[str, ParameterValue]
+
+LATEST_VERSION = -1
+"""An empty version in a request: the numerically highest READY one (I1)."""
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """A request before or after admission. Fronts fill it; `gateway.admission` checks it against the model.
+
+    `outputs` are the requested output names in order, empty for all (H12). `parameters` holds custom parameters only
+    (H20); the ones with a meaning of their own have fields here. `priority` 0 means the model's default level (S8);
+    `timeout_us` 0 means none (I11). `deadline_ns` is absolute wall time in ns since the epoch, 0 for none.
+    """
+
+    model: str
+    version: int
+    inputs: list[Tensor]
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: Parameters = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+    deadline_ns: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """The answer to one request. `error` set means the request failed and `outputs` is empty.
+
+    `outputs` are in the order requested, or in the model's order when none were named (H12).
+    """
+
+    model: str
+    version: int
+    outputs: list[Tensor]
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    error: CharoniaError | None = None

@@ -1,0 +1,117 @@
+"""What an operator may set, as values: read once by a composition root and handed on. Parsing flags is `charonia.cli`'s.
+
+Names follow Triton's options (interface section 16) where it has one; defaults are Triton's newest. Precedence: flag >
+environment (`CHARONIA_`) > default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SERVER_NAME = "triton"
+"""The default of `--id` (H4): clients and dashboards look for it."""
+
+SERVER_VERSION = "2.73.0"
+"""The protocol version reported in server metadata: the newest interface this release was checked against."""
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Server metadata's list, in this order (H4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """`url` is redis://, rediss:// or unix://; heartbeats are leases: a process is dead after `heartbeat_ttl_ms`."""
+
+    url: str = ""
+    heartbeat_interval_ms: int = 400
+    heartbeat_ttl_ms: int = 1200
+    gateway_ttl_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
+
+    incarnation: str
+    server_id: str = SERVER_NAME
+    http_address: str = "0.0.0.0"
+    http_port: int = 8000
+    grpc_address: str = "0.0.0.0"
+    grpc_port: int = 8001
+    metrics_address: str = "0.0.0.0"
+    metrics_port: int = 8002
+    metrics_socket: str = ""
+    reuse_http_port: bool = False
+    reuse_grpc_port: bool = False
+    http_max_input_size: int = 67_108_864
+    http_header_forward_pattern: str = ""
+    grpc_header_forward_pattern: str = ""
+    http_restricted_api: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    grpc_restricted_protocol: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: str = ""
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
+    grpc_infer_response_compression_level: str = "none"
+    grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
+    strict_readiness: bool = True
+    exit_timeout_secs: int = 30
+    coalesce_requests: int = 16
+    coalesce_size_bytes: int = 65_536
+    grpc_flush_interval_us: int = 1000
+    max_pending_requests: int = 100_000
+    max_pending_bytes: int = 4 * 1024**3
+    max_pending_per_gateway_bytes: int = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherSettings:
+    """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory."""
+
+    incarnation: str
+    exit_timeout_secs: int = 30
+    prefetch: int = 1
+    window_requests: int = 8192
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSettings:
+    """One executor and the repository it serves. `backend_config` is backend -> key -> value ("" for all backends)."""
+
+    incarnation: str
+    model_repository: tuple[str, ...] = ()
+    pool: str = "default"
+    model_control_mode: str = "none"
+    repository_poll_secs: float = 15.0
+    load_model: tuple[str, ...] = ()
+    exit_on_error: bool = True
+    exit_timeout_secs: int = 30
+    disable_auto_complete_config: bool = False
+    model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
+    model_config_name: str = ""
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: str = ""
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+    hosts_batcher: bool = False

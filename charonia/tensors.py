@@ -1,0 +1,149 @@
+"""A tensor as the interface carries it: name, type, shape and raw little-endian bytes (T2, T3, T6).
+
+Tensors hold views, never copies: `data` may be a memoryview into a received frame. Checks that need a model's
+configuration are in `gateway.admission`; this module knows only what is true of any tensor.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from .datatypes import DataType
+from .errors import InvalidArgument
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_ELEMENTS = 2**63 - 1
+"""Element counts and byte sizes are int64 on the wire (T6)."""
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class Tensor:
+    """`data` is the raw encoding of `shape` elements of `datatype`: row-major, little-endian, no padding (T2, T3)."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    data: Buffer
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def array(self) -> npt.NDArray[np.generic]:
+        """The tensor as a NumPy array of `shape`; a read-only view of `data`, except BYTES, which is an object array."""
+        if self.datatype is DataType.BYTES:
+            elements = np.empty(prod(self.shape), dtype=np.object_)
+            elements[:] = list(split_bytes_elements(self.data))
+            return elements.reshape(self.shape)
+        return np.frombuffer(self.data, dtype=self.datatype.numpy).reshape(self.shape)
+
+    @staticmethod
+    def of(name: str, array: npt.NDArray[np.generic]) -> Tensor:
+        """The tensor of an array (made contiguous if it is not). str and object arrays become BYTES, str as UTF-8."""
+        datatype = DataType.of_numpy(array.dtype)
+        if datatype is DataType.BYTES:
+            return Tensor(name, datatype, tuple(array.shape), join_bytes_elements(array.ravel().tolist()))
+        contiguous = np.ascontiguousarray(array)
+        if contiguous.dtype != datatype.numpy:
+            contiguous = contiguous.astype(datatype.numpy)
+        flat = contiguous.reshape(-1)
+        if datatype is DataType.BF16:  # ml_dtypes has no buffer protocol
+            flat = flat.view(np.uint16)
+        return Tensor(name, datatype, tuple(array.shape), flat.data.cast("B") if flat.size else b"")
+
+
+def element_count(name: str, shape: Sequence[int]) -> int:
+    """The product of `shape`. Raises `InvalidArgument` for a negative dimension or an int64 overflow (T6)."""
+    count = 1
+    for dim in shape:
+        if dim < 0:
+            raise InvalidArgument(
+                f"invalid shape for input '{name}': shape {shape_text(shape)} contains one or more invalid dimensions"
+            )
+        count *= dim
+    # checked after the loop so that a zero dimension is legal whatever stands beside it
+    if count > MAX_ELEMENTS:
+        raise InvalidArgument(
+            f"shape {shape_text(shape)} for input '{name}' causes total element count to exceed maximum size of "
+            f"{MAX_ELEMENTS}"
+        )
+    return count
+
+
+def expected_size_bytes(name: str, datatype: DataType, shape: Sequence[int]) -> int:
+    """Bytes of a fixed-size tensor of `shape`. Raises `InvalidArgument` on overflow (T6). Not for BYTES."""
+    count = element_count(name, shape)
+    size = count * datatype.size_bytes
+    if size > MAX_ELEMENTS:
+        raise InvalidArgument(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size "
+            f"({datatype.size_bytes}) exceeds maximum allowed size ({MAX_ELEMENTS})"
+        )
+    return size
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """`[-1,16]`, as messages print shapes."""
+    return "[" + ",".join(str(dim) for dim in shape) + "]"
+
+
+def join_bytes_elements(elements: Iterable[object]) -> bytes:
+    """The raw encoding of BYTES elements (T3). bytes-like as they are, str as UTF-8, anything else as `str(x)`."""
+    parts: list[bytes] = []
+    for element in elements:
+        if isinstance(element, (bytes, bytearray, memoryview)):
+            body = bytes(element)
+        else:
+            body = str(element).encode()
+        parts.append(_LENGTH.pack(len(body)))
+        parts.append(body)
+    return b"".join(parts)
+
+
+def split_bytes_elements(data: Buffer) -> Iterable[bytes]:
+    """The elements of a valid raw BYTES encoding. Check hostile data with `check_bytes_elements` first."""
+    view = memoryview(data)
+    at, end = 0, len(view)
+    while at < end:
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += 4
+        yield bytes(view[at : at + length])
+        at += length
+
+
+def check_bytes_elements(data: Buffer, expected: int, *, name: str, model: str) -> None:
+    """Raise T3's `InvalidArgument` unless `data` is the raw encoding of exactly `expected` BYTES elements."""
+    where = f"for inference input '{name}' for model '{model}'"
+    view = memoryview(data)
+    at, end, count = 0, len(view), 0
+    while at < end:
+        if count >= expected:
+            # counting on would let a hostile body keep us busy; one more than expected is enough to refuse
+            raise InvalidArgument(f"unexpected number of string elements {count + 1} {where}, expecting {expected}")
+        if end - at < 4:
+            raise InvalidArgument(
+                f"incomplete string length indicator {where}, expecting 4 bytes but only {end - at} bytes available. "
+                "Please make sure the string length indicator is in one buffer."
+            )
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += 4
+        if length > end - at:
+            raise InvalidArgument(
+                f"incomplete string data {where}, expecting string of length {length} but only {end - at} bytes "
+                "available. Please make sure the string length is in one buffer."
+            )
+        at += length
+        count += 1
+    if count != expected:
+        raise InvalidArgument(
+            f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
+        )

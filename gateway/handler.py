@@ -1,0 +1,146 @@
+"""The one interface behind every front: what HTTP and gRPC call, in protocol-neutral forms. Implemented by `gateway.service`.
+
+Fronts translate and do nothing else: no front knows the log, no handler knows a protocol. Errors are
+`charonia.errors.CharoniaError`, each front maps the code (E1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from charonia.inference import InferenceRequest, InferenceResponse
+
+if TYPE_CHECKING:
+    from charonia.models.interface import ModelInterface
+    from protos.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """H4 / G3."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """One input or output as metadata shows it: `shape` has the leading -1 of a batching model (H5)."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """H5 / G3. `versions` are all READY versions, ascending, as strings."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIndexEntry:
+    """One row of the repository index (H40); a model that was never loaded has only a name."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Cumulative count and nanoseconds (X8)."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Executions of one total batch size (X3)."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """X1, X2: one loaded version, cluster-wide. `last_inference_ms` is ms since the epoch, 0 for never."""
+
+    name: str
+    version: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    cache_hit: Duration = Duration()
+    cache_miss: Duration = Duration()
+    batches: tuple[BatchStatistics, ...] = ()
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """What a front needs of one READY version to read a request: its typed view and the label lines of its outputs."""
+
+    interface: ModelInterface
+    version: int
+    labels: dict[str, list[str]]
+
+
+class Handler(Protocol):
+    """The gateway's use cases. `version` arguments are the digits of the URL or message, "" for the highest READY one.
+
+    Version strings that are no positive integer raise E6's `InvalidArgument`; unknown models and versions raise E5's
+    errors (statistics have their own texts, E5).
+    """
+
+    def live(self) -> bool: ...
+
+    def ready(self) -> bool:
+        """Server readiness (R40), false while starting, draining or cut off from the log."""
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """H3 / G2: never raises for an unknown model."""
+
+    def server_metadata(self) -> ServerMetadata: ...
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata: ...
+
+    def model_config(self, name: str, version: str) -> ModelConfig:
+        """The normalised configuration (H6); JSON form by `charonia.models.config.to_json`."""
+
+    def served_model(self, name: str, version: str) -> ServedModel:
+        """The version an inference with this name and version would use. Raises E5's errors."""
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Admit, queue and await one inference. A failed inference raises its error; the response has no `error`.
+
+        Cancelling the awaiting task cancels the request (I10, H25, G26). Only requested outputs come back, in order.
+        """
+
+    async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Cluster-wide; `name` "" for all models (H7)."""
+
+    def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]: ...
+
+    async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+        """Returns when the model is ready; `files` maps "<version>/<path>" to content (H41, R20-R25)."""
+
+    async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
+        """Returns at once, the unload goes on (H42)."""
