@@ -126,6 +126,10 @@ class StartupError(Exception):
     """A service cannot start: one clear sentence for stderr and a non-zero exit, never a traceback."""
 
 
+class InvalidRecord(Exception):
+    """Bytes in the log that are no record of a version this process knows: quarantined by the reader, never a crash."""
+
+
 _TITLES = {
     ErrorCode.UNKNOWN: "Unknown",
     ErrorCode.INTERNAL: "Internal",

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import msgpack
 
+from .errors import InvalidRecord
 from .tensors import Buffer
-from .wire import InvalidRecord
 
 FIELD_FACT = b"e"
 

@@ -25,6 +25,7 @@ import msgpack
 
 from .datatypes import DataType
 from .errors import CharoniaError
+from .errors import InvalidRecord as InvalidRecord
 from .inference import Parameters
 from .tensors import Buffer, Tensor
 
@@ -45,10 +46,6 @@ _META_CACHE_LIMIT = 4096
 """Distinct tensor signatures a process remembers; past it the cache starts anew: hostile variety costs only time."""
 
 MAX_CLIENT_ID_BYTES = 65535
-
-
-class InvalidRecord(Exception):
-    """Bytes in the log that are no record of a version this process knows."""
 
 
 @dataclass(frozen=True, slots=True)
