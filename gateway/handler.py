@@ -1,4 +1,4 @@
-"""The one interface behind every front: what HTTP and gRPC call, in protocol-neutral forms. Implemented by `gateway.service`.
+"""The one interface behind every front: what HTTP and gRPC call, protocol-neutral; `gateway.service` implements it.
 
 Fronts translate and do nothing else: no front knows the log, no handler knows a protocol. Errors are
 `charonia.errors.CharoniaError`, each front maps the code (E1).
@@ -128,10 +128,12 @@ class Handler(Protocol):
     def served_model(self, name: str, version: str) -> ServedModel:
         """The version an inference with this name and version would use. Raises E5's errors."""
 
-    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
         """Admit, queue and await one inference. A failed inference raises its error; the response has no `error`.
 
         Cancelling the awaiting task cancels the request (I10, H25, G26). Only requested outputs come back, in order.
+        A front that delivers one call at a time passes `flush_interval_s` > 0, so that its requests still share log
+        entries (design section 2, "Coalesce").
         """
 
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:

@@ -1,0 +1,125 @@
+"""Follows `ctl` into a `Catalog` and watches the heartbeats of the processes it names.
+
+Any process that runs a `ControlPlane` may be the one to notice a death; it then writes `ProcessLeft(lost)`. Several may
+write it: folding it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from charonia import keys
+from charonia.errors import CharoniaError, InvalidRecord
+from charonia.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
+from charonia.models.catalog import Catalog
+
+from .port import Entry, EventLog
+
+_log = logging.getLogger(__name__)
+
+
+def facts_of(entry: Entry) -> list[Fact]:
+    """The facts an entry carries; unreadable ones and those of newer releases are skipped and logged."""
+    found: list[Fact] = []
+    fields = entry.fields
+    for i in range(0, len(fields) - 1, 2):
+        if bytes(fields[i]) != FIELD_FACT:
+            continue
+        try:
+            fact = unpack_fact(fields[i + 1])
+        except InvalidRecord as error:
+            _log.error("skipped an unreadable fact in entry %s: %s", entry.id.decode(errors="replace"), error)
+            continue
+        if fact is not None:
+            found.append(fact)
+    return found
+
+
+class ControlPlane:
+    """One per gateway and batcher. `catalog` is current once `start` has returned."""
+
+    def __init__(self, log: EventLog, *, check_interval_ms: int, incarnation: str) -> None:
+        self.log = log
+        self.catalog = Catalog()
+        self.log_up = True
+        self.on_log_state: list[Callable[[bool], None]] = []
+        self._incarnation = incarnation
+        self._interval_s = check_interval_ms / 1000
+        self._reader = log.reader()
+        self._task: asyncio.Task[None] | None = None
+        self._suspects: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Fold everything written so far, then follow."""
+        after = b"0-0"
+        while entries := await self.log.range(keys.CONTROL, after):
+            for entry in entries:
+                for fact in facts_of(entry):
+                    self.catalog.apply(fact)
+            after = entries[-1].id
+        self._reader.start(self._on_entries, self._on_state)
+        self._reader.add(keys.CONTROL, after)
+        self._task = asyncio.create_task(self._watch(), name="liveness watch")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._reader.close()
+
+    async def announce(self, fact: Fact) -> None:
+        """Write one control fact."""
+        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+    async def changed(self) -> None:
+        """Wait until the next control fact has been folded."""
+        await self._changed.wait()
+
+    def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
+        for entry in entries:
+            for fact in facts_of(entry):
+                try:
+                    self.catalog.apply(fact)
+                except Exception:
+                    _log.exception("control fact %r could not be folded", type(fact).__name__)
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+
+    def _on_state(self, up: bool) -> None:
+        self.log_up = up
+        self._suspects.clear()
+        for listener in self.on_log_state:
+            listener(up)
+
+    async def _watch(self) -> None:
+        """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self._check()
+            except CharoniaError:
+                self._suspects.clear()
+            except Exception:
+                _log.exception("liveness check failed")
+
+    async def _check(self) -> None:
+        watched = [p for p in self.catalog.processes.values() if p.incarnation != self._incarnation]
+        by_role: dict[str, list[str]] = {}
+        for process in watched:
+            by_role.setdefault(process.role, []).append(process.incarnation)
+        for role, incarnations in by_role.items():
+            alive = await self.log.alive(role, incarnations)
+            for incarnation, is_alive in zip(incarnations, alive, strict=True):
+                if is_alive:
+                    self._suspects.pop(incarnation, None)
+                    continue
+                seen = self._suspects[incarnation] = self._suspects.get(incarnation, 0) + 1
+                if seen >= 2:
+                    del self._suspects[incarnation]
+                    _log.warning("%s %s is lost: its heartbeat ended", role, incarnation)
+                    await self.announce(ProcessLeft(role, incarnation, "lost"))

@@ -1,0 +1,203 @@
+"""Checks a request against the model it names before anything enters the log (I1-I4, T3, T6-T8). Pure.
+
+What passes here is safe to put into a batch: every tensor's bytes match its shape, every shape matches the model's.
+Requests of a signature seen before pass with one dictionary look-up (and a scan of BYTES length prefixes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.inference import InferenceRequest
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
+from charonia.wire import RequestMeta, batch_signature, request_meta
+
+UNKNOWN_ID = "<id_unknown>"
+
+_SIGNATURES_REMEMBERED = 4096
+
+_BATCH_HINT = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+def request_prefix(request_id: str) -> str:
+    """E10: what request-scoped messages begin with."""
+    return f"[request id: {request_id or UNKNOWN_ID}] "
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a checked request needs on its way: its cached meta, rows and batch signature, and its priority level."""
+
+    meta: RequestMeta
+    rows: int
+    signature: int
+    bytes_inputs: tuple[tuple[int, int], ...]
+    """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
+
+
+class Admission:
+    """The gate of one incarnation of a model version."""
+
+    def __init__(self, interface: ModelInterface, version: int, content_hash: str) -> None:
+        self._interface = interface
+        self._version = version
+        self._content_hash = content_hash
+        self._known: dict[Any, Admitted] = {}
+
+    def admit(self, request: InferenceRequest) -> Admitted:
+        """Raises `InvalidArgument` with the interface's text; the first failure in I2's order wins."""
+        inputs = request.inputs
+        parameters = request.parameters
+        key = (
+            tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in inputs]),
+            request.outputs,
+            tuple(parameters.items()) if parameters else None,
+        )
+        admitted = self._known.get(key)
+        if admitted is None:
+            admitted = self._check(request)
+            if len(self._known) >= _SIGNATURES_REMEMBERED:
+                self._known.clear()
+            # 1, 1.0 and True are one dictionary key but not one parameter: such requests are checked each time
+            if not parameters or all(isinstance(value, str) for value in parameters.values()):
+                self._known[key] = admitted
+        if admitted.bytes_inputs:
+            try:
+                for position, expected in admitted.bytes_inputs:
+                    tensor = inputs[position]
+                    check_bytes_elements(tensor.data, expected, name=tensor.name, model=self._interface.name)
+            except InvalidArgument as error:
+                raise InvalidArgument(request_prefix(request.id) + error.message) from None
+        return admitted
+
+    def level(self, priority: int) -> int:
+        """The queue level of a request's `priority` parameter (S8); 0 for models without levels."""
+        batching = self._interface.dynamic_batching
+        if batching is None or batching.priority_levels == 0:
+            return 0
+        if priority == 0:
+            return batching.default_priority_level
+        return min(priority, batching.priority_levels)
+
+    def _check(self, request: InferenceRequest) -> Admitted:
+        interface = self._interface
+        self._check_names(request)
+        try:
+            rows = self._check_tensors(request.inputs)
+        except InvalidArgument as error:
+            raise InvalidArgument(request_prefix(request.id) + error.message) from None
+        self._check_outputs(request)
+        meta = request_meta(self._version, self._content_hash, request.inputs, request.outputs, request.parameters)
+        batching = interface.max_batch_size > 0
+        signature = batch_signature(
+            self._version,
+            [
+                (t.name, () if interface.inputs[t.name].allow_ragged_batch else t.shape[1:] if batching else t.shape)
+                for t in request.inputs
+            ],
+        )
+        bytes_inputs = tuple(
+            (position, element_count(t.name, t.shape))
+            for position, t in enumerate(request.inputs)
+            if t.datatype is DataType.BYTES
+        )
+        return Admitted(meta, rows, signature, bytes_inputs)
+
+    def _check_names(self, request: InferenceRequest) -> None:
+        interface = self._interface
+        model = interface.name
+        seen: set[str] = set()
+        for tensor in request.inputs:
+            if tensor.name in seen:
+                raise InvalidArgument(f"{request_prefix(request.id)}input '{tensor.name}' already exists in request")
+            seen.add(tensor.name)
+        for tensor in request.inputs:
+            if tensor.name not in interface.inputs:
+                raise InvalidArgument(f"unexpected inference input '{tensor.name}' for model '{model}'")
+        missing = interface.required_inputs - seen
+        if not missing:
+            return
+        required, total = len(interface.required_inputs), len(interface.inputs)
+        expected = (
+            f"expected {total} inputs"
+            if required == total
+            else f"expected number of inputs between {required} and {total}"
+        )
+        raise InvalidArgument(
+            f"{request_prefix(request.id)}{expected} but got {len(seen)} inputs for model '{model}'. Got input(s) "
+            f"[{_names(seen)}], but missing required input(s) [{_names(missing)}]. Please provide all required "
+            "input(s)."
+        )
+
+    def _check_tensors(self, inputs: list[Tensor]) -> int:
+        interface = self._interface
+        model = interface.name
+        rows = 0
+        for tensor in inputs:
+            spec = interface.inputs[tensor.name]
+            if tensor.datatype is not spec.datatype:
+                raise InvalidArgument(
+                    f"inference input '{tensor.name}' data-type is '{tensor.datatype.value}', but model '{model}' "
+                    f"expects '{spec.datatype.value}'"
+                )
+            element_count(tensor.name, tensor.shape)
+            if interface.max_batch_size > 0:
+                if not tensor.shape:
+                    raise InvalidArgument(
+                        f"input '{tensor.name}' has no shape but model requires batch dimension for '{model}'"
+                    )
+                self._check_dims(tensor, spec, tensor.shape[1:])
+                if rows and tensor.shape[0] != rows:
+                    raise InvalidArgument(f"input '{tensor.name}' batch size does not match other inputs for '{model}'")
+                rows = tensor.shape[0]
+                if not 1 <= rows <= interface.max_batch_size:
+                    raise InvalidArgument(
+                        f"inference request batch-size must be <= {interface.max_batch_size} for '{model}'"
+                        if rows
+                        else f"inference request batch-size must be >= 1 for '{model}'"
+                    )
+            else:
+                self._check_dims(tensor, spec, tensor.shape)
+            if tensor.datatype is not DataType.BYTES:
+                expected = expected_size_bytes(tensor.name, tensor.datatype, tensor.shape)
+                if len(tensor.data) != expected:
+                    raise InvalidArgument(
+                        f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, "
+                        f"got {len(tensor.data)}"
+                    )
+        return rows or 1
+
+    def _check_dims(self, tensor: Tensor, spec: TensorSpec, dims: tuple[int, ...]) -> None:
+        matches = len(dims) == len(spec.dims) and all(
+            want in (-1, got) for want, got in zip(spec.dims, dims, strict=True)
+        )
+        if matches:
+            return
+        batching = self._interface.max_batch_size > 0
+        expected = (-1, *spec.dims) if batching else spec.dims
+        hint = " " + _BATCH_HINT if batching else ""
+        raise InvalidArgument(
+            f"unexpected shape for input '{tensor.name}' for model '{self._interface.name}'. Expected "
+            f"{shape_text(expected)}, got {shape_text(tensor.shape)}.{hint}"
+        )
+
+    def _check_outputs(self, request: InferenceRequest) -> None:
+        seen: set[str] = set()
+        for name in request.outputs:
+            if name not in self._interface.outputs:
+                raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._interface.name}'")
+            if name in seen:
+                raise InvalidArgument(f"output '{name}' already exists in request")
+            seen.add(name)
+
+
+def _names(names: set[str] | frozenset[str]) -> str:
+    return ",".join(f"'{name}'" for name in sorted(names))

@@ -1,0 +1,133 @@
+"""Joins requests of one queue into shared log entries (design section 2, "Coalesce").
+
+The first request of a quiet queue leaves at the end of the loop tick; while an append is outstanding the next ones
+wait and join. Behind a front that delivers one call at a time flushes are limited by rate instead. An entry never
+mixes model, level or lane; all-or-none is the log's promise for an entry, so an entry refused for its bound is split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from charonia.errors import CharoniaError, InternalError, ResourceExhausted
+from charonia.eventlog.port import EventLog, Limits
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_RECORD
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One packed request on its way into the log; `failed` is called with the reason when it was not accepted."""
+
+    id: bytes
+    record: bytes
+    size_bytes: int
+    failed: Callable[[CharoniaError], None]
+    withdrawn: bool = False
+
+
+@dataclass(slots=True)
+class AppendCounts:
+    """Requests and entries appended: their quotient is the coalescing that the bench gates."""
+
+    requests: int = 0
+    entries: int = 0
+
+
+class Coalescer:
+    """One queue's door (model, level, lane)."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        model: str,
+        level: int,
+        *,
+        limits: Limits,
+        max_requests: int,
+        max_size_bytes: int,
+        counts: AppendCounts,
+    ) -> None:
+        self._log = log
+        self._model = model
+        self._level = level
+        self._limits = limits
+        self._counts = counts
+        self._waiting: list[Outgoing] = []
+        self._outstanding = 0
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._last_flush_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.max_requests = max_requests
+        self._max_size_bytes = max_size_bytes
+
+    def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
+        """Take one request; it leaves with this tick, with the next append, or after `min_interval_s` at the latest."""
+        self._waiting.append(outgoing)
+        if self._scheduled or (self._outstanding and not min_interval_s):
+            return
+        self._scheduled = True
+        wait_s = self._last_flush_s + min_interval_s - self._loop.time() if min_interval_s else 0.0
+        if wait_s > 0 and len(self._waiting) < self.max_requests:
+            self._loop.call_later(wait_s, self._flush)
+        else:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        self._last_flush_s = self._loop.time()
+        waiting, self._waiting = self._waiting, []
+        entry: list[Outgoing] = []
+        size = 0
+        for outgoing in waiting:
+            if outgoing.withdrawn:
+                continue
+            if entry and (len(entry) >= self.max_requests or size + outgoing.size_bytes > self._max_size_bytes):
+                self._append(entry)
+                entry, size = [], 0
+            entry.append(outgoing)
+            size += outgoing.size_bytes
+        if entry:
+            self._append(entry)
+
+    def _append(self, entry: list[Outgoing]) -> None:
+        self._outstanding += 1
+        task = self._loop.create_task(self._accept(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, entry: list[Outgoing]) -> None:
+        try:
+            await self._accept_or_split(entry)
+        finally:
+            self._outstanding -= 1
+            if self._waiting and not self._scheduled and not self._outstanding:
+                self._flush()
+
+    async def _accept_or_split(self, entry: list[Outgoing]) -> None:
+        fields: list[Buffer] = []
+        for outgoing in entry:
+            fields.append(FIELD_RECORD)
+            fields.append(outgoing.record)
+        try:
+            await self._log.accept(
+                self._model, self._level, 0, [(o.id, o.size_bytes) for o in entry], fields, self._limits
+            )
+            self._counts.entries += 1
+            self._counts.requests += len(entry)
+        except ResourceExhausted as error:
+            if len(entry) == 1:
+                entry[0].failed(error)
+                return
+            half = len(entry) // 2
+            await self._accept_or_split(entry[:half])
+            await self._accept_or_split(entry[half:])
+        except CharoniaError as error:
+            for outgoing in entry:
+                outgoing.failed(error)
+        except Exception as error:
+            for outgoing in entry:
+                outgoing.failed(InternalError(f"request could not be written to the log: {error}"))

@@ -1,0 +1,225 @@
+"""A request's way into the log and its answer's way back: the pending map of one gateway (design section 2).
+
+The pending map is the single place where a synchronous request gets its one visible outcome: whoever takes a request
+out of it first (a reply, an error, the caller's cancellation) decides; later replies find nothing and are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InvalidRecord, LogUnavailable, ResourceExhausted
+from charonia.eventlog.port import Entry, EventLog, Limits
+from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
+from charonia.inference import InferenceRequest
+from charonia.models.catalog import ServedVersion
+from charonia.settings import GatewaySettings
+from charonia.wire import FIELD_RECORD, ResponseRecord, pack_request, unpack_response
+
+from .admission import Admission, Admitted
+from .coalescing import AppendCounts, Coalescer, Outgoing
+
+_log = logging.getLogger(__name__)
+
+OUTCOME_UNKNOWN = "the event log was lost while the request was in flight: its outcome is unknown"
+_RECHECK_S = 0.5
+
+
+class _Pending:
+    """One caller waiting; `model` tells where to ask and to cancel."""
+
+    __slots__ = ("future", "model", "outgoing", "size_bytes")
+
+    def __init__(self, model: str, size_bytes: int, future: asyncio.Future[ResponseRecord]) -> None:
+        self.model = model
+        self.size_bytes = size_bytes
+        self.future = future
+        self.outgoing: Outgoing | None = None
+
+
+class _Ids:
+    """Unguessable 128-bit request ids, drawn from the system 256 at a time: one system call less per request."""
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._at = 0
+
+    def next(self) -> bytes:
+        if self._at >= len(self._block):
+            self._block = os.urandom(16 * 256)
+            self._at = 0
+        at = self._at
+        self._at = at + 16
+        return self._block[at : at + 16]
+
+
+class DataPlane:
+    """Sends admitted requests and awaits their replies. One per gateway."""
+
+    def __init__(self, log: EventLog, settings: GatewaySettings) -> None:
+        self._log = log
+        self._settings = settings
+        self._endpoint = settings.incarnation.encode()
+        self._stream = keys.replies(settings.incarnation)
+        self._limits = Limits(settings.max_pending_requests, settings.max_pending_bytes)
+        self._reader = log.reader()
+        self._pending: dict[bytes, _Pending] = {}
+        self._pending_size_bytes = 0
+        self._coalescers: dict[tuple[str, int], Coalescer] = {}
+        self._ids = _Ids()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.counts = AppendCounts()
+        self.duplicates = 0
+
+    async def start(self) -> None:
+        self._reader.start(self._on_replies, self._on_log_state)
+        self._reader.add(self._stream, consume=True)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self._reader.close()
+        with contextlib.suppress(CharoniaError):
+            await self._log.delete_stream(self._stream)
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is pending (drain)."""
+        await self._idle.wait()
+
+    @property
+    def pending_requests(self) -> int:
+        return len(self._pending)
+
+    async def infer(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        admission: Admission,
+        served: ServedVersion,
+        min_interval_s: float,
+    ) -> ResponseRecord:
+        """Record the request and await its response record. Cancelling the caller cancels the request.
+
+        `min_interval_s` > 0 limits this queue's flushes by rate. Raises `LogUnavailable`, `ResourceExhausted`.
+        """
+        data = [t.data for t in request.inputs]
+        request_id = self._ids.next()
+        level = admission.level(request.priority)
+        record = pack_request(
+            request_id,
+            self._endpoint,
+            request.id.encode() if request.id else b"",
+            admitted.meta,
+            data,
+            rows=admitted.rows,
+            signature=admitted.signature,
+            level=level,
+            accepted_ns=wall_ns(),
+            deadline_ns=request.deadline_ns,
+            timeout_us=request.timeout_us,
+        )
+        size = len(record)
+        if self._pending_size_bytes + size > self._settings.max_pending_per_gateway_bytes:
+            raise ResourceExhausted(
+                f"this gateway holds {self._pending_size_bytes} bytes of unanswered requests, its bound is "
+                f"{self._settings.max_pending_per_gateway_bytes}; retry later"
+            )
+        future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
+        pending = _Pending(request.model, size, future)
+        self._pending[request_id] = pending
+        self._pending_size_bytes += size
+        self._idle.clear()
+
+        def failed(error: CharoniaError) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        outgoing = Outgoing(request_id, record, size, failed)
+        self._coalescer(served, level).submit(outgoing, min_interval_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            outgoing.withdrawn = True
+            if request_id in self._pending:
+                self._cancel(request.model, request_id)
+            raise
+        finally:
+            if self._pending.pop(request_id, None) is not None:
+                self._pending_size_bytes -= size
+            if not self._pending:
+                self._idle.set()
+
+    def _coalescer(self, served: ServedVersion, level: int) -> Coalescer:
+        key = (served.model, level)
+        found = self._coalescers.get(key)
+        most = max(1, min(self._settings.coalesce_requests, served.interface.max_batch_size // 2))
+        if found is None:
+            if len(self._coalescers) > 10_000:  # hostile variety of levels; idle ones hold nothing
+                self._coalescers.clear()
+            found = self._coalescers[key] = Coalescer(
+                self._log,
+                served.model,
+                level,
+                limits=self._limits,
+                max_requests=most,
+                max_size_bytes=self._settings.coalesce_size_bytes,
+                counts=self.counts,
+            )
+        found.max_requests = most
+        return found
+
+    def _cancel(self, model: str, request_id: bytes) -> None:
+        async def tell_owner() -> None:
+            with contextlib.suppress(CharoniaError):
+                await self._log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
+
+        self._spawn(tell_owner())
+
+    def _on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
+        pending = self._pending
+        for entry in entries:
+            fields = entry.fields
+            for i in range(1, len(fields), 2):
+                if bytes(fields[i - 1]) != FIELD_RECORD:
+                    continue
+                try:
+                    response = unpack_response(fields[i])
+                except InvalidRecord as error:
+                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
+                    continue
+                waiter = pending.get(response.id)
+                if waiter is None or waiter.future.done():
+                    self.duplicates += 1
+                    continue
+                waiter.future.set_result(response)
+
+    def _on_log_state(self, up: bool) -> None:
+        if up and self._pending:
+            self._spawn(self._recheck({**self._pending}))
+
+    async def _recheck(self, suspects: dict[bytes, _Pending]) -> None:
+        """The log is back: requests it does not know and whose reply does not come were lost with it."""
+        try:
+            lost: list[_Pending] = []
+            for model in {p.model for p in suspects.values()}:
+                ids = [i for i, p in suspects.items() if p.model == model]
+                attempts = await self._log.unsettled(model, ids)
+                lost += [suspects[i] for i, attempt in zip(ids, attempts, strict=True) if attempt < 0]
+            await asyncio.sleep(_RECHECK_S)  # a settled request's reply is in our stream already, read it first
+            for waiter in lost:
+                if not waiter.future.done():
+                    waiter.future.set_exception(LogUnavailable(OUTCOME_UNKNOWN))
+        except CharoniaError:
+            return  # down again: the next `up` starts a new check
+
+    def _spawn(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

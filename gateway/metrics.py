@@ -1,0 +1,102 @@
+"""What this gateway did, for Prometheus (M1, M3): plain counters on the request path, families only when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from charonia.errors import CharoniaError, ErrorCode
+from charonia.models.catalog import Catalog
+
+from .dataplane import DataPlane
+from .statistics import FAILURE_REASONS
+
+_REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
+
+
+class RequestCounts:
+    """One model version's counts: successes, their duration in ns, failures by reason."""
+
+    __slots__ = ("duration_ns", "failures", "success")
+
+    def __init__(self) -> None:
+        self.success = 0
+        self.duration_ns = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+
+
+def failure_reason(error: CharoniaError, *, executed: bool) -> str:
+    """M1's reason label of a failed request."""
+    if error.code is ErrorCode.CANCELLED:
+        return "CANCELED"
+    if error.code in _REJECTED_CODES:
+        return "REJECTED"
+    return "BACKEND" if executed else "OTHER"
+
+
+class GatewayMetrics(Collector):
+    """Counts by (model, version) and renders them; families of every served model exist from load on."""
+
+    def __init__(self, catalog: Catalog, dataplane: DataPlane) -> None:
+        self._catalog = catalog
+        self._dataplane = dataplane
+        self._counts: dict[tuple[str, int], RequestCounts] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def counts(self, model: str, version: int) -> RequestCounts:
+        found = self._counts.get((model, version))
+        if found is None:
+            found = self._counts[(model, version)] = RequestCounts()
+        return found
+
+    def render(self) -> bytes:
+        """The text exposition 0.0.4 of this process."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        names = ["model", "version"]
+        success = CounterMetricFamily(
+            "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=names
+        )
+        failure = CounterMetricFamily(
+            "nv_inference_request_failure",
+            "Number of failed inference requests, all batch sizes",
+            labels=[*names, "reason"],
+        )
+        duration = CounterMetricFamily(
+            "nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", labels=names
+        )
+        served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.served(m)]
+        for gone in self._counts.keys() - set(served):
+            del self._counts[gone]
+        for model, version in served:
+            counts = self.counts(model, version)
+            labels = [model, str(version)]
+            success.add_metric(labels, counts.success)
+            duration.add_metric(labels, counts.duration_ns // 1000)
+            for reason, count in counts.failures.items():
+                failure.add_metric([*labels, reason], count)
+        yield success
+        yield failure
+        yield duration
+        appended = self._dataplane.counts
+        yield CounterMetricFamily(
+            "charonia_log_requests_appended", "Requests this gateway wrote to the log", value=appended.requests
+        )
+        yield CounterMetricFamily(
+            "charonia_log_entries_appended", "Log entries that carried them", value=appended.entries
+        )
+        yield CounterMetricFamily(
+            "charonia_duplicate_replies",
+            "Replies to requests that had their outcome already",
+            value=self._dataplane.duplicates,
+        )
+        yield GaugeMetricFamily(
+            "charonia_gateway_pending_requests",
+            "Requests of this gateway that wait for their reply",
+            value=self._dataplane.pending_requests,
+        )

@@ -1,0 +1,237 @@
+"""The gateway's use cases: implements `gateway.handler.Handler` over the catalog and the log.
+
+Joins admission, data plane, control plane and statistics; holds no protocol and no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+from charonia import keys
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.port import EventLog
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
+from charonia.models.catalog import ServedVersion
+from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+
+from .admission import Admission
+from .controlplane import ModelControl
+from .dataplane import DataPlane
+from .handler import (
+    ModelIndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    ServedModel,
+    ServerMetadata,
+    TensorMetadata,
+)
+from .metrics import GatewayMetrics, failure_reason
+from .statistics import model_statistics
+
+if TYPE_CHECKING:
+    from protos.model_config_pb2 import ModelConfig
+
+SERVER_EXITING = "Server exiting"
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_FAILURE_FLUSH_S = 0.2
+
+
+def parse_version(version: str) -> int:
+    """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`."""
+    if version in ("", "-1"):
+        return LATEST_VERSION
+    if not _DIGITS.fullmatch(version):
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{version}' (details: not a number), version "
+            "should be an integral value > 0"
+        )
+    number = int(version)
+    if number < 1:
+        raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
+    return number
+
+
+class GatewayService:
+    """One gateway's handler. `start` first, then `begin_drain`, `drained` and `close` at the end."""
+
+    def __init__(self, log: EventLog, control: ControlPlane, settings: GatewaySettings) -> None:
+        self._log = log
+        self._control = control
+        self._catalog = control.catalog
+        self._settings = settings
+        self._dataplane = DataPlane(log, settings)
+        self._model_control = ModelControl(control)
+        self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
+        self._draining = False
+        self._refused: dict[bytes, dict[str, int]] = {}
+        self._refused_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics = GatewayMetrics(self._catalog, self._dataplane)
+
+    async def start(self) -> None:
+        await self._dataplane.start()
+
+    def begin_drain(self) -> None:
+        """From now on readiness is false and new work is refused (R41)."""
+        self._draining = True
+
+    async def drained(self) -> None:
+        """Returns when no request is pending any more."""
+        await self._dataplane.wait_idle()
+
+    async def close(self) -> None:
+        with contextlib.suppress(CharoniaError):
+            await self._flush_refused()
+        await self._dataplane.close()
+
+    # -- health and metadata ------------------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        if self._draining or not self._control.log_up or not self._catalog.started():
+            return False
+        return not self._settings.strict_readiness or self._catalog.all_ready()
+
+    def model_ready(self, name: str, version: str) -> bool:
+        if self._draining or not self._control.log_up:
+            return False
+        return self._catalog.is_ready(name, parse_version(version))
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata(self._settings.server_id, SERVER_VERSION, EXTENSIONS)
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        served = self._find(name, version)
+        interface = served.interface
+        inputs, outputs = (
+            tuple(TensorMetadata(s.name, s.datatype.value, interface.client_shape(s)) for s in specs.values())
+            for specs in (interface.inputs, interface.outputs)
+        )
+        versions = tuple(str(number) for number in self._catalog.served(name))
+        return ModelMetadata(name, versions, interface.platform or interface.backend, inputs, outputs)
+
+    def model_config(self, name: str, version: str) -> ModelConfig:
+        return self._find(name, version).config
+
+    def served_model(self, name: str, version: str) -> ServedModel:
+        served = self._find(name, version)
+        return ServedModel(served.interface, served.version, served.labels)
+
+    def _find(self, name: str, version: str) -> ServedVersion:
+        return self._catalog.find(name, parse_version(version))
+
+    # -- inference ----------------------------------------------------------------------------------------------------
+
+    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
+        if self._draining:
+            raise Unavailable(SERVER_EXITING)
+        started_ns = monotonic_ns()
+        served = self._catalog.find(request.model, request.version)
+        counts = self.metrics.counts(served.model, served.version)
+        admission = self._admission(served)
+        try:
+            admitted = admission.admit(request)
+        except CharoniaError as error:
+            counts.failures[failure_reason(error, executed=False)] += 1
+            self._count_refused(served, monotonic_ns() - started_ns)
+            raise
+        try:
+            record = await self._dataplane.infer(request, admitted, admission, served, flush_interval_s)
+        except CharoniaError as error:
+            counts.failures[failure_reason(error, executed=False)] += 1
+            raise
+        except asyncio.CancelledError:
+            counts.failures["CANCELED"] += 1
+            raise
+        if record.error is not None:
+            counts.failures[failure_reason(record.error, executed=True)] += 1
+            raise record.error
+        counts.success += 1
+        counts.duration_ns += monotonic_ns() - started_ns
+        outputs = record.outputs
+        if request.outputs and len(outputs) > 1:
+            by_name = {t.name: t for t in outputs}
+            outputs = [by_name[name] for name in request.outputs if name in by_name]
+        return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
+
+    def _admission(self, served: ServedVersion) -> Admission:
+        key = (served.model, served.version)
+        known = self._admissions.get(key)
+        if known is not None and known[0] == served.content_hash:
+            return known[1]
+        admission = Admission(served.interface, served.version, served.content_hash)
+        self._admissions[key] = (served.content_hash, admission)
+        return admission
+
+    def _count_refused(self, served: ServedVersion, duration_ns: int) -> None:
+        """X4: refused requests of a resolved model are failures; gathered, so that a flood costs few commands."""
+        key = keys.statistics(served.model, served.version, served.content_hash)
+        increments = self._refused.setdefault(key, {"fail_count": 0, "fail_ns": 0, "fail_OTHER": 0})
+        increments["fail_count"] += 1
+        increments["fail_ns"] += duration_ns
+        increments["fail_OTHER"] += 1
+        if self._refused_timer is None:
+            loop = asyncio.get_running_loop()
+            self._refused_timer = loop.call_later(_FAILURE_FLUSH_S, self._flush_refused_soon)
+
+    def _flush_refused_soon(self) -> None:
+        async def flush() -> None:
+            with contextlib.suppress(CharoniaError):
+                await self._flush_refused()
+
+        task = asyncio.get_running_loop().create_task(flush())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _flush_refused(self) -> None:
+        if self._refused_timer is not None:
+            self._refused_timer.cancel()
+            self._refused_timer = None
+        refused, self._refused = self._refused, {}
+        for key, increments in refused.items():
+            await self._log.add_statistics(key, increments)
+
+    # -- statistics and repository ------------------------------------------------------------------------------------
+
+    async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        wanted = parse_version(version)
+        if name:
+            served = self._catalog.served(name)
+            if not served:
+                raise InvalidArgument(f"requested model '{name}' is not available")
+            if wanted != LATEST_VERSION and wanted not in served:
+                raise InvalidArgument(f"requested model version is not available for model '{name}'")
+            versions = [v for v in served.values() if wanted in (LATEST_VERSION, v.version)]
+        else:
+            versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
+        await self._flush_refused()
+        counted = await asyncio.gather(
+            *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
+        )
+        return [model_statistics(v.model, v.version, fields) for v, fields in zip(versions, counted, strict=True)]
+
+    def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
+        return [
+            ModelIndexEntry(row.model, str(row.version) if row.version else "", row.state, row.reason)
+            for row in self._catalog.index()
+            if not ready or row.state == "READY"
+        ]
+
+    async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+        self._refuse_when_draining()
+        await self._model_control.load(name, config_json, files)
+
+    async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
+        self._refuse_when_draining()
+        await self._model_control.unload(name, unload_dependents=unload_dependents)
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise Unavailable(SERVER_EXITING)

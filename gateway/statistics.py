@@ -1,0 +1,51 @@
+"""Folds the counters of `s:{m}` into the statistics clients read (X1-X4). Pure.
+
+Field names are written by executors and the owning batcher: `<what>_count`, `<what>_ns`, `b<rows>_…` per executed batch
+size, `fail_<REASON>`, `last_inference_ms`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .handler import BatchStatistics, Duration, ModelStatistics
+
+_BATCH_FIELD = re.compile(r"b(\d+)_count")
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> ModelStatistics:
+    """The statistics of one model version from its counters; absent counters are 0."""
+    get = fields.get
+
+    def duration(what: str) -> Duration:
+        return Duration(get(f"{what}_count", 0), get(f"{what}_ns", 0))
+
+    sizes = sorted(int(match[1]) for match in map(_BATCH_FIELD.fullmatch, fields) if match)
+    batches = []
+    for size in sizes:
+        count = get(f"b{size}_count", 0)
+        batches.append(
+            BatchStatistics(
+                size,
+                Duration(count, get(f"b{size}_input_ns", 0)),
+                Duration(count, get(f"b{size}_infer_ns", 0)),
+                Duration(count, get(f"b{size}_output_ns", 0)),
+            )
+        )
+    return ModelStatistics(
+        name=name,
+        version=str(version),
+        last_inference_ms=get("last_inference_ms", 0),
+        inference_count=get("inference_count", 0),
+        execution_count=get("execution_count", 0),
+        success=duration("success"),
+        fail=duration("fail"),
+        queue=duration("queue"),
+        compute_input=duration("compute_input"),
+        compute_infer=duration("compute_infer"),
+        compute_output=duration("compute_output"),
+        batches=tuple(batches),
+        failures={reason: get(f"fail_{reason}", 0) for reason in FAILURE_REASONS},
+    )
