@@ -1,0 +1,111 @@
+"""The one door to a model's configuration: judge it, complete its defaults, print it, read it back.
+
+The canonical form is the message `protos.model_config_pb2.ModelConfig`; hot paths read
+`charonia.models.interface.ModelInterface`. The rules themselves are in the modules named after what they judge; texts
+are read by `charonia.models.pbtxt`, files by `charonia.models.repository`.
+
+A configuration goes through: `validate_structure` (as written, backend known) -> autofill -> `normalise` ->
+`validate` -> `ModelInterface.of`.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ConfigError
+from protos.model_config_pb2 import ModelConfig
+
+from .batching_validation import check_dynamic_batching
+from .ensemble_validation import check_ensemble
+from .errors import InstanceError, StructureError, poll_failure
+from .io_validation import check_batch_io, check_instance_groups, check_tensors
+from .json_form import from_json, to_json
+from .normalisation import normalise
+from .platforms import ENSEMBLE
+from .sequence_validation import check_sequence_batching, check_states
+from .support import unsupported_features
+
+__all__ = [
+    "ConfigError",
+    "InstanceError",
+    "StructureError",
+    "from_json",
+    "normalise",
+    "poll_failure",
+    "to_json",
+    "unsupported_features",
+    "validate",
+    "validate_instances",
+    "validate_structure",
+]
+
+
+def validate(config: ModelConfig, directory_name: str, *, gpus: int = 0) -> None:
+    """Every documented rule over a completed, normalised configuration; the first one broken is raised.
+
+    `gpus` is the number of devices where the model will run. Raises `StructureError` or `InstanceError` (C62).
+    """
+    validate_structure(config, directory_name)
+    validate_instances(config, gpus=gpus)
+
+
+def validate_structure(config: ModelConfig, directory_name: str) -> None:
+    """What is wrong whatever the model's files say (C1, C2, C4, C26, C32, C40-C43, C51, C63): `StructureError`.
+
+    May be called on a configuration that autofill has not completed yet, once its backend is known.
+    """
+    name = directory_name
+    if config.name and config.name != directory_name:
+        raise StructureError(
+            f"unexpected directory name '{directory_name}' for model '{config.name}', "
+            "directory name must equal model name"
+        )
+    if not config.platform and not config.backend and not config.HasField("ensemble_scheduling"):
+        raise StructureError(f"must specify 'platform' or 'backend' for '{name}'")
+    if config.max_batch_size < 0:
+        raise StructureError(f"'max_batch_size' must be non-negative value for {name}")
+    if config.HasField("dynamic_batching"):
+        check_dynamic_batching(config, name)
+    if config.HasField("sequence_batching"):
+        check_sequence_batching(config, name)
+    if config.HasField("ensemble_scheduling"):
+        check_ensemble(config, name)
+    elif config.platform == ENSEMBLE:
+        raise StructureError(f"ensemble scheduling must be set for ensemble '{name}' whose platform is '{ENSEMBLE}'")
+    _check_metrics(config)
+    _check_response_cache(config, name)
+
+
+def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
+    """What keeps instances from being created (C5-C7, C9, C20-C22, C45): `InstanceError`. Needs a completed config."""
+    check_tensors(config)
+    check_batch_io(config)
+    check_instance_groups(config, gpus)
+    if config.HasField("sequence_batching"):
+        check_states(config)
+
+
+def _check_metrics(config: ModelConfig) -> None:
+    """C26."""
+    for control in config.model_metrics.metric_control:
+        if not control.HasField("metric_identifier"):
+            raise StructureError("metric control must specify 'metric_identifier'")
+        if not control.metric_identifier.family:
+            raise StructureError("metric identifier must specify non-empty 'family'")
+        if not control.HasField("histogram_options"):
+            raise StructureError("metric control must specify 'histogram_options'")
+        if not control.histogram_options.buckets:
+            raise StructureError("histogram options must specify non-empty 'buckets'")
+
+
+def _check_response_cache(config: ModelConfig, name: str) -> None:
+    """C63."""
+    if not config.response_cache.enable:
+        return
+    remedy = "Please disable the response cache."
+    if config.HasField("sequence_batching"):
+        raise StructureError(
+            f"Response Cache does not currently support model {name} with sequence batching scheduler. {remedy}"
+        )
+    if config.model_transaction_policy.decoupled:
+        raise StructureError(
+            f"Response Cache does not currently support model {name} with 'decoupled' transaction policy. {remedy}"
+        )

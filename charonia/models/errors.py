@@ -1,0 +1,25 @@
+"""The two kinds of refused configuration, told apart because clients see them differently (interface item C62).
+
+    ConfigError (charonia.errors)
+    ├── StructureError   found while reading the repository: a generic 500, the reason only in the log
+    └── InstanceError    found when instances are created: 400 "load failed for model ...", with the reason
+
+Which rule raises which is decided in `validation`, `sequence_validation`, `ensemble_validation` and `io_validation`.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ConfigError
+
+
+class StructureError(ConfigError):
+    """The text, the names, the batcher blocks or a combination of blocks is wrong: the repository cannot be polled."""
+
+
+class InstanceError(ConfigError):
+    """The tensor list, batch I/O, instance groups, states or versions are wrong: no instance can be created."""
+
+
+def poll_failure(model_name: str) -> str:
+    """The only text a client gets for a `StructureError` (items C62, R20); it goes out as INTERNAL."""
+    return f"failed to load '{model_name}', failed to poll from model repository"

@@ -1,0 +1,79 @@
+"""`ModelConfig` to and from the JSON of the configuration endpoints and of load overrides (items H6, C60, C61).
+
+Protobuf's own JSON printer writes 64-bit integers as strings; clients of this interface expect numbers, so the printing
+is done here. Reading takes both. Rules about values are left to `charonia.models.validation`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from protos.model_config_pb2 import ModelConfig
+
+from .errors import StructureError
+
+
+def to_json(config: ModelConfig) -> dict[str, Any]:
+    """A JSON-ready dict: snake_case keys, enums by name, integers as numbers, every field with a default printed.
+
+    Messages and members of a choice appear only when set, as in the published form.
+    """
+    return _message(config)
+
+
+def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
+    """The configuration of JSON text or of an already decoded object; integers may be strings (item C61).
+
+    Raises `StructureError` for text that is not JSON, anything but an object, unknown fields and ill-typed values.
+    """
+    if not isinstance(source, dict):
+        try:
+            source = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise StructureError(f"the model configuration is not valid JSON: {error}") from error
+        if not isinstance(source, dict):
+            raise StructureError("the model configuration must be a JSON object")
+    try:
+        return json_format.ParseDict(source, ModelConfig())
+    except (json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise StructureError(f"the model configuration cannot be read: {error}") from error
+
+
+def _message(message: Message) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    field: Any  # either of protobuf's two implementations of a field descriptor
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            entry = field.message_type.fields_by_name["value"]
+            written[field.name] = {str(key): _value(entry, value[key]) for key in sorted(value)}
+        elif field.is_repeated:
+            written[field.name] = [_value(field, item) for item in value]
+        elif not field.has_presence or message.HasField(field.name):
+            written[field.name] = _value(field, value)
+    return written
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        return _message(value)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        found = field.enum_type.values_by_number.get(value)
+        return value if found is None else found.name
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
+        if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        # A 32-bit 0.1 reads back as 0.10000000149...; print the shortest number that gives the same 32 bits.
+        return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else value
+    return value

@@ -1,0 +1,81 @@
+"""What a configuration may ask for that this version does not do yet.
+
+Every field is parsed and validated; one whose behaviour is missing must keep the model from loading, with a sentence
+that names it. Nothing is ignored silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+
+# Fields nobody can notice the absence of: scheduling hints and copies through pinned memory change no answer, no order
+# and no limit, so a model that sets them loads.
+
+
+def unsupported_features(config: ModelConfig) -> list[str]:
+    """One sentence for each feature the configuration uses and this version lacks; empty when all is supported."""
+    return [f"{what} is not supported yet" for what in _features(config)]
+
+
+def _features(config: ModelConfig) -> Iterator[str]:
+    if config.HasField("sequence_batching"):
+        yield "'sequence_batching'"
+    if config.HasField("ensemble_scheduling"):
+        yield "'ensemble_scheduling'"
+    if config.model_transaction_policy.decoupled:
+        yield "the 'decoupled' transaction policy"
+    if config.response_cache.enable:
+        yield "'response_cache'"
+    if config.batch_input:
+        yield "'batch_input'"
+    if config.batch_output:
+        yield "'batch_output'"
+    for item in config.input:
+        if item.allow_ragged_batch:
+            yield f"'allow_ragged_batch' (input '{item.name}')"
+    for tensor in config.input:
+        yield from _of_tensor(tensor)
+    for output in config.output:
+        yield from _of_tensor(output)
+    yield from _of_instance_groups(config)
+    yield from _of_optimization(config)
+    if config.model_operations.op_library_filename:
+        yield "'model_operations.op_library_filename'"
+    if config.model_repository_agents.agents:
+        yield "'model_repository_agents'"
+    if config.model_metrics.metric_control:
+        yield "'model_metrics.metric_control'"
+    if config.cc_model_filenames:
+        yield "'cc_model_filenames'"
+    if config.runtime not in ("", f"libtriton_{config.backend}.so"):  # the second names the backend's usual form
+        yield f"the runtime '{config.runtime}'"
+
+
+def _of_tensor(tensor: ModelInput | ModelOutput) -> Iterator[str]:
+    if tensor.is_shape_tensor:
+        yield f"'is_shape_tensor' (tensor '{tensor.name}')"
+    if tensor.is_non_linear_format_io:
+        yield f"'is_non_linear_format_io' (tensor '{tensor.name}')"
+
+
+def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
+    for group in config.instance_group:
+        if group.rate_limiter.resources or group.rate_limiter.priority:
+            yield f"'rate_limiter' (instance group '{group.name}')"
+        if group.secondary_devices:
+            yield f"'secondary_devices' (instance group '{group.name}')"
+        if group.profile:
+            yield f"'profile' (instance group '{group.name}')"
+        if group.host_policy:
+            yield f"'host_policy' (instance group '{group.name}')"
+
+
+def _of_optimization(config: ModelConfig) -> Iterator[str]:
+    accelerators = config.optimization.execution_accelerators
+    for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        yield f"the execution accelerator '{item.name}'"
+    cuda = config.optimization.cuda
+    if cuda.graphs or cuda.graph_spec:
+        yield "'optimization.cuda.graphs'"
