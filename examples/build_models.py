@@ -14,9 +14,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -205,20 +205,7 @@ def fetch(wheels: list[Wheel], cache: Path = CACHE) -> dict[Wheel, Path]:
     """
     missing = [wheel for wheel in wheels if wheel.cached(cache) is None]
     if missing:
-        names = ", ".join(wheel.requirement for wheel in missing)
-        print(f"downloading {names}", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
-            command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "20"]
-            command += ["--dest", scratch, *(wheel.requirement for wheel in missing)]
-            pip = subprocess.run(command, capture_output=True, text=True, check=False)
-            if pip.returncode != 0:
-                said = pip.stderr.strip().splitlines() or ["no reason given"]
-                errors = [line for line in said if line.startswith("ERROR:")]
-                reason = (errors or said)[0].removeprefix("ERROR:").strip()
-                raise BuildError(f"cannot download {names} from the package index (pip: {reason})")
-            for downloaded in Path(scratch).glob("*.whl"):
-                os.replace(downloaded, cache / downloaded.name)
+        _download(missing, cache)
     paths = {}
     for wheel in wheels:
         path = wheel.cached(cache)
@@ -226,6 +213,42 @@ def fetch(wheels: list[Wheel], cache: Path = CACHE) -> dict[Wheel, Path]:
             raise BuildError(f"pip downloaded no wheel of {wheel.requirement}")
         paths[wheel] = path
     return paths
+
+
+def _download(wheels: list[Wheel], cache: Path) -> None:
+    """Let pip fetch `wheels`; each comes into `cache` whole or not at all."""
+    names = ", ".join(wheel.requirement for wheel in wheels)
+    print(f"downloading {names}", file=sys.stderr, flush=True)
+    with _scratch(cache / "download") as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
+        command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(scratch)]
+        command += [wheel.requirement for wheel in wheels]
+        pip = subprocess.run(command, capture_output=True, text=True, check=False)
+        if pip.returncode != 0:
+            raise BuildError(f"cannot download {names}: {_reason(pip.stderr)}")
+        for downloaded in scratch.glob("*.whl"):
+            os.replace(downloaded, cache / downloaded.name)
+
+
+def _reason(stderr: str) -> str:
+    """Why pip failed, in one line. Its last word is "no matching distribution" even when it never reached the index."""
+    lines = stderr.strip().splitlines() or ["no reason given"]
+    for line in lines:
+        if " after connection broken by " in line:
+            return f"the package index cannot be reached ({line.split(' after connection broken by ', 1)[1]})"
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return f"pip says: {(errors or lines)[0]}"
+
+
+@contextlib.contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """An empty directory at `path`, gone afterwards. The fixed name lets a build sweep what a killed one left."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _content(name: str, artifact: Artifact, wheels: dict[Wheel, Path]) -> bytes:
@@ -250,19 +273,22 @@ def _content(name: str, artifact: Artifact, wheels: dict[Wheel, Path]) -> bytes:
 
 
 def _install(model: str, contents: dict[str, bytes], output: Path) -> None:
-    """Put a model's new files in place: a new model appears whole, a file of an existing one changes in one step."""
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".charonia-models-") as scratch:
+    """Put a model's new files in place: a new model appears whole, a file of an existing one changes in one step.
+
+    They are written beside the repository, not in it, where a server that polls would take them for a model.
+    """
+    with _scratch(output.parent / f".{output.name}-new") as scratch:
         for name, content in contents.items():
-            staged = Path(scratch) / name
+            staged = scratch / name
             staged.parent.mkdir(parents=True, exist_ok=True)
             staged.write_bytes(content)
         if not (output / model).exists():
-            os.replace(Path(scratch) / model, output / model)
+            os.replace(scratch / model, output / model)
             return
         for name in contents:
             target = output / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(Path(scratch) / name, target)
+            os.replace(scratch / name, target)
 
 
 @contextlib.contextmanager
@@ -311,6 +337,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (BuildError, OSError) as error:
         print(f"build_models: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("build_models: interrupted", file=sys.stderr)
+        return 130
     for name in written:
         print(f"wrote {options.output / name}")
     if not written:

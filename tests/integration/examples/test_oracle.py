@@ -16,6 +16,9 @@ import inputs
 import numpy as np
 import onnxruntime
 import pytest
+from google.protobuf import text_format
+
+from protos.model_config_pb2 import DataType, ModelConfig
 
 pytestmark = pytest.mark.integration
 
@@ -103,6 +106,26 @@ def test_a_page_is_read_line_by_line(models: Path) -> None:
         scores = expected.onnxruntime_outputs(models, "ocr_rec", {"x": tensor})["fetch_name_0"][0]
         said.append(decode.read_text(scores, labels)[0])
     assert said == [text for _, _, text in expected.PAGE_LINES]
+
+
+@pytest.mark.parametrize("model", GRAPHS)
+def test_the_configuration_fits_the_graph(models: Path, model: str) -> None:
+    config = text_format.Parse((models / model / "config.pbtxt").read_text(), ModelConfig())
+    session = onnxruntime.InferenceSession(models / model / "1/model.onnx", providers=["CPUExecutionProvider"])
+    types = {"tensor(float)": "TYPE_FP32", "tensor(int32)": "TYPE_INT32"}
+    assert (config.name, config.backend) == (model, "onnxruntime")
+    for declared, actual in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
+        assert [tensor.name for tensor in declared] == [tensor.name for tensor in actual]
+        for tensor, found in zip(declared, actual, strict=True):
+            dims = [size if isinstance(size, int) else -1 for size in found.shape]
+            assert ([-1] if config.max_batch_size else []) + list(tensor.dims) == dims
+            assert DataType.Name(tensor.data_type) == types[found.type]
+
+
+def test_the_python_models_configuration_is_valid(models: Path) -> None:
+    config = text_format.Parse((models / "magika_features/config.pbtxt").read_text(), ModelConfig())
+    assert (config.name, config.backend, config.max_batch_size) == ("magika_features", "python", 64)
+    assert config.HasField("dynamic_batching")
 
 
 def test_labels_have_one_line_for_each_score(models: Path) -> None:

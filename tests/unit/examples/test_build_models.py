@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -119,9 +120,33 @@ def test_an_index_without_the_wheel_is_one_sentence(
     with pytest.raises(BuildError) as raised:
         build_models.build(tmp_path / "models", cache)
     text = str(raised.value)
-    assert text.startswith("cannot download conch-shell==1.0 from the package index (pip: ")
+    assert text.startswith("cannot download conch-shell==1.0: pip says: Could not find a version")
     assert "\n" not in text
     assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_an_unreachable_index_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_model(monkeypatch, b"graph")
+    with socket.socket() as refuses:  # bound and not listening: a connection is refused at once
+        refuses.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{refuses.getsockname()[1]}/simple")
+        for proxy in ("http_proxy", "HTTP_PROXY", "PIP_PROXY"):
+            monkeypatch.delenv(proxy, raising=False)
+        with pytest.raises(BuildError, match="the package index cannot be reached") as raised:
+            build_models.build(tmp_path / "models", cache)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_killed_build_left_is_swept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_model(monkeypatch, b"graph")
+    put_wheel(cache, {"conch/model.onnx": b"graph"})
+    left = tmp_path / ".models-new/conch/1"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"gr")
+    build_models.build(tmp_path / "models", cache)
+    assert not (tmp_path / ".models-new").exists()
+    assert not (tmp_path / "models/conch/1/half").exists()
 
 
 def test_pip_takes_the_wheel_from_its_configured_place(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+import sys
+import types
 import wave
 from pathlib import Path
 
@@ -103,6 +106,23 @@ def test_file_features(content: bytes, first: list[int], last: list[int]) -> Non
     assert features.dtype == np.int32
     assert features[:1024].tolist() == first
     assert features[1024:].tolist() == last
+
+
+def test_the_python_model_makes_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rule alone: the server's module is imported by the model and not used by the rule."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", types.ModuleType("triton_python_backend_utils"))
+    path = inputs.INPUTS.parent / "python_models/magika_features/model.py"
+    spec = importlib.util.spec_from_file_location("magika_features_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model)
+    rng = np.random.default_rng(11)
+    for size in (0, 1, 8, 1023, 1024, 1025, 2047, 4095, 4096, 4097, 9000):
+        for content in (rng.bytes(size), b" \n" * (size // 3) + rng.bytes(size // 3) + b"\t" * (size // 3)):
+            features = model.features(content)
+            assert features.dtype == np.int32
+            np.testing.assert_array_equal(features, inputs.file_features(content))
 
 
 def test_lines_have_few_widths_and_keep_what_is_there() -> None:
