@@ -1,0 +1,125 @@
+"""Starts and stops what the bench measures, as child processes: `charonia serve` and the two echo baselines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from .model import LoadTestError
+from .scrape import fetch
+
+READY_WITHIN_S = 60
+STOP_WITHIN_S = 40
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses as HOST:PORT; None where there is none to ask."""
+
+    http: str | None = None
+    grpc: str | None = None
+    metrics: str | None = None
+    processes_file: Path | None = None
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL when the process has not ended after `STOP_WITHIN_S`."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Charonia:
+    """`charonia serve` on free ports with a state directory of its own; a context manager.
+
+    `ready_s` is the time from its start to readiness. Raises LoadTestError with the server's last lines when it ends
+    or does not become ready.
+    """
+
+    def __init__(self, model_repository: Path, extra: list[str]) -> None:
+        self._state = Path(tempfile.mkdtemp(prefix="charonia-bench-"))
+        beside = Path(sys.executable).with_name("charonia")
+        program = str(beside) if beside.exists() else shutil.which("charonia")
+        if program is None:
+            raise LoadTestError(f"no charonia command beside {sys.executable} or on PATH: run `make install`")
+        self._command = [program, "serve", "--model-repository", str(model_repository)]
+        self._command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+        self._command += ["--state-dir", str(self._state), *extra]
+        self._log = self._state / "bench-serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ready_s = 0.0
+        self.endpoints = Endpoints()
+
+    def __enter__(self) -> Charonia:
+        started = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            while not self._is_ready():
+                if self._process.poll() is not None:
+                    raise LoadTestError(f"charonia serve ended with {self._process.returncode}:\n{self._last_lines()}")
+                if time.monotonic() - started > READY_WITHIN_S:
+                    raise LoadTestError(f"charonia serve not ready after {READY_WITHIN_S} s:\n{self._last_lines()}")
+                time.sleep(POLL_S)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.ready_s = time.monotonic() - started
+        return self
+
+    def _is_ready(self) -> bool:
+        try:
+            ports = json.loads((self._state / "endpoints.json").read_bytes())
+            status, _ = fetch(ports["http"], "/v2/health/ready")
+        except (OSError, ValueError, KeyError, LoadTestError):
+            return False
+        self.endpoints = Endpoints(
+            ports["http"], ports.get("grpc"), ports.get("metrics"), self._state / "processes.json"
+        )
+        return status == 200
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            stop(self._process)
+        shutil.rmtree(self._state, ignore_errors=True)
+
+
+class Echo:
+    """One of the echo servers (`loadtest.echo_http`, `loadtest.echo_grpc`); a context manager with its `address`."""
+
+    def __init__(self, module: str) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", module, "--port", "0"], stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        self.address = ""
+
+    def __enter__(self) -> Echo:
+        assert self._process.stdout is not None
+        word, _, self.address = self._process.stdout.readline().decode().strip().partition(" ")
+        if word != "listening":
+            self.__exit__(None, None, None)
+            raise LoadTestError("an echo server did not start; its own message is above")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop(self._process)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
