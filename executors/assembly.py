@@ -1,0 +1,428 @@
+"""Joins the tensors of many requests into batch arrays and cuts batch results apart again.
+
+Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays and
+packing the answers is `executors.instance`'s. A request is checked once per signature (`Planner`), so that a batch
+costs slice assignments and little else; a request whose bytes do not fit the interface fails alone (I1-I3, H28).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from charonia.backend import Array
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.tensors import (
+    Buffer,
+    Tensor,
+    check_bytes_elements,
+    expected_size_bytes,
+    join_bytes_elements,
+    shape_text,
+    split_bytes_elements,
+)
+from charonia.wire import RequestMeta, RequestRecord, TensorPlace
+
+_PLAN_LIMIT = 4096
+"""Signatures a planner remembers; past it the cache starts anew: hostile variety costs only time."""
+
+_KEEP_BYTES = 64 * 1024 * 1024
+"""A buffer above this is made for one batch and given back: one large batch must not be held for ever."""
+
+_ALIGNMENT = 64
+"""Bytes; what vectorised kernels want of an input's first element."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """One input of a signature: where its bytes lie in the record and the shape the backend sees.
+
+    `tail` is that shape without the batch dimension, or the whole shape of a model without batching.
+    """
+
+    name: str
+    datatype: DataType
+    dtype: np.dtype[Any]
+    offset: int
+    size_bytes: int
+    shape: Shape
+    tail: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """A checked signature. Requests with equal `group` may share a batch (S5); `outputs` are the ones to send (H12)."""
+
+    rows: int
+    inputs: tuple[InputPlan, ...]
+    outputs: tuple[str, ...]
+    group: tuple[tuple[str, DataType, Shape], ...]
+
+
+class Planner:
+    """Checks requests against one model interface, once per signature."""
+
+    def __init__(self, interface: ModelInterface) -> None:
+        self.interface = interface
+        self._plans: dict[bytes, RequestPlan | CharoniaError] = {}
+        self._all_outputs = tuple(interface.outputs)
+
+    def plan(self, record: RequestRecord) -> RequestPlan:
+        """The plan of a request. Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8)."""
+        meta = record.meta
+        found = self._plans.get(meta.packed)
+        if found is None:
+            try:
+                found = self._check(meta)
+            except CharoniaError as error:
+                found = error
+            if len(self._plans) >= _PLAN_LIMIT:
+                self._plans.clear()
+            self._plans[meta.packed] = found
+        if isinstance(found, CharoniaError):
+            # a fresh one each time: a raised exception collects tracebacks
+            raise CharoniaError.of(found.code, found.message)
+        if record.rows != found.rows:
+            raise InvalidArgument(
+                f"inference request of {record.rows} rows carries {found.rows} for '{self.interface.name}'"
+            )
+        return found
+
+    def _check(self, meta: RequestMeta) -> RequestPlan:
+        interface = self.interface
+        name = interface.name
+        rows = 1
+        if interface.batching:
+            rows = self._rows(meta)
+        plans: dict[str, InputPlan] = {}
+        for place in meta.inputs:
+            if place.name in plans:
+                raise InvalidArgument(f"input '{place.name}' already exists in request")
+            plans[place.name] = self._check_input(place)
+        missing = sorted(interface.required_inputs - plans.keys())
+        if missing:
+            raise InvalidArgument(_missing_text(interface, sorted(plans), missing))
+        for output in meta.outputs:
+            if output not in interface.outputs:
+                raise InvalidArgument(f"unexpected inference output '{output}' for model '{name}'")
+        inputs = tuple(plans[input_name] for input_name in sorted(plans))
+        return RequestPlan(
+            rows, inputs, meta.outputs or self._all_outputs, tuple((p.name, p.datatype, p.tail) for p in inputs)
+        )
+
+    def _rows(self, meta: RequestMeta) -> int:
+        name, limit = self.interface.name, self.interface.max_batch_size
+        rows = 1
+        for index, place in enumerate(meta.inputs):
+            if not place.shape:
+                raise InvalidArgument(
+                    f"input '{place.name}' has no shape but model requires batch dimension for '{name}'"
+                )
+            if index == 0:
+                rows = place.shape[0]
+            elif place.shape[0] != rows:
+                raise InvalidArgument(f"input '{place.name}' batch size does not match other inputs for '{name}'")
+        if not 1 <= rows <= limit:
+            raise InvalidArgument(f"inference request batch-size must be <= {limit} for '{name}'")
+        return rows
+
+    def _check_input(self, place: TensorPlace) -> InputPlan:
+        interface = self.interface
+        spec = interface.inputs.get(place.name)
+        if spec is None:
+            raise InvalidArgument(f"unexpected inference input '{place.name}' for model '{interface.name}'")
+        if place.datatype is not spec.datatype:
+            raise InvalidArgument(
+                f"inference input '{place.name}' data-type is '{place.datatype.value}', but model '{interface.name}' "
+                f"expects '{spec.datatype.value}'"
+            )
+        head = place.shape[:1] if interface.batching else ()
+        dims = place.shape[len(head) :]
+        if not _fits(dims, spec.dims):
+            raise InvalidArgument(
+                f"unexpected shape for input '{place.name}' for model '{interface.name}'. Expected "
+                f"{shape_text(interface.client_shape(spec))}, got {shape_text(place.shape)}. "
+            )
+        if place.datatype is not DataType.BYTES:
+            expected = expected_size_bytes(place.name, place.datatype, place.shape)
+            if expected != place.size_bytes:
+                raise InvalidArgument(
+                    f"input byte size mismatch for input '{place.name}' for model '{interface.name}'. Expected "
+                    f"{expected}, got {place.size_bytes}"
+                )
+        tail = dims if spec.reshape is None else _translate(dims, spec.dims, spec.reshape)
+        return InputPlan(
+            place.name, place.datatype, place.datatype.numpy, place.offset, place.size_bytes, (*head, *tail), tail
+        )
+
+
+def groups(
+    interface: ModelInterface, planned: Sequence[tuple[int, RequestPlan]]
+) -> Iterator[list[tuple[int, RequestPlan]]]:
+    """Split (index, plan) pairs into runs that one execution can take, in order.
+
+    A batcher sends only batches that fit together; a reload between the decision and here, or a forged entry, may not.
+    """
+    run: list[tuple[int, RequestPlan]] = []
+    rows = 0
+    limit = interface.max_batch_size
+    for pair in planned:
+        plan = pair[1]
+        if run and (limit == 0 or rows + plan.rows > limit or plan.group != run[0][1].group):
+            yield run
+            run, rows = [], 0
+        run.append(pair)
+        rows += plan.rows
+    if run:
+        yield run
+
+
+class Workspace:
+    """Input buffers of one instance, used again for each of its batches.
+
+    Safe because answers are packed (copied) before the instance takes its next batch, even when a backend hands an
+    input back as its output.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Array] = {}
+
+    def flat(self, name: str, size_bytes: int) -> Array:
+        """`size_bytes` uninitialised bytes, aligned."""
+        held = self._buffers.get(name)
+        if held is None or held.size < size_bytes:
+            held = _aligned(max(size_bytes, 4096))
+            if size_bytes <= _KEEP_BYTES:
+                self._buffers[name] = held
+        return held[:size_bytes]
+
+
+def join(
+    interface: ModelInterface,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    workspace: Workspace,
+) -> dict[str, Array]:
+    """The batch arrays of requests of one group: [rows, ...], or the exact shape without batching.
+
+    A single request's tensors are views of its record when they lie aligned there. Raises `InvalidArgument` (T3) when
+    a BYTES tensor is not what it says; call it for each request alone then.
+    """
+    first = run[0][0]
+    arrays: dict[str, Array] = {}
+    if len(run) == 1:
+        data = run[0][1].data
+        for place in first.inputs:
+            raw = data[place.offset : place.offset + place.size_bytes]
+            arrays[place.name] = _single(interface, place, raw)
+        return arrays
+    rows = sum(plan.rows for plan, _ in run)
+    for index, place in enumerate(first.inputs):
+        shape = (rows, *place.tail)
+        if place.datatype is DataType.BYTES:
+            elements: list[bytes] = []
+            for plan, record in run:
+                own = plan.inputs[index]
+                raw = record.data[own.offset : own.offset + own.size_bytes]
+                elements += _elements(interface, own, raw)
+            arrays[place.name] = _objects(elements, shape)
+            continue
+        row_bytes = place.size_bytes // first.rows
+        flat = workspace.flat(place.name, rows * row_bytes)
+        target = flat.data
+        at = 0
+        for plan, record in run:
+            own = plan.inputs[index]
+            end = at + own.size_bytes
+            target[at:end] = record.data[own.offset : own.offset + own.size_bytes]
+            at = end
+        arrays[place.name] = flat.view(place.dtype).reshape(shape)
+    return arrays
+
+
+def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
+    """The outputs any request of a batch wants, in the model's order (I6)."""
+    first = run[0][0].outputs
+    if all(plan.outputs is first or plan.outputs == first for plan, _ in run):
+        return first
+    union = {name for plan, _ in run for name in plan.outputs}
+    return tuple(name for name in interface.outputs if name in union)
+
+
+def cut(interface: ModelInterface, plans: Sequence[RequestPlan], results: Mapping[str, Array]) -> list[list[Tensor]]:
+    """Each request's output tensors, as views of the results, with the shapes clients see (I7).
+
+    Raises `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is
+    not the number of rows executed (H28, I5): handing rows out anyway would give one caller another's answer.
+    """
+    rows = sum(plan.rows for plan in plans)
+    parts = {name: _Part.of(interface, name, results, rows) for name in {n for plan in plans for n in plan.outputs}}
+    cuts: list[list[Tensor]] = []
+    start = 0
+    for plan in plans:
+        end = start + plan.rows
+        cuts.append([parts[name].slice(start, end) for name in plan.outputs])
+        start = end
+    return cuts
+
+
+@dataclass(slots=True)
+class _Part:
+    """One output of a batch, ready to be sliced by rows."""
+
+    name: str
+    datatype: DataType
+    batching: bool
+    tail: Shape
+    raw: Buffer
+    row_bytes: int
+    elements: Array | None
+
+    @staticmethod
+    def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> _Part:
+        spec = interface.outputs[name]
+        array = results.get(name)
+        if array is None:
+            raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
+        tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
+        if spec.datatype is DataType.BYTES:
+            return _Part(name, spec.datatype, interface.batching, tail, b"", 0, array)
+        raw = Tensor.of(name, array).data
+        return _Part(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
+
+    def slice(self, start: int, end: int) -> Tensor:
+        shape = (end - start, *self.tail) if self.batching else self.tail
+        if self.elements is not None:
+            chosen = self.elements[start:end] if self.batching else self.elements
+            return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen.ravel().tolist()))
+        return Tensor(self.name, self.datatype, shape, self.raw[start * self.row_bytes : end * self.row_bytes])
+
+
+def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:
+    """The inputs of one request as a backend sees them: views of the record, `reshape` applied (I7).
+
+    Raises `InvalidArgument` (T3) for a BYTES tensor that is not what it says.
+    """
+    tensors = []
+    for place in plan.inputs:
+        raw = record.data[place.offset : place.offset + place.size_bytes]
+        if place.datatype is DataType.BYTES:
+            check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
+        tensors.append(Tensor(place.name, place.datatype, place.shape, raw))
+    return tensors
+
+
+def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """One request's answer from what its model returned: only requested outputs, in their order, client shapes.
+
+    A requested output the model did not return is left out, as Triton's python backend does. Raises `InternalError`
+    for another type than configured, another batch dimension than the request's, or bytes that are not the shape (H28).
+    """
+    returned = {tensor.name: tensor for tensor in outputs}
+    chosen = []
+    for name in plan.outputs:
+        tensor = returned.get(name)
+        if tensor is None:
+            continue
+        spec = interface.outputs[name]
+        tail = _output_tail(interface, spec, tensor.datatype, tensor.shape, plan.rows)
+        fixed = tensor.datatype is not DataType.BYTES
+        if fixed and len(tensor.data) != prod(tensor.shape) * tensor.datatype.size_bytes:
+            raise InternalError(
+                f"output '{name}' of model '{interface.name}' holds {len(tensor.data)} bytes, which is not shape "
+                f"{shape_text(tensor.shape)} of {tensor.datatype.value}"
+            )
+        shape = (plan.rows, *tail) if interface.batching else tail
+        chosen.append(Tensor(name, tensor.datatype, shape, tensor.data))
+    return chosen
+
+
+def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
+    """The client's shape of a result without the batch dimension, after the checks of H28."""
+    if datatype is not spec.datatype:
+        raise InternalError(
+            f"unexpected datatype {datatype.config_name} for inference output '{spec.name}' of model "
+            f"'{interface.name}', expecting {spec.datatype.config_name}"
+        )
+    tail = shape
+    if interface.batching:
+        if not shape or shape[0] != rows:
+            raise InternalError(
+                f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model "
+                f"'{interface.name}', expecting a batch dimension of {rows}"
+            )
+        tail = shape[1:]
+    if spec.reshape is None:
+        return tail
+    if not _fits(tail, spec.reshape):
+        raise InternalError(
+            f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model '{interface.name}', "
+            f"expecting {shape_text(interface.backend_shape(spec))}"
+        )
+    return _translate(tail, spec.reshape, spec.dims)
+
+
+def _fits(dims: Shape, pattern: Shape) -> bool:
+    if len(dims) != len(pattern):
+        return False
+    return all(want in (-1, got) for got, want in zip(dims, pattern, strict=True))
+
+
+def _translate(dims: Shape, source: Shape, target: Shape) -> Shape:
+    """`dims`, which fit `source`, in the form of `target`; variable sizes are matched in order (I7)."""
+    sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
+    return tuple(next(sizes) if size == -1 else size for size in target)
+
+
+def _single(interface: ModelInterface, place: InputPlan, raw: memoryview) -> Array:
+    if place.datatype is DataType.BYTES:
+        return _objects(_elements(interface, place, raw), place.shape)
+    array: Array = np.frombuffer(raw, dtype=place.dtype)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array.reshape(place.shape)
+
+
+def _elements(interface: ModelInterface, place: InputPlan, raw: memoryview) -> list[bytes]:
+    check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
+    return list(split_bytes_elements(raw))
+
+
+def _objects(elements: list[bytes], shape: Shape) -> Array:
+    array: Array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _aligned(size_bytes: int) -> Array:
+    raw = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size_bytes]
+
+
+def _datatype(array: Array) -> DataType:
+    try:
+        return DataType.of_numpy(array.dtype)
+    except InvalidArgument as error:
+        raise InternalError(error.message) from None
+
+
+def _missing_text(interface: ModelInterface, got: list[str], missing: list[str]) -> str:
+    """I4's text."""
+    total, required = len(interface.inputs), len(interface.required_inputs)
+    quoted = ",".join(f"'{name}'" for name in got)
+    lacking = ",".join(f"'{name}'" for name in missing)
+    tail = (
+        f"got {len(got)} inputs for model '{interface.name}'. Got input(s) [{quoted}], but missing required input(s) "
+        f"[{lacking}]. Please provide all required input(s)."
+    )
+    if required == total:
+        return f"expected {total} inputs but {tail}"
+    return f"expected number of inputs between {required} and {total} but {tail}"

@@ -1,0 +1,126 @@
+"""Reads a model configuration's `parameters` and `optimization` into onnxruntime's session, run and provider options.
+
+Spellings follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown parameters belong to
+somebody else and are left alone; a known one with a bad value fails the load (`InvalidArgument`).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from charonia.backend import ModelSource
+from charonia.errors import InvalidArgument, Unsupported
+
+_CUDA_KEYS = (
+    "gpu_mem_limit",
+    "arena_extend_strategy",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+    "do_copy_in_default_stream",
+    "cudnn_conv1d_pad_to_nc1d",
+    "enable_cuda_graph",
+    "tunable_op_enable",
+    "use_tf32",
+)
+_ENUMERATED = {
+    "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
+    "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
+}
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+
+
+def intra_op_threads(source: ModelSource, sharers: int, cores: int) -> int:
+    """Threads of one run: what the configuration says, else the cores divided among the instances that share them."""
+    said = _value(source, "intra_op_thread_count")
+    return max(1, cores // max(1, sharers)) if said is None else _integer(source, "intra_op_thread_count", said)
+
+
+def session_options(ort: ModuleType, source: ModelSource, threads: int) -> Any:
+    """`onnxruntime.SessionOptions`. `threads` 0 is the library's default, every physical core."""
+    options: Any = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.graph_optimization_level = _graph_level(ort, source)
+    if (inter := _value(source, "inter_op_thread_count")) is not None:
+        options.inter_op_num_threads = _integer(source, "inter_op_thread_count", inter)
+    if (mode := _value(source, "execution_mode")) is not None:
+        parallel = _flag(source, "execution_mode", mode)
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
+    if (arena := _value(source, "enable_mem_arena")) is not None:
+        options.enable_cpu_mem_arena = _flag(source, "enable_mem_arena", arena)
+    if (pattern := _value(source, "enable_mem_pattern")) is not None:
+        options.enable_mem_pattern = _flag(source, "enable_mem_pattern", pattern)
+    for key, parameter in sorted(source.config.parameters.items()):
+        if key.startswith(("session.", "optimization.", "ep.", "mlas.")):
+            options.add_session_config_entry(key, parameter.string_value)
+    _refuse_accelerators(source)
+    return options
+
+
+def run_entries(source: ModelSource) -> list[tuple[str, str]]:
+    """Configuration entries of every run."""
+    shrinkage = _value(source, _SHRINKAGE)
+    return [] if shrinkage is None else [(_SHRINKAGE, shrinkage)]
+
+
+def cuda_provider_options(source: ModelSource, device_id: int) -> dict[str, str]:
+    """Options of the CUDA provider on one device."""
+    options = {"device_id": str(device_id)}
+    for key in _CUDA_KEYS:
+        said = _value(source, key)
+        if said is not None:
+            options[key] = _ENUMERATED.get(key, {}).get(said, said)
+    return options
+
+
+def _graph_level(ort: ModuleType, source: ModelSource) -> Any:
+    """-1 basic, 1 basic and extended, 2 none, else all."""
+    levels = ort.GraphOptimizationLevel
+    said = source.config.optimization.graph.level
+    known = {
+        0: levels.ORT_ENABLE_ALL,
+        -1: levels.ORT_ENABLE_BASIC,
+        1: levels.ORT_ENABLE_EXTENDED,
+        2: levels.ORT_DISABLE_ALL,
+    }
+    if said not in known:
+        raise InvalidArgument(f"graph optimization level of '{source.name}' must be -1, 0, 1 or 2, got {said}")
+    return known[said]
+
+
+def _refuse_accelerators(source: ModelSource) -> None:
+    accelerators = source.config.optimization.execution_accelerators
+    for entry in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        raise Unsupported(f"unknown Execution Accelerator '{entry.name}' is requested")
+
+
+def _value(source: ModelSource, key: str) -> str | None:
+    """The model's parameter, else the server's `--backend-config`, else None."""
+    if key in source.config.parameters:
+        said = source.config.parameters[key].string_value
+    else:
+        said = source.backend_config.get(key, "")
+    said = said.strip()
+    return said or None
+
+
+def _integer(source: ModelSource, key: str, said: str) -> int:
+    try:
+        number = int(said)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise InvalidArgument(f"parameter '{key}' of '{source.name}' must be an integer of at least 0, got '{said}'")
+    return number
+
+
+def _flag(source: ModelSource, key: str, said: str) -> bool:
+    lowered = said.lower()
+    if lowered in ("1", "true", "on"):
+        return True
+    if lowered in ("0", "false", "off"):
+        return False
+    raise InvalidArgument(f"parameter '{key}' of '{source.name}' must be 0 or 1, got '{said}'")

@@ -1,0 +1,246 @@
+"""The onnxruntime backend on real graphs: probe, session sharing, options, checks against the graph, and running."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from charonia.backend import BatchInstance, InstanceSpec, ModelSource, TensorSignature
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config import normalise
+from charonia.models.interface import ModelInterface
+from charonia.models.pbtxt import parse
+from executors.backends.onnxruntime import OnnxRuntimeBackend, model_path
+
+FLOAT = TensorProto.FLOAT
+
+
+def save(path: Path, op: str = "Identity", element: int = FLOAT, dims: tuple[str | int, ...] = ("n", 4)) -> None:
+    """A graph of one operator: inputs a (and b), output c."""
+    names = ["a", "b"] if op == "Add" else ["a"]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["c"])],
+        "g",
+        [helper.make_tensor_value_info(name, element, dims) for name in names],
+        [helper.make_tensor_value_info("c", element, dims)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+
+
+def source(directory: Path, text: str, backend_config: dict[str, str] | None = None) -> ModelSource:
+    config = normalise(parse(text + '\nname: "m" backend: "onnxruntime"'))
+    return ModelSource("m", 1, directory, config, backend_config or {})
+
+
+def spec(of: ModelSource, kind: str = "CPU", name: str = "m_0") -> InstanceSpec:
+    return InstanceSpec(name, kind, -1 if kind == "CPU" else 0, of, ModelInterface.of(of.config))
+
+
+CONFIG = """
+max_batch_size: 8
+input { name: "a" data_type: TYPE_FP32 dims: 4 }
+output { name: "c" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+async def test_probe_reports_names_types_and_dynamic_dims(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx", "Add", dims=("n", 4, "width"))
+    found = await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+    assert found.inputs == (TensorSignature("a", "FP32", (-1, 4, -1)), TensorSignature("b", "FP32", (-1, 4, -1)))
+    assert found.outputs == (TensorSignature("c", "FP32", (-1, 4, -1)),)
+
+
+async def test_instances_of_one_version_share_one_session_and_a_reload_does_not(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    backend, of = OnnxRuntimeBackend(), source(tmp_path, CONFIG)
+    await backend.probe(of)
+    first, second = await backend.create_instance(spec(of)), await backend.create_instance(spec(of))
+    assert first.session is second.session
+    again = await backend.create_instance(spec(source(tmp_path, CONFIG)))
+    assert again.session is not first.session
+    first.close()
+    result = second.execute({"a": np.ones((2, 4), np.float32)}, ["c"])
+    assert np.array_equal(result["c"], np.ones((2, 4), np.float32))
+    second.close()
+    again.close()
+    assert not backend._shared
+    assert not backend._probed
+
+
+async def test_the_probed_session_is_used_by_the_first_load(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    backend, of = OnnxRuntimeBackend(), source(tmp_path, CONFIG)
+    await backend.probe(of)
+    (held,) = backend._probed.values()
+    instance = await backend.create_instance(spec(of))
+    assert instance.session is held.session
+
+
+@pytest.mark.parametrize("datatype", [t for t in DataType if t is not DataType.BYTES])
+async def test_every_fixed_type_passes_through_unchanged(tmp_path: Path, datatype: DataType) -> None:
+    element = {"FP32": "FLOAT", "FP64": "DOUBLE", "FP16": "FLOAT16", "BF16": "BFLOAT16"}.get(
+        datatype.value, datatype.value
+    )
+    save(tmp_path / "1" / "model.onnx", element=TensorProto.DataType.Value(element))
+    name = datatype.config_name
+    of = source(
+        tmp_path,
+        f'max_batch_size: 8 input {{ name: "a" data_type: {name} dims: 4 }} '
+        f'output {{ name: "c" data_type: {name} dims: 4 }}',
+    )
+    instance = await OnnxRuntimeBackend().create_instance(spec(of))
+    assert isinstance(instance, BatchInstance)
+    array = np.array([[0, 1, 1, 0], [1, 0, 0, 1]]).astype(datatype.numpy)
+    result = instance.execute({"a": array}, ["c"])["c"]
+    assert result.dtype == datatype.numpy
+    assert result.tobytes() == array.tobytes()
+
+
+async def test_strings_are_text(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx", element=TensorProto.STRING)
+    of = source(
+        tmp_path,
+        'input { name: "a" data_type: TYPE_STRING dims: [-1, 4] } '
+        'output { name: "c" data_type: TYPE_STRING dims: [-1, 4] }',
+    )
+    instance = await OnnxRuntimeBackend().create_instance(spec(of))
+    words = np.array([[b"a", b"", "Größe".encode(), b"x y"]], dtype=np.object_)
+    assert instance.execute({"a": words}, ["c"])["c"].tolist() == [["a", "", "Größe", "x y"]]
+    words[0, 0] = b"\xff"
+    with pytest.raises(InvalidArgument, match="must be UTF-8 text"):
+        instance.execute({"a": words}, ["c"])
+
+
+async def test_a_run_that_fails_is_an_internal_error_with_the_reason(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx", dims=("n", 4))
+    instance = await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG)))
+    with pytest.raises(InternalError, match="Got invalid dimensions for input"):
+        instance.execute({"a": np.ones((1, 5), np.float32)}, ["c"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CONFIG.replace('"a"', '"q"'), "unexpected inference input 'q', allowed inputs are: "),
+        (CONFIG.replace('"c"', '"q"'), "unexpected inference output 'q', allowed outputs are: "),
+        (CONFIG.replace("FP32", "INT32", 1), "configuration expects datatype TYPE_INT32 for input 'a'"),
+        (CONFIG.replace("dims: 4", "dims: 5", 1), "model 'm', tensor 'a': the model expects 2 dimensions"),
+        (CONFIG.replace("dims: 4", "dims: [4, 4]", 1), "model 'm', tensor 'a': the model expects 2 dimensions"),
+    ],
+)
+async def test_a_configuration_that_contradicts_the_graph_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    backend = OnnxRuntimeBackend()
+    with pytest.raises(InvalidArgument, match=message.replace("[", r"\[")):
+        await backend.create_instance(spec(source(tmp_path, text)))
+    assert not backend._shared
+
+
+async def test_a_file_that_is_no_model_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").write_bytes(b"nonsense")
+    with pytest.raises(InternalError, match="Protobuf parsing failed"):
+        await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+
+
+def test_the_model_may_be_a_directory_and_must_stay_in_its_version(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx" / "model.onnx")
+    assert model_path(source(tmp_path, "")).name == "model.onnx"
+    save(tmp_path / "1" / "other.onnx")
+    assert model_path(source(tmp_path, 'default_model_filename: "other.onnx"')).name == "other.onnx"
+    save(tmp_path / "outside.onnx")
+    (tmp_path / "1" / "link.onnx").symlink_to(tmp_path / "outside.onnx")
+    for escape in ("../outside.onnx", "link.onnx", str(tmp_path / "outside.onnx"), "."):
+        with pytest.raises(InvalidArgument, match="is outside the version directory"):
+            model_path(source(tmp_path, f'default_model_filename: "{escape}"'))
+    with pytest.raises(NotFound):
+        model_path(source(tmp_path, 'default_model_filename: "missing.onnx"'))
+
+
+def option(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+async def test_session_options_come_from_parameters(tmp_path: Path) -> None:
+    import onnxruntime as ort
+
+    save(tmp_path / "1" / "model.onnx")
+    text = (
+        CONFIG
+        + option("intra_op_thread_count", "3")
+        + option("inter_op_thread_count", "2")
+        + option("execution_mode", "1")
+        + option("enable_mem_arena", "0")
+        + option("enable_mem_pattern", "0")
+        + option("memory.enable_memory_arena_shrinkage", "cpu:0")
+        + option("session.set_denormal_as_zero", "1")
+        + option("something_else", "x")
+        + "optimization { graph { level: -1 } }"
+    )
+    # arena shrinkage needs the arena: keep it for the run below
+    text = text.replace(option("enable_mem_arena", "0"), "")
+    instance = await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, text)))
+    options = instance.session.get_session_options()
+    assert options.intra_op_num_threads == 3
+    assert options.inter_op_num_threads == 2
+    assert options.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert not options.enable_mem_pattern
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    instance.execute({"a": np.ones((1, 4), np.float32)}, ["c"])
+
+
+async def test_the_servers_backend_config_is_the_default(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    of = source(tmp_path, CONFIG, {"intra_op_thread_count": "2", "enable_mem_arena": "false"})
+    options = (await OnnxRuntimeBackend().create_instance(spec(of))).session.get_session_options()
+    assert options.intra_op_num_threads == 2
+    assert not options.enable_cpu_mem_arena
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        option("intra_op_thread_count", "many"),
+        option("enable_mem_arena", "perhaps"),
+        "optimization { graph { level: 7 } }",
+    ],
+)
+async def test_an_option_with_a_bad_value_fails_the_load(tmp_path: Path, text: str) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    with pytest.raises(InvalidArgument):
+        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG + text)))
+
+
+async def test_an_accelerator_is_refused_by_name(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
+    with pytest.raises(Unsupported, match="'openvino'"):
+        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG + text)))
+
+
+async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path: Path) -> None:
+    import onnxruntime as ort
+
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this onnxruntime has the CUDA provider")
+    save(tmp_path / "1" / "model.onnx")
+    with pytest.raises(Unsupported, match=r"charonia\[gpu\]"):
+        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG), "GPU"))
+
+
+async def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(CharoniaError, match=r"charonia\[cpu\]"):
+        await OnnxRuntimeBackend().probe(source(tmp_path, ""))
