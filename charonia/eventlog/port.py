@@ -113,8 +113,9 @@ class EventLog(Protocol):
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
 
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
-        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums. `replies`
-        are appended after the settlement, on the same connection, whoever won: readers know duplicates by their id.
+        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums. The
+        `replies` are appended after the settlement, on the same connection, whoever won: readers know duplicates by
+        their id.
         """
 
     async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
@@ -138,7 +139,7 @@ class EventLog(Protocol):
         """(owner incarnation or "", token) of a model."""
 
     async def take_ownership(self, model: str, owner: str, previous: str) -> int:
-        """Become a model's owner if its owner still is `previous` ("" for none): a new, larger token; 0 if it is not."""
+        """Become a model's owner if its owner still is `previous` ("" for none): a new, larger token, or 0."""
 
     async def release_ownership(self, model: str, owner: str, token: int) -> None: ...
 

@@ -1,0 +1,217 @@
+"""`RedisReader`: one blocking XREAD over a changing set of streams, on a connection of its own.
+
+The read never has a time-out: a change of the set ends it with CLIENT UNBLOCK from the command connection. Entries of
+consumed streams are deleted by their exact ids in the same write as the next read. XTRIM MINID would cost the server a
+little less per entry, but it also takes entries the callback never had (those before `after`, or with a smaller id
+after a clock went back); at one entry per batch the difference cannot be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+
+from charonia.errors import LogUnavailable
+from charonia.eventlog.port import START, Entry, OnEntries
+from charonia.tensors import Buffer
+
+from .address import Address
+from .connection import Connection
+from .packing import pack
+
+_logger = logging.getLogger(__name__)
+
+_COUNT = 64
+"""Entries of each stream in one read: an entry carries up to 16 requests, so this is as much as anyone can use."""
+
+_LAST = b"$"
+_RETRY_S = 0.001
+_RESOLVE_RETRY_S = 0.05
+
+
+class _Following:
+    """A followed stream. A removed and added stream is another one, so that a read under way cannot confuse them."""
+
+    __slots__ = ("after", "consume", "stream")
+
+    def __init__(self, stream: bytes, after: bytes, consume: bool) -> None:
+        self.stream = stream
+        self.after = after
+        self.consume = consume
+
+
+class RedisReader:
+    """`StreamReader` on Redis or Valkey; `commands` is the connection that may speak while this one is blocked."""
+
+    def __init__(self, address: Address, commands: Connection) -> None:
+        self._commands = commands
+        self._connection = Connection(address, name="charonia-reader", on_state=self._state, watch=False)
+        self._streams: dict[bytes, _Following] = {}
+        self._deletions: dict[bytes, list[bytes]] = {}
+        self._on_entries: OnEntries | None = None
+        self._on_state: Callable[[bool], None] | None = None
+        self._read = 0
+        self._reading: dict[bytes, _Following] | None = None
+        self._unblocking = 0
+        self._scheduled = False
+        self._closed = False
+
+    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
+        self._on_entries = on_entries
+        self._on_state = on_state
+        self._connection.start()
+
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+        if stream in self._streams:
+            return
+        following = self._streams[stream] = _Following(stream, after, consume)
+        if after == _LAST:
+            self._resolve(following)
+        else:
+            self._change()
+
+    def remove(self, stream: bytes) -> None:
+        # a read under way may still return entries of it: they are dropped there
+        self._streams.pop(stream, None)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._streams.clear()
+        self._on_entries = None
+        await self._connection.close()
+
+    # -- the set of streams -------------------------------------------------------------------------------------------
+
+    def _resolve(self, following: _Following) -> None:
+        """Ask for a stream's last id, in the order of this process's own writes, so that none of those is missed."""
+        if self._closed or self._streams.get(following.stream) is not following:
+            return
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None or isinstance(replies[0], hiredis.ReplyError):
+                asyncio.get_running_loop().call_later(_RESOLVE_RETRY_S, self._resolve, following)
+                return
+            following.after = replies[0][0][0] if replies[0] else START
+            self._change()
+
+        try:
+            self._commands.batch((pack((b"XREVRANGE", following.stream, "+", "-", "COUNT", 1)),), 1, done)
+        except LogUnavailable:
+            asyncio.get_running_loop().call_later(_RESOLVE_RETRY_S, self._resolve, following)
+
+    def _change(self) -> None:
+        """Read the present set of streams, once for all changes of a tick."""
+        if not self._scheduled and self._connection.up:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._changed)
+
+    def _changed(self) -> None:
+        self._scheduled = False
+        if self._closed or not self._connection.up:
+            return
+        if self._reading is None:
+            self._next()
+        elif any(f.after != _LAST and self._reading.get(s) is not f for s, f in self._streams.items()):
+            self._unblock(self._read)
+
+    def _unblock(self, read: int) -> None:
+        """End the read under way. It may not have arrived yet or be answered already: then this is repeated or moot."""
+        if self._closed or self._read != read or self._reading is None or self._unblocking == read:
+            return
+        self._unblocking = read
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None or isinstance(replies[0], hiredis.ReplyError):
+                if self._read == read:
+                    self._connection.drop()  # the set must be read anew all the same
+            elif replies[0] == 0 and self._read == read:
+                self._unblocking = 0
+                asyncio.get_running_loop().call_later(_RETRY_S, self._unblock, read)
+
+        try:
+            self._commands.batch((pack((b"CLIENT", "UNBLOCK", self._connection.client_id)),), 1, done)
+        except LogUnavailable:
+            self._connection.drop()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _state(self, up: bool) -> None:
+        self._reading = None
+        if up:
+            self._next()
+        if self._on_state is not None:
+            self._on_state(up)
+
+    def _next(self) -> None:
+        """Delete what has been consumed and read on, in one write."""
+        pieces: list[Buffer] = []
+        deletions, self._deletions = self._deletions, {}
+        for stream, ids in deletions.items():
+            pieces.append(pack((b"XDEL", stream, *ids)))
+        reading = {stream: f for stream, f in self._streams.items() if f.after != _LAST}
+        if reading:
+            positions = [following.after for following in reading.values()]
+            pieces.append(pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions)))
+            self._read += 1
+            self._reading = reading
+        else:
+            self._reading = None
+        if not pieces:
+            return
+        read = self._read if reading else 0
+
+        def done(replies: list[Any] | None) -> None:
+            self._done(read, reading, deletions, replies)
+
+        try:
+            self._connection.batch(pieces, len(pieces), done)
+        except LogUnavailable:
+            self._keep(deletions)
+
+    def _done(
+        self,
+        read: int,
+        reading: dict[bytes, _Following],
+        deletions: dict[bytes, list[bytes]],
+        replies: list[Any] | None,
+    ) -> None:
+        if replies is None:
+            self._keep(deletions)
+            return
+        if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
+            error = next(reply for reply in replies if isinstance(reply, hiredis.ReplyError))
+            _logger.error("streams cannot be read: %s", error)
+            self._keep(deletions)
+            self._connection.drop()
+            return
+        if not read:
+            return
+        self._reading = None
+        for stream, raw in replies[-1] or ():
+            following = reading[stream]
+            if self._streams.get(stream) is following:
+                self._deliver(following, [Entry(entry_id, fields) for entry_id, fields in raw])
+        if not self._closed:
+            self._next()
+
+    def _deliver(self, following: _Following, entries: list[Entry]) -> None:
+        if self._on_entries is None:
+            return
+        following.after = entries[-1].id
+        try:
+            self._on_entries(following.stream, entries)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a stream's callback failed", "exception": error}
+            )
+        if following.consume:
+            self._deletions.setdefault(following.stream, []).extend([entry.id for entry in entries])
+
+    def _keep(self, deletions: dict[bytes, list[bytes]]) -> None:
+        """Deletions that may not have happened; repeating one does no harm."""
+        for stream, ids in deletions.items():
+            self._deletions.setdefault(stream, []).extend(ids)

@@ -1,0 +1,34 @@
+"""The scripts of `charonia/eventlog/scripts` as commands. What each does is said in its own header."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_DIRECTORY = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`digest` names the script to the server (EVALSHA)."""
+
+    source: bytes
+    digest: bytes
+
+
+def load(name: str) -> Script:
+    source = (_DIRECTORY / f"{name}.lua").read_bytes()
+    # EVALSHA's name for a script, not a safeguard
+    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+
+
+ACCEPT = load("accept")
+SETTLE = load("settle")
+ADD_STATISTICS = load("add_statistics")
+BEGIN_ATTEMPT = load("begin_attempt")
+TAKE_OWNERSHIP = load("take_ownership")
+RELEASE_OWNERSHIP = load("release_ownership")
+PENDING = load("pending")
+
+ALL = (ACCEPT, SETTLE, ADD_STATISTICS, BEGIN_ATTEMPT, TAKE_OWNERSHIP, RELEASE_OWNERSHIP, PENDING)

@@ -1,0 +1,45 @@
+"""A real log server for whoever needs one: a private one on a Unix socket, started once and emptied for each test.
+
+`CHARONIA_TEST_LOG_URL` names a running server to use in its place (it is flushed!), so that the same tests cover other
+versions of Redis and Valkey.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from charonia.eventlog.embedded import PrivateServer
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of a server that lives as long as the test session; its content is left to others."""
+    configured = os.environ.get("CHARONIA_TEST_LOG_URL")
+    if configured:
+        yield configured
+        return
+    # not below pytest's own directory: its path may be too long for a socket
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    server = PrivateServer(state_dir)
+    server.start()
+    try:
+        server.wait_ready()
+        yield server.url
+    finally:
+        server.stop()
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def fresh_log_url(redis_url: str) -> str:
+    """The same server, emptied."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    return redis_url
