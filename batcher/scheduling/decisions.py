@@ -1,0 +1,50 @@
+"""What a `ModelScheduler` wants done, in the imperative, as plain data; the service carries it out and settles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from charonia.errors import ErrorCode
+
+from .observations import QueuedRequest
+
+RejectReason = Literal["REJECTED", "CANCELED", "OTHER"]
+"""The `reason` label of the failure counter (M1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchBatch:
+    """Give these requests, in this order, to an executor as one execution.
+
+    `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner` the executor hands the replies to
+    the owner, which sends them on `ReleaseReplies` (preserve_ordering, S6).
+    """
+
+    batch_id: str
+    executor: str
+    version: int
+    content_hash: str
+    requests: list[QueuedRequest]
+    attempts: tuple[int, ...]
+    via_owner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequest:
+    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10)."""
+
+    request: QueuedRequest
+    code: ErrorCode
+    message: str
+    reason: RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReplies:
+    """Send the replies that `BatchFinished` brought for this batch: everything before it is answered (S6)."""
+
+    batch_id: str
+
+
+Decision = DispatchBatch | RejectRequest | ReleaseReplies

@@ -1,0 +1,107 @@
+"""Which requests at the head of a queue make the next batch, and when: items S1-S5 as one pure function.
+
+Knows sizes, signatures and ages; where the requests come from is `queueing`'s, who runs the batch `instance_group`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from charonia.models.interface import ModelInterface
+
+from .observations import QueuedRequest
+
+NO_BOUNDARY = 1 << 127
+"""An order no request reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1)."""
+
+    dynamic: bool
+    max_rows: int
+    preferred: frozenset[int]
+    largest_preferred: int
+    delay_ns: int
+    preserve_ordering: bool
+
+    @staticmethod
+    def of(interface: ModelInterface) -> BatchRules:
+        """An empty preferred list stands for `[max_batch_size]` (S3)."""
+        block = interface.dynamic_batching
+        max_rows = max(1, interface.max_batch_size)
+        if block is None:
+            return BatchRules(False, max_rows, frozenset((max_rows,)), max_rows, 0, False)
+        preferred = frozenset(block.preferred_batch_sizes) or frozenset((max_rows,))
+        return BatchRules(
+            dynamic=True,
+            max_rows=max_rows,
+            preferred=preferred,
+            largest_preferred=max(preferred),
+            delay_ns=block.max_queue_delay_us * 1000,
+            preserve_ordering=block.preserve_ordering,
+        )
+
+
+class Formation(NamedTuple):
+    """The verdict: send the first `size` requests, or, with `size` 0, look again.
+
+    `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Look again at
+    `until_ns`, or when the queue holds `until_rows` rows, or when a request of another signature than `signature` or
+    with a higher priority comes.
+    """
+
+    size: int
+    saturated: bool
+    until_ns: int
+    until_rows: int
+    signature: int
+
+
+NOTHING = Formation(0, False, 0, 0, 0)
+
+
+def form_batch(
+    requests: Iterable[QueuedRequest], rules: BatchRules, now_ns: int, boundary: int = NO_BOUNDARY
+) -> Formation:
+    """The next batch from `requests`, in order of service, none of them expired (S3, S4).
+
+    Requests with `order` past `boundary` do not join one from before it: with preserve_ordering, a batch that is still
+    to be answered lies between them.
+    """
+    count = rows = best = signature = 0
+    stopped = False
+    oldest_ns = now_ns
+    max_rows, largest, preferred = rules.max_rows, rules.largest_preferred, rules.preferred
+    for request in requests:
+        grown = rows + request.rows
+        if count:
+            if grown > largest and not best:
+                best = count
+            if grown > max_rows or request.signature != signature or request.order > boundary:
+                stopped = True
+                break
+        else:
+            signature = request.signature
+            if not rules.dynamic:
+                return Formation(1, True, 0, 0, signature)
+        count += 1
+        rows = grown
+        if request.enqueued_ns < oldest_ns:
+            oldest_ns = request.enqueued_ns
+        if rows in preferred:
+            best = count
+    if not count:
+        return NOTHING
+    delay_ns = rules.delay_ns
+    delay_passed = 0 < delay_ns <= now_ns - oldest_ns
+    saturated = stopped or rows >= largest
+    if best and not delay_passed:
+        return Formation(best, saturated, 0, 0, signature)
+    if saturated or delay_passed or not delay_ns:
+        return Formation(count, saturated, 0, 0, signature)
+    until_rows = min(size for size in preferred if size > rows)
+    return Formation(0, False, oldest_ns + delay_ns, until_rows, signature)

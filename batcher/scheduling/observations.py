@@ -1,0 +1,160 @@
+"""The facts a `ModelScheduler` is told, as plain data; what they mean for the queue is the scheduler's.
+
+All times are nanoseconds of the one monotonic clock that the service also passes as `now_ns`; turning wall-clock times
+of records into it is the service's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from charonia.models.interface import ModelInterface
+
+
+class RequestState(IntEnum):
+    """Where a request is. It moves along these and ends once."""
+
+    NEW = 0
+    QUEUED = 1
+    DELAYED = 2
+    """Queued behind its level, because its time-out passed and the action is DELAY (S22)."""
+    DISPATCHED = 3
+    ENDED = 4
+
+
+@dataclass(slots=True, eq=False)
+class RequestQueued:
+    """A request was accepted; the object itself is the queue item, so it is observed once and never again.
+
+    `id` is 16 bytes, `level` the priority as sent (0: none), `rows` its batch size, `signature` equal for requests that
+    may share a batch (S5), `timeout_us` the caller's queue time-out (0: none), `deadline_ns` 0 for none, `attempt` the
+    last attempt that was begun (0: never run), which the scheduler counts up when it dispatches. `carrier` is the
+    service's own and is handed back untouched. Fields after it are the scheduler's.
+    """
+
+    id: bytes
+    version: int
+    level: int
+    rows: int
+    signature: int
+    timeout_us: int
+    deadline_ns: int
+    enqueued_ns: int
+    attempt: int = 0
+    carrier: object = None
+
+    state: RequestState = field(init=False, default=RequestState.NEW)
+    queue_level: int = field(init=False, repr=False)
+    """The level it counts on, once mapped (S8)."""
+    order: int = field(init=False, repr=False)
+    """Place in the order of arrival."""
+    away_ns: int = field(init=False, default=0, repr=False)
+    """Time spent dispatched in batches that were lost or returned: no part of its time in the queue."""
+    timeout_ns: int = field(init=False, default=0, repr=False)
+    """When its queue time-out passes; 0: never, or passed already (DELAYED)."""
+    due_ns: int = field(init=False, default=0, repr=False)
+    """The next instant something happens to it in the queue: the earlier of time-out and deadline; 0: none."""
+    delayed: bool = field(init=False, default=False, repr=False)
+    """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
+    cancelled: bool = field(init=False, default=False, repr=False)
+    """Cancelled while dispatched: it is not run a second time."""
+    settled: bool = field(init=False, default=False, repr=False)
+    """Settled by somebody else while dispatched: likewise."""
+
+
+QueuedRequest = RequestQueued
+"""The name of the same object once it is in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The model has a new configuration; it holds for what is queued already and for all versions."""
+
+    interface: ModelInterface
+
+
+@dataclass(frozen=True, slots=True)
+class VersionServed:
+    """An executor runs `slots` batches of a version at once. A second one replaces the first (reload)."""
+
+    executor: str
+    version: int
+    content_hash: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWithdrawn:
+    """An executor takes no more batches of a version; what it has, it finishes or returns."""
+
+    executor: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLost:
+    """An executor died or its heartbeat ended: nothing it was given will be reported any more."""
+
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6)."""
+
+    batch_id: str
+    executor: str
+    replies_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """An executor gave a batch back without running it."""
+
+    batch_id: str
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRunning:
+    """A new owner found a batch of its predecessor with an executor; `attempt` of each request is the one begun there.
+
+    The requests may be known already (they are taken out of the queue) or not; settled ones are left out. An empty
+    batch still holds its slot.
+    """
+
+    batch_id: str
+    executor: str
+    version: int
+    requests: Sequence[RequestQueued]
+    via_owner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The caller no longer wants a request."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettled:
+    """Somebody else settled a request (its gateway, at the deadline): it is dropped without a word and not rerun."""
+
+    id: bytes
+
+
+Observation = (
+    RequestQueued
+    | PolicyChanged
+    | VersionServed
+    | VersionWithdrawn
+    | ExecutorLost
+    | BatchFinished
+    | BatchReturned
+    | BatchRunning
+    | RequestCancelled
+    | RequestSettled
+)
