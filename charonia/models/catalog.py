@@ -44,7 +44,7 @@ class ExecutorVersion:
 
 @dataclass(slots=True)
 class ExecutorView:
-    """One executor as its facts describe it. `lost` keeps its versions in mind until a successor has scanned."""
+    """One executor as its facts describe it. Once it is gone its versions stay in mind until a successor has scanned."""
 
     joined: ProcessJoined
     scan: RepositoryScanned | None = None
@@ -101,7 +101,7 @@ class Catalog:
             case ProcessJoined():
                 self.processes[fact.incarnation] = fact
                 if fact.role == "executor":
-                    self.executors.setdefault(fact.incarnation, ExecutorView(fact))
+                    self._joined(fact)
             case ProcessLeft():
                 self._leave(fact)
             case RepositoryScanned():
@@ -117,16 +117,23 @@ class Catalog:
         for listener in self.process_listeners:
             listener(fact)
 
+    def _joined(self, fact: ProcessJoined) -> None:
+        view = self.executors.get(fact.incarnation)
+        if view is None:
+            self.executors[fact.incarnation] = ExecutorView(fact)
+        elif view.lost:
+            # it was only stalled: what it serves it still serves
+            view.lost = False
+            self._refresh({model for model, _ in view.versions})
+
     def _leave(self, fact: ProcessLeft) -> None:
         self.processes.pop(fact.incarnation, None)
         view = self.executors.get(fact.incarnation)
         if view is None:
             return
+        # whatever its reason: what it served is accepted on until a successor has said what it serves
+        view.lost = True
         models = {model for model, _ in view.versions}
-        if fact.reason == "lost":
-            view.lost = True
-        else:
-            del self.executors[fact.incarnation]
         self._refresh(models)
 
     def _scanned(self, fact: RepositoryScanned) -> None:

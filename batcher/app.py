@@ -1,0 +1,55 @@
+"""Composes one batcher, alone or inside an executor's process. The only place where its parts meet."""
+
+from __future__ import annotations
+
+import contextlib
+
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.membership import Membership
+from charonia.eventlog.port import EventLog
+from charonia.settings import BatcherSettings, LogSettings
+from charonia.telemetry import MetricsEndpoint
+
+from .metrics import BatcherMetrics
+from .service import BatcherService
+
+
+class BatcherApp:
+    """One batcher. `local_executor` is the executor incarnation in this process, "" for none."""
+
+    def __init__(
+        self, log: EventLog, settings: BatcherSettings, log_settings: LogSettings, *, local_executor: str = ""
+    ) -> None:
+        self._control = ControlPlane(
+            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+        )
+        self._membership = Membership(
+            log,
+            "batcher",
+            settings.incarnation,
+            interval_ms=log_settings.heartbeat_interval_ms,
+            ttl_ms=log_settings.heartbeat_ttl_ms,
+        )
+        self.service = BatcherService(log, self._control, settings, local_executor=local_executor)
+        self.metrics = BatcherMetrics(self.service, self._control.catalog)
+        self._endpoint = MetricsEndpoint(
+            self.metrics.render,
+            address=settings.metrics_address,
+            port=settings.metrics_port,
+            socket_path=settings.metrics_socket,
+        )
+
+    async def start(self) -> None:
+        await self._control.start()
+        await self._membership.start()
+        await self.service.start()
+        await self._endpoint.start()
+
+    async def stop(self) -> None:
+        """Hand the models over and leave."""
+        await self.service.drain()
+        with contextlib.suppress(Exception):
+            await self._membership.leave("drained")
+        await self.service.close()
+        await self._endpoint.close()
+        await self._control.close()

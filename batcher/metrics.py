@@ -1,0 +1,47 @@
+"""What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from charonia.models.catalog import Catalog
+
+from .service import BatcherService
+
+
+class BatcherMetrics(Collector):
+    """Reads the owned models when scraped; nothing on the request path."""
+
+    def __init__(self, service: BatcherService, catalog: Catalog) -> None:
+        self._service = service
+        self._catalog = catalog
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """The text exposition 0.0.4 of this process."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            labels=["model", "version"],
+        )
+        running = GaugeMetricFamily(
+            "charonia_batcher_running_requests", "Requests given to executors and not settled", labels=["model"]
+        )
+        for model, owned in self._service.owned.items():
+            waiting = owned.scheduler.queued_by_version()
+            for version in self._catalog.held(model):
+                pending.add_metric([model, str(version)], waiting.get(version, 0))
+            running.add_metric([model], owned.scheduler.outstanding_requests())
+        yield pending
+        yield running
+        yield GaugeMetricFamily(
+            "charonia_batcher_owned_models", "Models this batcher decides for", value=len(self._service.owned)
+        )

@@ -1,0 +1,464 @@
+"""One owned model: feeds its pure scheduler with what the log says and carries out what the scheduler decides.
+
+A queue entry stays in the log until every request it carries is settled; so the queue alone is the truth a successor
+recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from charonia import keys
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import Cancelled, CharoniaError, InvalidRecord
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import Entry, EventLog, Reply, StreamReader
+from charonia.events import BatchFinished, BatchReturned, LaneOpened, RequestCancelled
+from charonia.models.catalog import ServedVersion
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, RequestRecord, pack_failure, unpack_request
+
+from .scheduling import observations as seen
+from .scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
+from .scheduling.scheduler import ModelScheduler
+
+_log = logging.getLogger(__name__)
+
+NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
+
+
+class CarrierEntry:
+    """A queue entry and how many of its requests are not settled yet."""
+
+    __slots__ = ("entry_id", "remaining", "stream")
+
+    def __init__(self, stream: bytes, entry_id: bytes, remaining: int) -> None:
+        self.stream = stream
+        self.entry_id = entry_id
+        self.remaining = remaining
+
+
+class Carried:
+    """What the scheduler hands back with a request: its record and the entry that carries it."""
+
+    __slots__ = ("entry", "record")
+
+    def __init__(self, record: RequestRecord, entry: CarrierEntry) -> None:
+        self.record = record
+        self.entry = entry
+
+
+class OwnedModel:
+    """The shell around one `ModelScheduler`. `lost_ownership` is called when the log says somebody else owns it."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        reader: StreamReader,
+        model: str,
+        token: int,
+        incarnation: str,
+        *,
+        local_executor: str,
+        prefetch: int,
+        window_requests: int,
+        lost_ownership: Callable[[str], None],
+    ) -> None:
+        self.model = model
+        self.token = token
+        self.scheduler = ModelScheduler(batch_prefix=f"{incarnation}-{token}", prefetch=prefetch)
+        self.settled_requests = 0
+        self._log = log
+        self._reader = reader
+        self._local_executor = local_executor
+        self._window = window_requests
+        self._lost_ownership = lost_ownership
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ns = 0
+        self._streams: dict[bytes, bytes] = {}
+        self._paused = False
+        self._deletions: dict[bytes, list[bytes]] = {}
+        self._held_replies: dict[str, tuple[tuple[str, bytes], ...]] = {}
+        self._batches: dict[str, list[seen.RequestQueued]] = {}
+        self._policy_hash = ""
+        self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
+        self._facts_shared = keys.facts(model)
+        self._facts_local = keys.LOCAL + self._facts_shared
+        self.closed = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def follow(self, lanes: Iterable[tuple[bytes, bytes]]) -> None:
+        """Start reading: queue streams, each from after an entry id, and both fact streams."""
+        for stream, after in lanes:
+            self._streams[stream] = after
+            self._reader.add(stream, after)
+        for stream in self.fact_streams:
+            self._reader.add(stream, consume=True)
+
+    def close(self) -> None:
+        """Stop deciding; what is queued stays in the log for the next owner."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for stream in (*self._streams, *self.fact_streams):
+            self._reader.remove(stream)
+        for task in self._tasks:
+            task.cancel()
+
+    async def settled(self) -> None:
+        """Wait for the appends and settlements under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # -- what the log says --------------------------------------------------------------------------------------------
+
+    def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
+        if self.closed:
+            return
+        if stream in (self._facts_shared, self._facts_local):
+            for entry in entries:
+                self._on_facts(entry)
+        else:
+            self._streams[stream] = entries[-1].id
+            self._queue(stream, entries, None)
+            if not self._paused and self.scheduler.pending_count() >= self._window:
+                self._pause()
+        self._arm()
+
+    def restore(
+        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int]
+    ) -> dict[bytes, seen.RequestQueued]:
+        """Recovery: queue what is unsettled of entries written before this owner; settled entries are deleted.
+
+        Returns what was queued, by request id.
+        """
+        return {request.id: request for request in self._queue(stream, entries, attempts)}
+
+    def restore_running(self, header: BatchHeader, executor: str, requests: list[seen.RequestQueued]) -> None:
+        """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members."""
+        self._batches[header.batch_id] = requests
+        running = seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner)
+        self._apply(self.scheduler.observe(running, monotonic_ns()))
+
+    def _queue(
+        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
+    ) -> list[seen.RequestQueued]:
+        """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
+        now = monotonic_ns()
+        offset = now - wall_ns()
+        queued: list[seen.RequestQueued] = []
+        for entry in entries:
+            records = self._records(entry, attempts)
+            if not records:
+                self._delete(stream, entry.id)
+                continue
+            carrier = CarrierEntry(stream, entry.id, len(records))
+            for record in records:
+                enqueued_ns = record.accepted_ns + offset
+                queued.append(
+                    seen.RequestQueued(
+                        record.id,
+                        record.meta.version,
+                        record.level,
+                        record.rows,
+                        record.signature,
+                        record.timeout_us,
+                        record.deadline_ns + offset if record.deadline_ns else 0,
+                        enqueued_ns if enqueued_ns < now else now,
+                        attempts[record.id] if attempts is not None else 0,
+                        Carried(record, carrier),
+                    )
+                )
+        self._apply(self.scheduler.observe_all(queued, now))
+        return queued
+
+    @staticmethod
+    def _records(entry: Entry, attempts: dict[bytes, int] | None) -> list[RequestRecord]:
+        """The entry's requests, without those that `attempts` knows to be settled."""
+        records: list[RequestRecord] = []
+        for record in entry.fields[1::2]:
+            try:
+                records.append(unpack_request(record))
+            except InvalidRecord as error:
+                _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
+        if attempts is not None:
+            return [r for r in records if attempts.get(r.id, -1) >= 0]
+        return records
+
+    def _on_facts(self, entry: Entry) -> None:
+        now = monotonic_ns()
+        for fact in facts_of(entry):
+            if isinstance(fact, BatchFinished):
+                if fact.replies:
+                    self._held_replies[fact.batch_id] = fact.replies
+                self._batch_settled(fact.batch_id)
+                finished = seen.BatchFinished(fact.batch_id, fact.executor, bool(fact.replies))
+                self._apply(self.scheduler.observe(finished, now))
+            elif isinstance(fact, BatchReturned):
+                self._batches.pop(fact.batch_id, None)
+                self._apply(self.scheduler.observe(seen.BatchReturned(fact.batch_id, fact.executor), now))
+            elif isinstance(fact, RequestCancelled):
+                self._apply(self.scheduler.observe(seen.RequestCancelled(fact.id), now))
+            elif isinstance(fact, LaneOpened):
+                stream = keys.queue(self.model, fact.level, fact.lane)
+                if stream not in self._streams:
+                    self._streams[stream] = b"0-0"
+                    if not self._paused:
+                        self._reader.add(stream)
+
+    @property
+    def fact_streams(self) -> tuple[bytes, ...]:
+        """Where executors and gateways report to this model's owner."""
+        return (self._facts_shared, self._facts_local) if self._local_executor else (self._facts_shared,)
+
+    def follows(self, stream: bytes) -> bool:
+        return stream in self._streams
+
+    def on_served(self, versions: dict[int, ServedVersion]) -> None:
+        """The catalog's newest word about this model: policy and capacity."""
+        if self.closed:
+            return
+        now = monotonic_ns()
+        if versions:
+            newest = versions[max(versions)]
+            if newest.content_hash != self._policy_hash:
+                self._policy_hash = newest.content_hash
+                self._apply(self.scheduler.observe(seen.PolicyChanged(newest.interface), now))
+        capacity = {
+            (executor, version.version): (version.content_hash, slots)
+            for version in versions.values()
+            for executor, slots in version.slots.items()
+        }
+        for gone in self._capacity.keys() - capacity.keys():
+            self._apply(self.scheduler.observe(seen.VersionWithdrawn(*gone), now))
+        for (executor, version), (content_hash, slots) in capacity.items():
+            if self._capacity.get((executor, version)) != (content_hash, slots):
+                self._apply(self.scheduler.observe(seen.VersionServed(executor, version, content_hash, slots), now))
+        self._capacity = capacity
+        self._arm()
+
+    def on_executor_lost(self, executor: str) -> None:
+        if not self.closed:
+            self._apply(self.scheduler.observe(seen.ExecutorLost(executor), monotonic_ns()))
+            self._arm()
+
+    def reject_all(self, versions: Iterable[int]) -> None:
+        """Answer what waits for versions that nobody will serve again."""
+        for version in versions:
+            error = NOT_READY.format(model=self.model, version=version)
+            self._apply(self.scheduler.observe(seen.VersionAbandoned(version, error), monotonic_ns()))
+
+    # -- what the scheduler decides -----------------------------------------------------------------------------------
+
+    def _apply(self, decisions: list[Decision]) -> None:
+        rejected: list[RejectRequest] = []
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                self._batches[decision.batch_id] = decision.requests
+                self._spawn(self._dispatch(decision))
+            elif isinstance(decision, RejectRequest):
+                rejected.append(decision)
+            elif isinstance(decision, ReleaseReplies):
+                self._release(decision.batch_id)
+        if rejected:
+            self._spawn(self._reject(rejected))
+
+    async def _dispatch(self, decision: DispatchBatch) -> None:
+        try:
+            if max(decision.attempts) > 1:
+                decision = await self._begin_attempts(decision)
+                if not decision.requests:
+                    self._finished_without_run(decision)
+                    return
+            local = decision.executor == self._local_executor
+            header = BatchHeader(
+                decision.batch_id,
+                self.model,
+                decision.version,
+                decision.content_hash,
+                self.token,
+                decision.attempts,
+                self._facts_local if local else self._facts_shared,
+                decision.via_owner,
+            )
+            fields: list[Buffer] = [FIELD_HEADER, header.pack()]
+            for request in decision.requests:
+                fields.append(FIELD_RECORD)
+                fields.append(request.carrier.record.record)  # type: ignore[attr-defined]
+            stream = keys.batches(decision.executor)
+            await self._log.append(keys.LOCAL + stream if local else stream, fields)
+        except Cancelled:
+            self._lost_ownership(self.model)
+        except CharoniaError as error:
+            # not dispatched, or not known to be: a duplicate run is settled once
+            _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
+            self._loop.call_later(0.2, self._returned, decision)
+
+    def _returned(self, decision: DispatchBatch) -> None:
+        if not self.closed:
+            self._batches.pop(decision.batch_id, None)
+            now = monotonic_ns()
+            self._apply(self.scheduler.observe(seen.BatchReturned(decision.batch_id, decision.executor), now))
+            self._arm()
+
+    async def _begin_attempts(self, decision: DispatchBatch) -> DispatchBatch:
+        """Raise the attempt of what runs again; requests settled meanwhile are left out of the batch."""
+        kept: list[seen.RequestQueued] = []
+        attempts: list[int] = []
+        for attempt in sorted(set(decision.attempts)):
+            members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
+            if attempt <= 1:
+                going = [True] * len(members)
+            else:
+                going = await self._log.begin_attempt(self.model, self.token, [r.id for r in members], attempt)
+            for request, goes in zip(members, going, strict=True):
+                if goes:
+                    kept.append(request)
+                    attempts.append(attempt)
+                else:
+                    self._request_settled(request)
+        self._batches[decision.batch_id] = kept
+        return DispatchBatch(
+            decision.batch_id,
+            decision.executor,
+            decision.version,
+            decision.content_hash,
+            kept,
+            tuple(attempts),
+            decision.via_owner,
+        )
+
+    def _finished_without_run(self, decision: DispatchBatch) -> None:
+        self._batches.pop(decision.batch_id, None)
+        now = monotonic_ns()
+        self._apply(self.scheduler.observe(seen.BatchFinished(decision.batch_id, decision.executor), now))
+        self._arm()
+
+    async def _reject(self, rejected: list[RejectRequest]) -> None:
+        by_endpoint: dict[str, list[Buffer]] = {}
+        for decision in rejected:
+            record = decision.request.carrier.record  # type: ignore[attr-defined]
+            prefix = f"[request id: {record.client_id or '<id_unknown>'}] "
+            error = CharoniaError.of(decision.code, prefix + decision.message)
+            fields = by_endpoint.setdefault(record.endpoint, [])
+            fields += [FIELD_RECORD, pack_failure(record.id, self.model, record.meta.version, error)]
+        replies = [Reply(keys.replies(endpoint), fields) for endpoint, fields in by_endpoint.items()]
+        requests = [(d.request.id, max(1, d.request.attempt)) for d in rejected]
+        counts = self._refusals(rejected)
+        try:
+            # one version's counters go with the settlement; the rare rest is added for what was really won
+            joined = next(iter(counts.items())) if len(counts) == 1 else None
+            won = await self._log.settle(self.model, requests, joined, replies)
+            if joined is None or not all(won):
+                mine = [decision for decision, is_won in zip(rejected, won, strict=True) if is_won]
+                for key, increments in self._refusals(mine).items():
+                    await self._log.add_statistics(key, increments)
+        except CharoniaError as error:
+            _log.warning("%d refusals could not be recorded, trying again: %s", len(rejected), error)
+            self._loop.call_later(0.5, lambda: self.closed or self._spawn(self._reject(rejected)))
+            return
+        for decision in rejected:
+            self._request_settled(decision.request)
+
+    def _refusals(self, rejected: list[RejectRequest]) -> dict[bytes, dict[str, int]]:
+        """Failure counters by statistics key (X4)."""
+        now_ns = wall_ns()
+        counts: dict[bytes, dict[str, int]] = {}
+        for decision in rejected:
+            record = decision.request.carrier.record  # type: ignore[attr-defined]
+            key = keys.statistics(self.model, record.meta.version, record.meta.content_hash)
+            of_key = counts.setdefault(key, {})
+            waited_ns = max(0, now_ns - record.accepted_ns)
+            for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (f"fail_{decision.reason}", 1)):
+                of_key[name] = of_key.get(name, 0) + amount
+        return counts
+
+    def _release(self, batch_id: str) -> None:
+        by_endpoint: dict[str, list[Buffer]] = {}
+        for endpoint, record in self._held_replies.pop(batch_id, ()):
+            by_endpoint.setdefault(endpoint, []).extend((FIELD_RECORD, record))
+        for endpoint, fields in by_endpoint.items():
+            self._spawn(self._append_reply(keys.replies(endpoint), fields))
+
+    async def _append_reply(self, stream: bytes, fields: list[Buffer]) -> None:
+        try:
+            await self._log.append(stream, fields)
+        except CharoniaError as error:
+            _log.error("a reply held for its order could not be sent: %s", error)
+
+    # -- tidying ------------------------------------------------------------------------------------------------------
+
+    def _batch_settled(self, batch_id: str) -> None:
+        requests = self._batches.pop(batch_id, None)
+        if requests:
+            for request in requests:
+                self._request_settled(request)
+
+    def _request_settled(self, request: seen.RequestQueued) -> None:
+        self.settled_requests += 1
+        carrier: CarrierEntry = request.carrier.entry  # type: ignore[attr-defined]
+        carrier.remaining -= 1
+        if carrier.remaining == 0:
+            self._delete(carrier.stream, carrier.entry_id)
+        if self._paused and self.scheduler.pending_count() < self._window // 2:
+            self._resume()
+
+    def _delete(self, stream: bytes, entry_id: bytes) -> None:
+        if not self._deletions:
+            self._loop.call_soon(self._flush_deletions)
+        self._deletions.setdefault(stream, []).append(entry_id)
+
+    def _flush_deletions(self) -> None:
+        deletions, self._deletions = self._deletions, {}
+        for stream, ids in deletions.items():
+            self._spawn(self._delete_entries(stream, ids))
+
+    async def _delete_entries(self, stream: bytes, ids: list[bytes]) -> None:
+        try:
+            await self._log.delete_entries(stream, ids)
+        except CharoniaError:
+            # the settlements are recorded; keep the wish until the log is back
+            self._loop.call_later(0.5, lambda: self._spawn(self._delete_entries(stream, ids)))
+
+    def _pause(self) -> None:
+        self._paused = True
+        for stream in self._streams:
+            self._reader.remove(stream)
+
+    def _resume(self) -> None:
+        self._paused = False
+        for stream, after in self._streams.items():
+            self._reader.add(stream, after)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        wakeup_ns = self.scheduler.next_wakeup()
+        if wakeup_ns is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        if self._timer is not None:
+            if self._timer_at_ns == wakeup_ns:
+                return
+            self._timer.cancel()
+        self._timer_at_ns = wakeup_ns
+        self._timer = self._loop.call_later(max(0, wakeup_ns - monotonic_ns()) / 1e9, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if not self.closed:
+            self._apply(self.scheduler.advance(monotonic_ns()))
+            self._arm()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,67 @@
+"""How a new owner finds out where a model's work stands: the unsettled tail, fed through the ordinary scheduler.
+
+Three readings, in this order: the queue streams from their beginning (accepted), for each page of them which requests
+are unsettled, and what live executors hold in their batch streams (dispatched, still running). Capacity is told to the
+scheduler only afterwards, so nothing is dispatched twice. Whatever is written meanwhile arrives through the reader,
+which goes on where the pages ended; the scheduler drops repetitions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from charonia import keys
+from charonia.errors import InvalidRecord
+from charonia.eventlog.port import START, Entry, EventLog
+from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, unpack_request
+
+from .owned import OwnedModel
+from .scheduling.observations import RequestQueued
+
+_log = logging.getLogger(__name__)
+_PAGE = 500
+
+
+async def recover(log: EventLog, owned: OwnedModel, executors: Iterable[str]) -> int:
+    """Restore `owned` from the log and start following it; returns the number of requests found unsettled."""
+    followed: list[tuple[bytes, bytes]] = []
+    queued: dict[bytes, RequestQueued] = {}
+    for level, lane in await log.lanes(owned.model):
+        stream = keys.queue(owned.model, level, lane)
+        after = START
+        while entries := await log.range(stream, after, _PAGE):
+            ids = [request_id for entry in entries for request_id in _request_ids(entry)]
+            attempts = dict(zip(ids, await log.unsettled(owned.model, ids), strict=True))
+            queued |= owned.restore(stream, entries, attempts)
+            after = entries[-1].id
+        followed.append((stream, after))
+    for executor in executors:
+        await _restore_running(log, owned, executor, queued)
+    owned.follow(followed)
+    return len(queued)
+
+
+async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
+    after = START
+    stream = keys.batches(executor)
+    while entries := await log.range(stream, after, _PAGE):
+        for entry in entries:
+            try:
+                header = BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1])
+            except (InvalidRecord, ValueError) as error:
+                _log.error("skipped an unreadable batch in %s: %s", stream.decode(), error)
+                continue
+            if header.model == owned.model:
+                ids = _request_ids(entry)
+                owned.restore_running(header, executor, [queued[i] for i in ids if i in queued])
+        after = entries[-1].id
+
+
+def _request_ids(entry: Entry) -> Iterable[bytes]:
+    for i in range(1, len(entry.fields), 2):
+        if bytes(entry.fields[i - 1]) == FIELD_RECORD:
+            try:
+                yield unpack_request(entry.fields[i]).id
+            except InvalidRecord:
+                continue

@@ -1,0 +1,113 @@
+"""The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.standalone`).
+
+Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
+stderr. Only this module and `charonia.standalone` import services.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from . import options
+from .errors import StartupError
+
+_USAGE = """usage: charonia COMMAND [--option=value ...]
+
+commands
+  serve       run everything on this machine: private log, gateway, batcher, executors
+  gateway     run one gateway against --log-url
+  batcher     run one batcher against --log-url
+  executor    run one executor against --log-url
+  completion  print a shell completion script (bash)
+
+'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
+environment, else the TOML file of --config, else the default.
+"""
+
+_COMPLETION = """_charonia() {
+    local word=${COMP_WORDS[COMP_CWORD]}
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "serve gateway batcher executor completion" -- "$word"))
+    else
+        case ${COMP_WORDS[1]} in
+%s
+        esac
+    fi
+}
+complete -o default -F _charonia charonia
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if words else 2
+    command, *rest = words
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"charonia {version('charonia')}")
+        return 0
+    if command == "completion":
+        print(_completion(), end="")
+        return 0
+    if command not in (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR):
+        print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
+        return 2
+    if "--help" in rest or "-h" in rest:
+        print(f"usage: charonia {command} [--option=value ...]\n\noptions\n{options.usage(command)}")
+        return 0
+    try:
+        return _run(command, rest)
+    except StartupError as error:
+        print(f"charonia: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(command: str, argv: list[str]) -> int:
+    values = options.parse(command, argv, os.environ, {})
+    if values["config"]:
+        values = options.parse(command, argv, os.environ, _file(values["config"]))
+    if command == options.SERVE:
+        from .standalone.logs import configure_logging
+        from .standalone.supervisor import serve
+
+        configure_logging(values)
+        return serve(values)
+    if "CHARONIA_PARENT_PID" in os.environ and values["report_fd"] >= 0:
+        from .standalone.children import die_with_parent
+
+        die_with_parent(int(os.environ["CHARONIA_PARENT_PID"]))
+    from .standalone.roles import run_role
+
+    return run_role(command, values)
+
+
+def _file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise StartupError(f"configuration file '{path}' cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StartupError(f"configuration file '{path}' is not TOML: {error}") from None
+
+
+def _completion() -> str:
+    cases = []
+    for role in (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR):
+        flags = " ".join(f"--{option.name}" for option in options.options_of(role))
+        cases.append(f'        {role}) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
+    return _COMPLETION % "\n".join(cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

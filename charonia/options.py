@@ -1,0 +1,270 @@
+"""The command line's options as a table: Triton's names (interface section 16), and which roles take them.
+
+Parsing only: strings in, checked values out. `--flag=value` and `--flag value` are the same; a repeated scalar's last
+value wins (V3); options that Triton repeats gather a list. An option that is known but not built yet says so. Values
+come from the flag, else `CHARONIA_<NAME>` in the environment, else the file of `--config`, else the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import StartupError
+
+GATEWAY, BATCHER, EXECUTOR, SERVE = "gateway", "batcher", "executor", "serve"
+_ALL = frozenset({GATEWAY, BATCHER, EXECUTOR, SERVE})
+_G = frozenset({GATEWAY, SERVE})
+_E = frozenset({EXECUTOR, SERVE})
+_S = frozenset({SERVE})
+
+_TRUE = {"true", "1", "on", "yes"}
+_FALSE = {"false", "0", "off", "no"}
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`kind` is str, int, float, bool or flag (no value). `repeat` gathers a tuple. `built` False: known, not built."""
+
+    name: str
+    kind: str
+    default: Any
+    roles: frozenset[str]
+    help: str
+    repeat: bool = False
+    built: bool = True
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+
+def _later(name: str, roles: frozenset[str] = _S) -> Option:
+    return Option(name, "str", None, roles, "known, not built yet", built=False)
+
+
+OPTIONS: tuple[Option, ...] = (
+    # where everything is
+    Option("model-repository", "str", (), _E, "directory of models; may be repeated", repeat=True),
+    Option(
+        "log-url", "str", "", _ALL, "redis://, rediss:// or unix:// URL of the log; serve starts a private one without"
+    ),
+    Option("state-dir", "str", "", _S, "where serve keeps its log, sockets and process list"),
+    Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
+    Option("executors", "int", 1, _S, "executor processes to start"),
+    Option("batcher", "str", "auto", _S, "auto, separate or colocated (inside the one executor process)"),
+    Option("config", "str", "", _ALL, "TOML file of option values"),
+    Option("pool", "str", "default", _E, "pool the executor joins"),
+    # identity and process
+    Option("id", "str", "triton", _G, "server name in the metadata"),
+    Option("exit-timeout-secs", "int", 30, _ALL, "how long a stop waits for running work"),
+    Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
+    Option("strict-readiness", "bool", True, _G, "ready only when every model is"),
+    # models
+    Option("model-control-mode", "str", "none", _E, "none, poll or explicit"),
+    Option("repository-poll-secs", "float", 15.0, _E, "seconds between looks in poll mode"),
+    Option(
+        "load-model", "str", (), _E, "model to load at start in explicit mode; repeatable, '*' for all", repeat=True
+    ),
+    Option("disable-auto-complete-config", "flag", False, _E, "use configurations as written"),
+    Option("strict-model-config", "bool", None, _E, "old spelling of --disable-auto-complete-config"),
+    Option("model-load-thread-count", "int", 4, _E, "models loaded at once"),
+    Option("model-load-retry-count", "int", 0, _E, "tries again after a failed load"),
+    Option("model-config-name", "str", "", _E, "use configs/<name>.pbtxt where a model has it"),
+    Option("backend-config", "str", (), _E, "<backend>,<key>=<value> or ,<key>=<value>; repeatable", repeat=True),
+    # HTTP
+    Option("allow-http", "bool", True, _G, "serve HTTP"),
+    Option("http-address", "str", "0.0.0.0", _G, "address of the HTTP front"),
+    Option("http-port", "int", 8000, _G, "port of the HTTP front, 0 for a free one"),
+    Option("reuse-http-port", "bool", False, _G, "share the HTTP port with other processes"),
+    Option("http-thread-count", "int", 8, _G, "accepted for compatibility; the front is one event loop"),
+    Option("http-max-input-size", "int", 67_108_864, _G, "largest request in bytes, also decompressed"),
+    Option("http-header-forward-pattern", "str", "", _G, "headers that become request parameters"),
+    Option("http-restricted-api", "str", (), _G, "<group>[,<group>]:<header>=<value>; repeatable", repeat=True),
+    # gRPC
+    Option("allow-grpc", "bool", True, _G, "serve gRPC"),
+    Option("grpc-address", "str", "0.0.0.0", _G, "address of the gRPC front"),
+    Option("grpc-port", "int", 8001, _G, "port of the gRPC front, 0 for a free one"),
+    Option("reuse-grpc-port", "bool", False, _G, "share the gRPC port with other processes"),
+    Option("grpc-header-forward-pattern", "str", "", _G, "metadata that become request parameters"),
+    Option("grpc-restricted-protocol", "str", (), _G, "<group>[,<group>]:<key>=<value>; repeatable", repeat=True),
+    Option("grpc-infer-response-compression-level", "str", "none", _G, "none, low, medium or high"),
+    Option("grpc-use-ssl", "bool", False, _G, "TLS on the gRPC front"),
+    Option("grpc-use-ssl-mutual", "bool", False, _G, "TLS with client certificates"),
+    Option("grpc-server-cert", "str", "", _G, "PEM file"),
+    Option("grpc-server-key", "str", "", _G, "PEM file"),
+    Option("grpc-root-cert", "str", "", _G, "PEM file"),
+    Option("grpc-infer-thread-count", "int", 2, _G, "accepted for compatibility; the front is one event loop"),
+    Option("grpc-infer-allocation-pool-size", "int", 8, _G, "accepted for compatibility"),
+    Option("grpc-max-response-pool-size", "int", 2147483647, _G, "accepted for compatibility"),
+    Option("grpc-keepalive-time", "int", 7_200_000, _G, "ms"),
+    Option("grpc-keepalive-timeout", "int", 20_000, _G, "ms"),
+    Option("grpc-keepalive-permit-without-calls", "bool", False, _G, ""),
+    Option("grpc-http2-max-pings-without-data", "int", 2, _G, ""),
+    Option("grpc-http2-min-recv-ping-interval-without-data", "int", 300_000, _G, "ms"),
+    Option("grpc-http2-max-ping-strikes", "int", 2, _G, ""),
+    Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
+    Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
+    # metrics and logging
+    Option("allow-metrics", "bool", True, _ALL, "serve /metrics"),
+    Option("allow-cpu-metrics", "bool", True, _ALL, "accepted for compatibility"),
+    Option("allow-gpu-metrics", "bool", True, _ALL, "accepted for compatibility"),
+    Option("metrics-address", "str", "", _ALL, "address of /metrics; that of HTTP by default"),
+    Option("metrics-port", "int", 8002, _ALL, "port of /metrics, 0 for a free one"),
+    Option("metrics-interval-ms", "int", 2000, _ALL, "accepted for compatibility; values are read when scraped"),
+    Option("log-verbose", "int", 0, _ALL, "verbosity, 0 for none"),
+    Option("log-info", "bool", True, _ALL, "log information"),
+    Option("log-warning", "bool", True, _ALL, "log warnings"),
+    Option("log-error", "bool", True, _ALL, "log errors"),
+    # internal: how serve ties its children to itself
+    Option("metrics-socket", "str", "", frozenset({GATEWAY, BATCHER, EXECUTOR}), "unix socket of /metrics"),
+    Option(
+        "report-fd", "int", -1, frozenset({GATEWAY, BATCHER, EXECUTOR}), "descriptor that gets the ports and 'ready'"
+    ),
+    Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
+    # known, for later
+    _later("model-store"),
+    _later("model-namespacing"),
+    _later("backend-directory"),
+    _later("repoagent-directory"),
+    _later("host-policy"),
+    _later("pinned-memory-pool-byte-size"),
+    _later("cuda-memory-pool-byte-size"),
+    _later("cuda-virtual-address-size"),
+    _later("min-supported-compute-capability"),
+    _later("enable-peer-access"),
+    _later("model-load-gpu-limit"),
+    _later("buffer-manager-thread-count"),
+    _later("allow-client-shm"),
+    _later("cache-config"),
+    _later("cache-directory"),
+    _later("response-cache-byte-size"),
+    _later("rate-limit"),
+    _later("rate-limit-resource"),
+    _later("trace-config"),
+    _later("trace-file"),
+    _later("trace-level"),
+    _later("trace-rate"),
+    _later("trace-count"),
+    _later("trace-log-frequency"),
+    _later("log-format"),
+    _later("log-file"),
+    _later("metrics-config"),
+    _later("allow-sagemaker"),
+    _later("sagemaker-port"),
+    _later("allow-vertex-ai"),
+    _later("vertex-ai-port"),
+    _later("vertex-ai-default-model"),
+    _later("durability"),
+    _later("journal"),
+    _later("shm-dir"),
+    _later("blob-url"),
+)
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def options_of(role: str) -> list[Option]:
+    """The built options a role takes, in the table's order."""
+    return [option for option in OPTIONS if role in option.roles and option.built]
+
+
+def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: Mapping[str, Any]) -> Values:
+    """The values of every option of `role`, by key. Raises `StartupError` with one sentence."""
+    given = _flags(role, argv)
+    values: Values = {}
+    for option in options_of(role):
+        if option.name in given:
+            values[option.key] = _repeated(option, given[option.name], f"--{option.name}")
+            continue
+        variable = f"CHARONIA_{option.key.upper()}"
+        if variable in environment:
+            raw = (
+                [part for part in environment[variable].split("\n") if part]
+                if option.repeat
+                else [environment[variable]]
+            )
+            values[option.key] = _repeated(option, raw, variable)
+        elif option.name in file:
+            entry = file[option.name]
+            raw = [str(part) for part in (entry if isinstance(entry, list) else [entry])]
+            values[option.key] = _repeated(option, raw, f"'{option.name}' in the configuration file")
+        else:
+            values[option.key] = option.default
+    for name in file:
+        if name not in _BY_NAME:
+            raise StartupError(f"unknown option '{name}' in the configuration file")
+    return values
+
+
+def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
+    given: dict[str, list[str]] = {}
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise StartupError(f"unexpected argument '{word}': options are written --name=value or --name value")
+        name, equals, value = word[2:].partition("=")
+        option = _BY_NAME.get(name)
+        if option is None or (option.built and role not in option.roles):
+            raise StartupError(f"unknown option '--{name}'; 'charonia {role} --help' lists the options")
+        if not option.built:
+            raise StartupError(f"option '--{name}' is known but not supported by this release yet; remove it to go on")
+        if not equals:
+            if option.kind == "flag" or (option.kind == "bool" and (not rest or rest[0].startswith("--"))):
+                value = "true"
+            elif rest:
+                value = rest.pop(0)
+            else:
+                raise StartupError(f"option '--{name}' needs a value")
+        given.setdefault(name, []).append(value)
+    return given
+
+
+def _repeated(option: Option, raw: Sequence[str], where: str) -> Any:
+    if option.repeat:
+        return tuple(raw)
+    return _value(option, raw[-1], where)
+
+
+def _value(option: Option, text: str, where: str) -> Any:
+    try:
+        if option.kind == "int":
+            return int(text)
+        if option.kind == "float":
+            return float(text)
+    except ValueError:
+        raise StartupError(f"{where} must be a number, got '{text}'") from None
+    if option.kind in ("bool", "flag"):
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise StartupError(f"{where} must be true or false, got '{text}'")
+    return text
+
+
+def render(role: str, values: Values) -> list[str]:
+    """The flags that give `role` these values again: how serve hands its options to its parts."""
+    argv: list[str] = []
+    for option in options_of(role):
+        if option.key not in values or values[option.key] == option.default:
+            continue
+        entries = values[option.key] if option.repeat else (values[option.key],)
+        for entry in entries:
+            text = str(entry).lower() if isinstance(entry, bool) else str(entry)
+            argv.append(f"--{option.name}={text}")
+    return argv
+
+
+def usage(role: str) -> str:
+    """The option list of `--help`."""
+    lines = []
+    for option in options_of(role):
+        default = "" if option.default in ("", (), None, False) else f" (default {option.default})"
+        value = "" if option.kind == "flag" else " " + option.kind.upper()
+        lines.append(f"  --{option.name}{value}\n        {option.help}{default}")
+    return "\n".join(lines)

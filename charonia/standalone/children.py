@@ -1,0 +1,143 @@
+"""Child processes of `charonia serve`: started in its process group, watched by pidfd, told apart by role."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent ends; ends it now if the parent is gone already."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+class Child:
+    """One part as a process. `on_report` gets every JSON line it reports, `on_exit` its exit status once."""
+
+    def __init__(
+        self,
+        role: str,
+        argv: list[str],
+        on_report: Callable[[Child, dict[str, Any]], None],
+        on_exit: Callable[[Child, int], None],
+    ) -> None:
+        self.role = role
+        self._argv = argv
+        self._on_report = on_report
+        self._on_exit = on_exit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._report = b""
+        self.exited = asyncio.Event()
+        self.ready = False
+        self.status: int | None = None
+        self.failures = 0
+        self.started_at_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start (again). SIGINT stays blocked in the child: Ctrl-C reaches the whole group, the parent decides."""
+        reader, writer = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "charonia.cli",
+                    self._argv[0],
+                    f"--report-fd={writer}",
+                    *self._argv[1:],
+                ],
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "CHARONIA_PARENT_PID": str(os.getpid())},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            os.close(writer)
+        os.set_blocking(reader, False)
+        self._report = b""
+        self.ready = False
+        self.exited.clear()
+        self.started_at_s = self._loop.time()
+        self._loop.add_reader(reader, self._read, reader)
+        watch(self._loop, self._process, self._ended)
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def _read(self, descriptor: int) -> None:
+        try:
+            data = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+            return
+        *lines, self._report = (self._report + data).split(b"\n")
+        for line in lines:
+            self._on_report(self, json.loads(line))
+
+    def _ended(self, status: int) -> None:
+        self.ready = False
+        self.status = status
+        self.exited.set()
+        self._on_exit(self, status)
+
+
+def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], ended: Callable[[int], None]) -> None:
+    """Call `ended(returncode)` in the loop when a child ends."""
+    descriptor = os.pidfd_open(process.pid)
+
+    def exited() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        ended(process.wait())
+
+    loop.add_reader(descriptor, exited)
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """(pid, name) of every process below `pid`; the name is `instance:<model>` of a model instance, else its command."""
+    found: list[tuple[int, str]] = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        try:
+            tasks = list(Path(f"/proc/{parent}/task").iterdir())
+        except OSError:
+            continue
+        for task in tasks:
+            try:
+                children = [int(child) for child in (task / "children").read_text().split()]
+            except OSError:
+                continue
+            for child in children:
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                    marked = next((word for word in words if word.startswith("charonia-instance:")), "")
+                    found.append((child, marked.removeprefix("charonia-") or words[0]))
+                    waiting.append(child)
+    return found

@@ -1,0 +1,70 @@
+"""One metrics page for all parts of `serve`: scrapes their unix sockets and adds up equal series (design, "Metrics").
+
+Parts export only what they did, so a counter of two executors is their sum, and so is a gauge of what each holds.
+Histogram buckets add up like counters. Text in, text out; no metrics library is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+_TIMEOUT_S = 2.0
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+class MetricsUnion:
+    """Merges the pages of every `*.metrics` socket in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def render(self) -> bytes:
+        """The joint page; a part that does not answer in time is left out of this scrape."""
+        sockets = sorted(self._directory.glob("*.metrics"))
+        pages = await asyncio.gather(*(_scrape(path) for path in sockets))
+        return merge([page for page in pages if page])
+
+
+async def _scrape(path: Path) -> str:
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=_MOST_BYTES)
+            try:
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: part\r\nConnection: close\r\n\r\n")
+                answer = await reader.read(-1)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return ""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return body.decode() if b" 200 " in head.split(b"\r\n", 1)[0] else ""
+
+
+def merge(pages: list[str]) -> bytes:
+    """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added."""
+    heads: dict[str, list[str]] = {}
+    series: dict[str, dict[str, float]] = {}
+    for page in pages:
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("# "):
+                _, word, name, *_ = [*line.split(" ", 3), "", "", ""]
+                family = name
+                known = heads.setdefault(family, [])
+                if not any(head.split(" ", 2)[1] == word for head in known):
+                    known.append(line)
+                series.setdefault(family, {})
+            elif line:
+                name, _, value = line.rpartition(" ")
+                values = series.setdefault(family, {})
+                values[name] = values.get(name, 0.0) + float(value)
+    lines: list[str] = []
+    for family, values in series.items():
+        lines += heads.get(family, [])
+        lines += [f"{name} {_number(value)}" for name, value in values.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)

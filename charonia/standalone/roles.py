@@ -1,0 +1,294 @@
+"""Runs one role (gateway, batcher, executor) in this process: settings from options, the log, the service, signals.
+
+A service draws its incarnation here, reports its endpoints and "ready" to the supervisor's descriptor when it has one,
+drains on SIGTERM and SIGINT and exits 0, or 1 when work was still running after `--exit-timeout-secs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+from charonia.clock import monotonic_ns
+from charonia.errors import StartupError
+from charonia.eventlog.port import EventLog
+from charonia.options import Values
+from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings
+
+from .logs import configure_logging
+
+_log = logging.getLogger(__name__)
+
+Stop = Callable[[], Awaitable[bool]]
+
+
+def incarnation(role: str) -> str:
+    """A name no other start of any process has: role, host, pid and 32 random bits."""
+    host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40]
+    return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def run_role(role: str, values: Values) -> int:
+    """Run `role` until a signal stops it; the process's exit code. Raises `StartupError`."""
+    configure_logging(values)
+    if not values["log_url"]:
+        raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_run(role, values))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(role, values))
+
+
+async def _run(role: str, values: Values) -> int:
+    from charonia.eventlog.redis import RedisLog
+
+    log = RedisLog(values["log_url"])
+    await _open(log, patient=values["report_fd"] >= 0)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    failed = asyncio.Event()
+    start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor}[role]
+    endpoints, stop = await start(log, values, failed)
+    _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
+    _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
+    waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(failed.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    clean = await stop()
+    with contextlib.suppress(Exception):
+        await log.close()
+    if failed.is_set():
+        return 1
+    if not clean:
+        _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
+    return 0 if clean else 1
+
+
+async def _open(log: EventLog, *, patient: bool) -> None:
+    """Connect; a part of `serve` waits for the private server that starts beside it."""
+    give_up_at = monotonic_ns() + 10_000_000_000
+    while True:
+        try:
+            return await log.open()
+        except StartupError:
+            if not patient or monotonic_ns() > give_up_at:
+                raise
+            await asyncio.sleep(0.02)
+
+
+def _report(descriptor: int, message: object) -> None:
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+
+# -- gateway -----------------------------------------------------------------------------------------------------------
+
+
+async def _gateway(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+    from gateway.app import GatewayApp
+
+    app = GatewayApp(log, gateway_settings(values), LogSettings(url=values["log_url"]))
+    await app.start()
+
+    async def report_serving() -> None:
+        await app.became_ready()
+        _report(values["report_fd"], {"serving": True})
+
+    reporting = asyncio.create_task(report_serving(), name="report serving")
+
+    async def stop() -> bool:
+        reporting.cancel()
+        return await app.stop()
+
+    return app.endpoints, stop
+
+
+def gateway_settings(values: Values) -> GatewaySettings:
+    """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction."""
+    keepalive = {
+        "grpc.keepalive_time_ms": values["grpc_keepalive_time"],
+        "grpc.keepalive_timeout_ms": values["grpc_keepalive_timeout"],
+        "grpc.keepalive_permit_without_calls": int(values["grpc_keepalive_permit_without_calls"]),
+        "grpc.http2.max_pings_without_data": values["grpc_http2_max_pings_without_data"],
+        "grpc.http2.min_ping_interval_without_data_ms": values["grpc_http2_min_recv_ping_interval_without_data"],
+        "grpc.http2.max_ping_strikes": values["grpc_http2_max_ping_strikes"],
+    }
+    if values["grpc_max_connection_age"]:
+        keepalive["grpc.max_connection_age_ms"] = values["grpc_max_connection_age"]
+    if values["grpc_max_connection_age_grace"]:
+        keepalive["grpc.max_connection_age_grace_ms"] = values["grpc_max_connection_age_grace"]
+    return GatewaySettings(
+        incarnation=incarnation("gateway"),
+        server_id=values["id"],
+        http_address=values["http_address"],
+        http_port=values["http_port"] if values["allow_http"] else -1,
+        grpc_address=values["grpc_address"],
+        grpc_port=values["grpc_port"] if values["allow_grpc"] else -1,
+        metrics_address=values["metrics_address"] or values["http_address"],
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        reuse_http_port=values["reuse_http_port"],
+        reuse_grpc_port=values["reuse_grpc_port"],
+        http_max_input_size=values["http_max_input_size"],
+        http_header_forward_pattern=values["http_header_forward_pattern"],
+        grpc_header_forward_pattern=values["grpc_header_forward_pattern"],
+        http_restricted_api=_restrictions("http-restricted-api", values["http_restricted_api"]),
+        grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
+        grpc_use_ssl=values["grpc_use_ssl"] or values["grpc_use_ssl_mutual"],
+        grpc_use_ssl_mutual=values["grpc_use_ssl_mutual"],
+        grpc_server_cert=values["grpc_server_cert"],
+        grpc_server_key=values["grpc_server_key"],
+        grpc_root_cert=values["grpc_root_cert"],
+        grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
+        grpc_keepalive=keepalive,
+        strict_readiness=values["strict_readiness"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+    )
+
+
+_API_GROUPS = {
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+}
+
+
+def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...)."""
+    seen: set[str] = set()
+    parsed = []
+    for entry in entries:
+        groups_text, colon, rest = entry.partition(":")
+        header, equals, value = rest.partition("=")
+        groups = tuple(groups_text.split(","))
+        if not colon or not equals or not header:
+            raise StartupError(f"--{option} must be <group>[,<group>]:<header>=<value>, got '{entry}'")
+        for group in groups:
+            if group not in _API_GROUPS:
+                raise StartupError(
+                    f"--{option}: unknown api '{group}', expected one of {', '.join(sorted(_API_GROUPS))}"
+                )
+            if group in seen:
+                raise StartupError(f"api '{group}' can not be specified in multiple config groups")
+            seen.add(group)
+        parsed.append((groups, header, value))
+    return tuple(parsed)
+
+
+# -- batcher -----------------------------------------------------------------------------------------------------------
+
+
+async def _batcher(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+    from batcher.app import BatcherApp
+
+    app = BatcherApp(log, _batcher_settings(values), LogSettings(url=values["log_url"]))
+    await app.start()
+
+    async def stop() -> bool:
+        await app.stop()
+        return True
+
+    return {}, stop
+
+
+def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSettings:
+    own_metrics = values["allow_metrics"] and not colocated
+    return BatcherSettings(
+        incarnation=incarnation("batcher"),
+        exit_timeout_secs=values["exit_timeout_secs"],
+        prefetch=0 if colocated else 1,
+        metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if own_metrics else "",
+    )
+
+
+# -- executor ----------------------------------------------------------------------------------------------------------
+
+
+async def _executor(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+    from charonia.eventlog.colocated import ColocatedLog
+    from charonia.eventlog.memory import MemoryLog
+    from executors.app import ExecutorApp
+
+    settings = executor_settings(values)
+    log_settings = LogSettings(url=values["log_url"])
+    if not settings.hosts_batcher:
+        executor = ExecutorApp(log, settings, log_settings, on_failure=failed.set)
+        await executor.start()
+        return {}, executor.stop
+
+    from batcher.app import BatcherApp
+
+    joint = ColocatedLog(log, MemoryLog())
+    executor = ExecutorApp(joint, settings, log_settings, on_failure=failed.set)
+    batcher = BatcherApp(
+        joint, _batcher_settings(values, colocated=True), log_settings, local_executor=settings.incarnation
+    )
+    executor.add_metrics(batcher.metrics.render)
+    # the batcher first: whoever is ready with models must find somebody who decides for them
+    await batcher.start()
+    await executor.start()
+
+    async def stop() -> bool:
+        clean = await executor.stop()
+        await batcher.stop()
+        return clean
+
+    return {}, stop
+
+
+def executor_settings(values: Values) -> ExecutorSettings:
+    """`ExecutorSettings` from option values. Raises `StartupError` for values that cannot work."""
+    mode = values["model_control_mode"]
+    if mode not in ("none", "poll", "explicit"):
+        raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{mode}'")
+    load = values["load_model"]
+    if "*" in load and len(load) > 1:
+        raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    backend_config: dict[str, dict[str, str]] = {}
+    for entry in values["backend_config"]:
+        backend, comma, setting = entry.partition(",")
+        key, equals, value = setting.partition("=")
+        if not comma or not equals:
+            raise StartupError(f"--backend-config must be <backend>,<key>=<value>, got '{entry}'")
+        backend_config.setdefault(backend, {})[key] = value
+    strict = values["strict_model_config"]
+    return ExecutorSettings(
+        incarnation=incarnation("executor"),
+        model_repository=values["model_repository"],
+        pool=values["pool"],
+        model_control_mode=mode,
+        repository_poll_secs=values["repository_poll_secs"],
+        load_model=load,
+        exit_on_error=values["exit_on_error"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+        disable_auto_complete_config=values["disable_auto_complete_config"] if strict is None else strict,
+        model_load_thread_count=values["model_load_thread_count"],
+        model_load_retry_count=values["model_load_retry_count"],
+        model_config_name=values["model_config_name"],
+        backend_config=backend_config,
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        hosts_batcher=values["with_batcher"],
+    )

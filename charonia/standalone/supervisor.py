@@ -1,0 +1,303 @@
+"""`charonia serve`: the private log, one gateway, executors and their batcher on this machine, started and stopped together.
+
+The supervisor imports no service and no library beyond the standard one, so that it starts at once and stays small. A
+part that dies is started again, with back-off; one that cannot start at all ends the server with its own sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from charonia.errors import StartupError
+from charonia.eventlog.embedded import PrivateServer, find_server
+from charonia.options import BATCHER, EXECUTOR, GATEWAY, Values, render
+from charonia.telemetry import MetricsEndpoint
+
+from .children import Child, descendants, watch
+from .metrics import MetricsUnion
+
+_log = logging.getLogger(__name__)
+_FIRST_BACKOFF_S = 0.05
+_MOST_BACKOFF_S = 5.0
+_STABLE_S = 30.0
+_GRACE_S = 5.0
+_CENSUS_S = 1.0
+
+
+def default_state_dir() -> str:
+    """`$XDG_STATE_HOME/charonia`, or `~/.local/state/charonia`."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(base) / "charonia")
+
+
+def serve(values: Values) -> int:
+    """Run everything until a signal; the exit code. Raises `StartupError`."""
+    return asyncio.run(Supervisor(values).run())
+
+
+class Supervisor:
+    """The parent of all parts."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._state_dir = Path(values["state_dir"] or default_state_dir()).expanduser().absolute()
+        self._runtime_dir = Path(tempfile.gettempdir())
+        self._children: list[Child] = []
+        self._server: PrivateServer | None = None
+        self._log_url = values["log_url"]
+        self._stopping = False
+        self._stop_wanted = asyncio.Event()
+        self._serving = asyncio.Event()
+        self._failed = ""
+        self._endpoints: dict[str, str] = {}
+        self._metrics: MetricsEndpoint | None = None
+        self._census: list[dict[str, Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        _check_repositories(self._values["model_repository"])
+        lock = self._lock_state_dir()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_wanted.set)
+        self._runtime_dir = Path(tempfile.mkdtemp(prefix="charonia-"))
+        try:
+            self._start_log()
+            self._start_children()
+            await self._start_metrics()
+            self._spawn(self._take_census())
+            await self._wait(self._serving)
+            if self._serving.is_set() and not self._failed:
+                self._announce()
+                await self._wait(None)
+            clean = await self._stop()
+            return 0 if clean and not self._failed else 1
+        finally:
+            await self._kill_all()
+            shutil.rmtree(self._runtime_dir, ignore_errors=True)
+            lock.close()
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _lock_state_dir(self) -> Any:
+        try:
+            self._state_dir.mkdir(parents=True, exist_ok=True)
+            lock = (self._state_dir / "lock").open("w")
+        except OSError as error:
+            raise StartupError(f"state directory '{self._state_dir}' cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise StartupError(
+                f"state directory '{self._state_dir}' is used by another charonia serve; give this one its own with "
+                "--state-dir"
+            ) from None
+        return lock
+
+    def _start_log(self) -> None:
+        if self._log_url:
+            return
+        binary = find_server(self._values["log_server"] or None)
+        self._server = PrivateServer(self._state_dir, binary)
+        # SIGINT stays blocked in the server: on Ctrl-C it must outlive the parts that drain into it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._server.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._log_url = self._server.url
+        watch(asyncio.get_running_loop(), self._server.process, self._log_ended)
+
+    def _start_children(self) -> None:
+        values = {**self._values, "log_url": self._log_url, "config": ""}
+        executors = values["executors"]
+        if executors < 1:
+            raise StartupError(f"--executors must be at least 1, got {executors}")
+        batcher = values["batcher"]
+        if batcher not in ("auto", "separate", "colocated"):
+            raise StartupError(f"--batcher must be auto, separate or colocated, got '{batcher}'")
+        if batcher == "colocated" and executors > 1:
+            raise StartupError("--batcher colocated needs --executors 1: several executors share one batcher process")
+        colocated = batcher != "separate" and executors == 1
+        self._add(GATEWAY, GATEWAY, values)
+        if not colocated:
+            self._add(BATCHER, BATCHER, values)
+        for _ in range(executors):
+            self._add(EXECUTOR, "executor+batcher" if colocated else EXECUTOR, {**values, "with_batcher": colocated})
+        for child in self._children:
+            child.start()
+        self._take_census_once()
+
+    def _add(self, role: str, name: str, values: Values) -> None:
+        socket_path = str(self._runtime_dir / f"{role}-{len(self._children)}.metrics")
+        argv = [role, *render(role, {**values, "metrics_socket": socket_path if values["allow_metrics"] else ""})]
+        self._children.append(Child(name, argv, self._on_report, self._on_exit))
+
+    async def _start_metrics(self) -> None:
+        if not self._values["allow_metrics"]:
+            return
+        union = MetricsUnion(self._runtime_dir)
+        self._metrics = MetricsEndpoint(
+            union.render,
+            address=self._values["metrics_address"] or self._values["http_address"],
+            port=self._values["metrics_port"],
+            socket_path="",
+        )
+        await self._metrics.start()
+        self._endpoints["metrics"] = f"{self._metrics.address}:{self._metrics.port}"
+
+    def _on_report(self, child: Child, report: dict[str, Any]) -> None:
+        if report.get("ready"):
+            child.ready = True
+            if child.role == GATEWAY:
+                self._endpoints.update(report["endpoints"])
+                self._write_endpoints()
+        if report.get("serving"):
+            self._serving.set()
+
+    def _write_endpoints(self) -> None:
+        reachable = {name: _reachable(where) for name, where in self._endpoints.items()}
+        _write_json(self._state_dir / "endpoints.json", {**reachable, "log": self._log_url})
+
+    def _announce(self) -> None:
+        for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
+            if name in self._endpoints:
+                print(f"{name:8} {scheme}{_reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
+        print("ready: Ctrl-C stops the server", flush=True)  # noqa: T201
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    async def _wait(self, event: asyncio.Event | None) -> None:
+        """Until a stop is wanted, a part has failed for good, or `event` is set."""
+        waits = [asyncio.create_task(self._stop_wanted.wait())]
+        if event is not None:
+            waits.append(asyncio.create_task(event.wait()))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def _on_exit(self, child: Child, status: int) -> None:
+        self._take_census_once()
+        if self._stopping:
+            return
+        if not self._serving.is_set():
+            self._failed = f"{child.role} ended with status {status} while starting"
+            self._stop_wanted.set()
+            return
+        loop = asyncio.get_running_loop()
+        child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
+        wait_s = min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (child.failures - 1))
+        _log.error(
+            "%s (pid %d) ended with status %d; starting it again in %.2f s", child.role, child.pid, status, wait_s
+        )
+        loop.call_later(wait_s, self._restart, child)
+
+    def _restart(self, child: Child) -> None:
+        if not self._stopping:
+            child.start()
+            self._take_census_once()
+
+    def _log_ended(self, status: int) -> None:
+        if self._stopping or self._server is None:
+            return
+        if not self._serving.is_set():
+            self._failed = f"the private log server ended with status {status}; see {self._state_dir}"
+            print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
+            self._stop_wanted.set()
+            return
+        _log.error("the private log server ended with status %d; starting it again", status)
+        with contextlib.suppress(StartupError):
+            self._server.start()
+            watch(asyncio.get_running_loop(), self._server.process, self._log_ended)
+        self._take_census_once()
+
+    async def _take_census(self) -> None:
+        while True:
+            await asyncio.sleep(_CENSUS_S)
+            self._take_census_once()
+
+    def _take_census_once(self) -> None:
+        """`processes.json`: role and pid of every process of the server, model instances included."""
+        census: list[dict[str, Any]] = [{"role": "serve", "pid": os.getpid()}]
+        if self._server is not None and self._server.process.returncode is None:
+            census.append({"role": "redis", "pid": self._server.process.pid})
+        for child in self._children:
+            if child.pid and not child.exited.is_set():
+                census.append({"role": child.role, "pid": child.pid})
+                census += [{"role": name, "pid": pid, "parent": child.pid} for pid, name in descendants(child.pid)]
+        if census != self._census:
+            self._census = census
+            _write_json(self._state_dir / "processes.json", census)
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> bool:
+        """Gateway first (it finishes what is open), then those who execute, then the log. True: all drained in time."""
+        self._stopping = True
+        timeout_s = self._values["exit_timeout_secs"] + _GRACE_S
+        clean = True
+        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER)):
+            group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
+            for child in group:
+                child.signal(signal.SIGTERM)
+            if group:
+                waits = [asyncio.create_task(child.exited.wait()) for child in group]
+                _, late = await asyncio.wait(waits, timeout=timeout_s)
+                clean = clean and not late
+                for wait in late:
+                    wait.cancel()
+        clean = clean and all(child.status in (0, None) for child in self._children)
+        if self._metrics is not None:
+            await self._metrics.close()
+        return clean
+
+    async def _kill_all(self) -> None:
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for child in self._children:
+            if child.pid and not child.exited.is_set():
+                child.signal(signal.SIGKILL)
+                await child.exited.wait()
+        if self._server is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
+        for name in ("processes.json", "endpoints.json"):
+            (self._state_dir / name).unlink(missing_ok=True)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _check_repositories(paths: tuple[str, ...]) -> None:
+    if not paths:
+        raise StartupError("charonia serve needs --model-repository, the directory that holds the models")
+    for path in paths:
+        if not Path(path).is_dir():
+            raise StartupError(f"model repository '{path}' is not a directory")
+
+
+def _reachable(where: str) -> str:
+    """An address a client on this machine can dial."""
+    host, _, port = where.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"
+
+
+def _write_json(path: Path, content: object) -> None:
+    temporary = path.with_suffix(".tmp")
+    with contextlib.suppress(OSError):
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)

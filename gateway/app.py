@@ -1,0 +1,85 @@
+"""Composes one gateway: fronts over the service over the log. The only place where its parts meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.membership import Membership
+from charonia.eventlog.port import EventLog
+from charonia.settings import GatewaySettings, LogSettings
+from charonia.telemetry import MetricsEndpoint
+
+from .grpc.server import GrpcFront
+from .http.server import HttpFront
+from .service import GatewayService
+
+
+class GatewayApp:
+    """One gateway process. `endpoints` maps front to host:port once started."""
+
+    def __init__(self, log: EventLog, settings: GatewaySettings, log_settings: LogSettings) -> None:
+        self._settings = settings
+        self._control = ControlPlane(
+            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+        )
+        self._membership = Membership(
+            log,
+            "gateway",
+            settings.incarnation,
+            interval_ms=log_settings.heartbeat_interval_ms,
+            ttl_ms=log_settings.gateway_ttl_ms,
+        )
+        self.service = GatewayService(log, self._control, settings)
+        self._http = HttpFront(settings, self.service) if settings.http_port >= 0 else None
+        self._grpc = GrpcFront(settings, self.service) if settings.grpc_port >= 0 else None
+        self._metrics = MetricsEndpoint(
+            self.service.metrics.render,
+            address=settings.metrics_address,
+            port=settings.metrics_port,
+            socket_path=settings.metrics_socket,
+        )
+        self.endpoints: dict[str, str] = {}
+
+    async def start(self) -> None:
+        """Bind the fronts and join. Raises `StartupError` when a port is taken."""
+        await self._control.start()
+        await self.service.start()
+        for name, address, front in (
+            ("http", self._settings.http_address, self._http),
+            ("grpc", self._settings.grpc_address, self._grpc),
+        ):
+            if front is not None:
+                await front.start()
+                self.endpoints[name] = f"{address}:{front.port}"
+        await self._metrics.start()
+        if self._metrics.port:
+            self.endpoints["metrics"] = f"{self._settings.metrics_address}:{self._metrics.port}"
+        await self._membership.start()
+
+    async def became_ready(self) -> None:
+        """Wait until readiness is true for the first time."""
+        while not self.service.ready():
+            await self._control.changed()
+
+    async def stop(self) -> bool:
+        """Drain and leave: False when requests were still open after `exit_timeout_secs` (R41)."""
+        timeout_s = self._settings.exit_timeout_secs
+        self.service.begin_drain()
+        fronts = [front for front in (self._http, self._grpc) if front is not None]
+        for front in fronts:
+            await front.stop_accepting()
+        finished = True
+        try:
+            await asyncio.wait_for(self.service.drained(), timeout_s)
+        except TimeoutError:
+            finished = False
+        for front in fronts:
+            await front.close(1.0 if finished else 0.0)
+        with contextlib.suppress(Exception):
+            await self._membership.leave("drained")
+        await self.service.close()
+        await self._metrics.close()
+        await self._control.close()
+        return finished
