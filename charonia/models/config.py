@@ -22,6 +22,7 @@ from .normalisation import normalise
 from .platforms import ENSEMBLE
 from .sequence_validation import check_sequence_batching, check_states
 from .support import unsupported_features
+from .warmup_validation import check_file_names, check_warmups
 
 __all__ = [
     "ConfigError",
@@ -75,12 +76,17 @@ def validate_structure(config: ModelConfig, directory_name: str) -> None:
 
 
 def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
-    """What keeps instances from being created (C5-C7, C9, C20-C22, C45): `InstanceError`. Needs a completed config."""
+    """What keeps instances from being created (C5-C9, C12, C17, C20-C22, C45): `InstanceError`.
+
+    Needs a completed, normalised configuration.
+    """
     check_tensors(config)
     check_batch_io(config)
     check_instance_groups(config, gpus)
     if config.HasField("sequence_batching"):
         check_states(config)
+    check_file_names(config)
+    check_warmups(config)
 
 
 def _check_metrics(config: ModelConfig) -> None:

@@ -22,8 +22,6 @@ def parse(text: str) -> ModelConfig:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
         raise StructureError(_located(error)) from error
-    except UnicodeEncodeError as error:  # a lone surrogate: the text was read with an escape handler
-        raise StructureError(f"the text is not valid Unicode: {error.reason}") from error
 
 
 def unparse(config: ModelConfig) -> str:

@@ -1,0 +1,98 @@
+"""The JSON of a configuration as clients see and send it (H6, C60, C61)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from charonia.models.config import StructureError, from_json, to_json
+from charonia.models.pbtxt import parse
+
+
+def test_enums_are_words_and_wide_integers_numbers() -> None:
+    config = parse(
+        "name: 'm' input { name: 'x' data_type: TYPE_STRING dims: [-1, 9007199254740993] }"
+        "dynamic_batching { max_queue_delay_microseconds: 18446744073709551615"
+        " priority_queue_policy { key: 18446744073709551615 value { } } }"
+    )
+    document = json.loads(json.dumps(to_json(config)))
+    assert document["input"][0]["data_type"] == "TYPE_STRING"
+    assert document["input"][0]["dims"] == [-1, 9007199254740993]
+    assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 18446744073709551615
+    assert list(document["dynamic_batching"]["priority_queue_policy"]) == ["18446744073709551615"]
+
+
+def test_every_scalar_default_is_printed_and_unset_messages_are_not() -> None:
+    document = to_json(parse("dynamic_batching { }"))
+    assert document["dynamic_batching"] == {
+        "preferred_batch_size": [],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
+    assert document["metric_tags"] == {}
+    assert document["runtime"] == ""
+    assert not {"sequence_batching", "optimization", "version_policy", "response_cache"} & set(document)
+
+
+def test_keys_follow_the_order_of_the_published_message() -> None:
+    assert list(to_json(parse("version_policy { all { } }")))[:8] == [
+        "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output",
+    ]  # fmt: skip
+
+
+def test_members_of_a_choice_are_printed_only_when_set() -> None:
+    config = parse("model_warmup { inputs { key: 'x' value { random_data: false } } }")
+    assert to_json(config)["model_warmup"][0]["inputs"]["x"] == {
+        "data_type": "TYPE_INVALID",
+        "dims": [],
+        "random_data": False,
+    }
+
+
+def test_narrow_floats_are_printed_short() -> None:
+    document = to_json(parse("sequence_batching { direct { minimum_slot_utilization: 0.1 } }"))
+    assert json.dumps(document["sequence_batching"]["direct"]["minimum_slot_utilization"]) == "0.1"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '{"max_batch_size": "16", "input": [{"name": "x", "dims": ["3", -1]}]}',
+        b'{"max_batch_size": 16, "input": [{"name": "x", "dims": [3, "-1"]}]}',
+        {"max_batch_size": 16, "input": [{"name": "x", "dims": [3, -1]}]},
+        {"maxBatchSize": 16.0, "input": [{"name": "x", "dims": [3, -1]}]},
+    ],
+)
+def test_integers_may_be_strings(source: Any) -> None:
+    assert from_json(source) == parse("max_batch_size: 16 input { name: 'x' dims: [3, -1] }")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "{",
+        "[]",
+        "5",
+        "null",
+        b"\xff",
+        "[" * 100_000,
+        '{"unknown": 1}',
+        '{"max_batch_size": "x"}',
+        '{"max_batch_size": 1.5}',
+        '{"max_batch_size": 99999999999}',
+        '{"input": 5}',
+        '{"input": [5]}',
+        '{"input": [{"data_type": "TYPE_NOPE"}]}',
+        '{"parameters": {"a": 5}}',
+        '{"dynamic_batching": {}, "sequence_batching": {}}',
+    ],
+)
+def test_what_cannot_be_read(source: Any) -> None:
+    with pytest.raises(StructureError, match="the model configuration"):
+        from_json(source)
