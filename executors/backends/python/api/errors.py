@@ -1,0 +1,51 @@
+"""Errors of model code: the exception it raises and the error object it puts into a response (items P10, P12)."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from charonia.errors import ErrorCode
+
+
+class TritonModelException(Exception):
+    """Raised by `triton_python_backend_utils`, and by models, to fail a load or a whole batch (P12)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self._message = message
+
+    def message(self) -> str:
+        return self._message
+
+
+class TritonError:
+    """Fails one request when given as `error` of its response (P10). Codes are those of item E1."""
+
+    UNKNOWN = int(ErrorCode.UNKNOWN)
+    INTERNAL = int(ErrorCode.INTERNAL)
+    NOT_FOUND = int(ErrorCode.NOT_FOUND)
+    INVALID_ARG = int(ErrorCode.INVALID_ARG)
+    UNAVAILABLE = int(ErrorCode.UNAVAILABLE)
+    UNSUPPORTED = int(ErrorCode.UNSUPPORTED)
+    ALREADY_EXISTS = int(ErrorCode.ALREADY_EXISTS)
+    CANCELLED = int(ErrorCode.CANCELLED)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        if not TritonError.UNKNOWN <= code <= TritonError.CANCELLED:
+            code = TritonError.UNKNOWN
+        self._message = str(message)
+        self._code = int(code)
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+def not_supported_yet(what: str) -> NoReturn:
+    """Raise for a part of the interface that this server knows but does not have yet."""
+    raise TritonModelException(f"{what} is not supported yet by this server's python backend.")

@@ -1,0 +1,192 @@
+"""Requests and responses as model code sees them (items P9, P10), and the ways to find a tensor in one (P8)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import TritonError, TritonModelException, not_supported_yet
+from .tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_CPU_PINNED = 1
+TRITONSERVER_MEMORY_GPU = 2
+
+
+class PreferredMemory:
+    """Where a caller would like outputs to be; a wish only."""
+
+    def __init__(self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request; without tracing there is no context (P17)."""
+
+    def get_context(self) -> str | None:
+        return None
+
+
+class InferenceRequest:
+    """One request of a batch. Models may also make one, for calls to other models, which cannot be sent yet (P13)."""
+
+    def __init__(
+        self,
+        model_name: str = "",
+        requested_output_names: Sequence[str] = (),
+        inputs: Sequence[Tensor] = (),
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | str | None = None,
+    ) -> None:
+        where = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        if any(tensor is None for tensor in inputs):
+            raise TritonModelException(f"Input tensor {where}")
+        if any(name == "" for name in requested_output_names):
+            raise TritonModelException(f"Requested output name {where}")
+        self._model_name = model_name
+        self._outputs = list(requested_output_names)
+        self._inputs = list(inputs)
+        self._id = request_id
+        self._correlation_id = correlation_id
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory or PreferredMemory()
+        self._trace = trace or InferenceTrace()
+        self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        """The outputs to make: those the client named, or all of the model's."""
+        return self._outputs
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def model_version(self) -> int:
+        return self._model_version
+
+    def flags(self) -> int:
+        """Sequence start and end bits."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """The request's queue time-out in microseconds, 0 for none (I11)."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The custom parameters as the text of a JSON object (P9)."""
+        return self._parameters
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has given up. Cancels do not reach running models yet, so this is false."""
+        return False
+
+    def get_response_sender(self) -> Any:
+        not_supported_yet("InferenceRequest.get_response_sender()")
+
+    def set_release_flags(self, flags: int) -> None:
+        """Only RELEASE_ALL, the default; rescheduling comes with iterative sequences."""
+        if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            not_supported_yet("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        not_supported_yet("InferenceRequest.exec()")
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        not_supported_yet("InferenceRequest.async_exec()")
+
+
+class InferenceResponse:
+    """The answer to one request; with `error` the tensors are ignored (P10)."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, str | int | bool] | None = None,
+    ) -> None:
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error of an InferenceResponse must be a TritonError, found type '{type(error)}'.")
+        for tensor in output_tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors must be Tensor objects, found type '{type(tensor)}'.")
+        self._outputs = list(output_tensors)
+        self._error = error
+        self.checked_parameters = _checked(parameters or {})
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._outputs
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """The parameters as the text of a JSON object."""
+        return parameters_text(self.checked_parameters)
+
+
+def parameters_text(parameters: Mapping[str, Any]) -> str:
+    """The JSON text of parameters; `{}` for none."""
+    return json.dumps(dict(parameters), separators=(",", ":")) if parameters else "{}"
+
+
+def _checked(parameters: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input of that name, or `None`."""
+    return _named(inference_request.inputs(), name)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of that name, or `None`."""
+    return _named(inference_response.output_tensors(), name)
+
+
+def _named(tensors: Sequence[Tensor], name: str) -> Tensor | None:
+    for tensor in tensors:
+        if tensor.name() == name:
+            return tensor
+    return None

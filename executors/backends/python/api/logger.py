@@ -1,0 +1,56 @@
+"""`pb_utils.Logger`: log lines of model code, sent to the executor (item P15)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+_LEVELS = ("INFO", "WARNING", "ERROR", "VERBOSE")
+
+
+def _to_stderr(level: int, file: str, line: int, message: str) -> None:
+    sys.stderr.write(f"{_LEVELS[level]} {file}:{line}] {message}\n")
+
+
+_sink: Callable[[int, str, int, str], None] = _to_stderr
+
+
+def send_lines_to(sink: Callable[[int, str, int, str], None] | None) -> None:
+    """Where lines go: called with level, file, line, message; `None` is stderr."""
+    global _sink
+    _sink = sink or _to_stderr
+
+
+class Logger:
+    """Used without an instance: `pb_utils.Logger.log_info("...")`."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    @staticmethod
+    def log(message: str, level: int = INFO) -> None:
+        _send(level, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        _send(Logger.INFO, message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        _send(Logger.WARNING, message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        _send(Logger.ERROR, message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        _send(Logger.VERBOSE, message)
+
+
+def _send(level: int, message: str) -> None:
+    caller = sys._getframe(2)
+    level = level if 0 <= level < len(_LEVELS) else Logger.INFO
+    _sink(level, caller.f_code.co_filename, caller.f_lineno, str(message))

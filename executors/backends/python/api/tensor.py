@@ -1,0 +1,132 @@
+"""`pb_utils.Tensor`: a named NumPy array, given and taken by model code (item P7). Host memory only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .dtypes import BF16, BYTES, Array, deserialize_bytes_tensor, number_of, serialize_byte_tensor, triton_to_numpy_type
+from .errors import TritonModelException
+
+_DLPACK_CPU = (1, 0)
+
+
+class Tensor:
+    """A tensor of any shape; BYTES tensors are object arrays of bytes. Arrays of str are taken as well (P7)."""
+
+    __slots__ = ("_array", "_encoded", "_name", "_number", "_shape")
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor '{name}' needs a numpy.ndarray, found type '{type(numpy_array)}'.")
+        self._name = name
+        self._number = number_of(numpy_array.dtype)
+        self._shape: tuple[int, ...] = numpy_array.shape
+        self._array: Array | None = numpy_array
+        self._encoded: memoryview | None = None
+
+    @classmethod
+    def received(cls, name: str, number: int, shape: tuple[int, ...], data: memoryview) -> Tensor:
+        """The tensor of raw bytes as they came in; the array is made when it is first read."""
+        tensor = cls.__new__(cls)
+        tensor._name, tensor._number, tensor._shape = name, number, shape
+        tensor._array, tensor._encoded = None, data
+        return tensor
+
+    def name(self) -> str:
+        return self._name
+
+    def shape(self) -> list[int]:
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        """The number of the element type in a model configuration (T1)."""
+        return self._number
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def as_numpy(self) -> Array:
+        """The array, writable and not copied."""
+        if self._array is None:
+            encoded = self._encoded if self._encoded is not None else memoryview(b"")
+            if self._number == BYTES:
+                self._array = deserialize_bytes_tensor(encoded).reshape(self._shape)
+            else:
+                dtype = np.dtype(triton_to_numpy_type(self._number))
+                self._array = np.frombuffer(encoded, dtype=dtype).reshape(self._shape)
+            self._encoded = None
+        return self._array
+
+    def encoded(self) -> memoryview | bytes:
+        """The raw encoding (T2, T3); an array in another layout or byte order is converted first."""
+        if self._array is None:
+            return self._encoded if self._encoded is not None else b""
+        array = self._array
+        if self._number == BYTES:
+            return serialize_byte_tensor(array) or b""
+        if array.size == 0:
+            return b""
+        plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        return plain.reshape(-1).view(np.uint8).data
+
+    # -- DLPack --------------------------------------------------------------------------------------------------------
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule over the same memory. Raises `TritonModelException` for BYTES and BF16."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        if self._number == BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        if self._number == BF16:
+            raise TritonModelException("DLPack of BF16 tensors is not supported yet; use as_numpy() with ml_dtypes.")
+        array = self.as_numpy()
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return array.__dlpack__(stream=stream, **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CPU
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """The tensor of a DLPack capsule or of an object with `__dlpack__`, sharing its memory."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if type(tensor).__name__ == "PyCapsule":
+            source = _Capsule(tensor)
+        elif hasattr(tensor, "__dlpack__"):
+            source = tensor
+        else:
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have a `__dlpack__` attribute"
+            )
+        try:
+            array = np.from_dlpack(source)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TritonModelException(
+                f"DLPack tensor '{name}' cannot be taken: {error}. Only tensors in host memory are supported yet."
+            ) from error
+        if not array.flags.c_contiguous:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
+                "supported."
+            )
+        return Tensor(name, array)
+
+
+class _Capsule:
+    """What `numpy.from_dlpack` wants around a bare capsule. The capsule does not tell its device; NumPy checks it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CPU

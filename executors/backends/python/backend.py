@@ -1,0 +1,41 @@
+"""The entry point of the `python` backend: what the executor calls. All work is in `instance`."""
+
+from __future__ import annotations
+
+import json
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.errors import InternalError, Unsupported
+from charonia.models.autocomplete import invalid_result, merge
+from protos.model_config_pb2 import ModelConfig
+
+from .instance import PythonInstance, completed_config, load_instance
+
+
+class PythonBackend:
+    """Holds nothing: every instance is a process of its own (P1)."""
+
+    name = "python"
+
+    async def probe(self, source: ModelSource) -> ModelConfig | None:
+        """The configuration completed by the model's `auto_complete_config`, `None` if it has none (P2).
+
+        Raises `InternalError` with what the model raised, conflicts included; `InstanceError` when it went round them.
+        """
+        text = await completed_config(source)
+        if text is None:
+            return None
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise InternalError(f"{invalid_result(source.name)} {error}") from error
+        return merge(source.config, document)
+
+    async def create_instance(self, spec: InstanceSpec) -> PythonInstance:
+        """Load the model in a new process. Raises a `CharoniaError` whose text is the reason (P3, P12)."""
+        if spec.interface.decoupled:
+            raise Unsupported(
+                f"model '{spec.source.name}' uses the decoupled transaction policy, which is not supported yet for "
+                "python models"
+            )
+        return await load_instance(spec)

@@ -1,0 +1,264 @@
+"""One model process as its executor sees it: spawn, calls over the socket, output, time-outs, death.
+
+What the calls mean is left to `instance`. A call ends with its reply frame or with `InstanceDied`; whoever waits for it
+may give up at any time, which disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from charonia.backend import InstanceDied
+
+from .frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
+from .output import OutputLines
+from .startup_arguments import StartupArguments
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+_DRAIN_S = 0.5
+"""How long to wait, once a process has ended, for what it had sent and printed: its own children may hold the pipes."""
+
+_LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+
+class ChildProcess:
+    """Made by `spawn`. `call` is the only way in; after `InstanceDied` every further call raises it as well."""
+
+    def __init__(self, model: str, instance: str) -> None:
+        self.name = instance
+        self._log = logging.getLogger(f"charonia.model.{model}")
+        self._loop = asyncio.get_running_loop()
+        self._output = OutputLines(f"[{model}/{instance}] ", _write_to_stderr)
+        self._streams_ended = asyncio.Event()
+        self._open_streams = 2
+        self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._next_call = 1
+        self._ready: asyncio.Future[Frame] = self._loop.create_future()
+        self._ready.add_done_callback(_retrieve)
+        self._closing = False
+        self._kill_reason = ""
+        self._death: InstanceDied | None = None
+        self._process: asyncio.subprocess.Process
+        self._transport: asyncio.Transport
+        self._output_transport: asyncio.ReadTransport
+        self._watch: asyncio.Task[None]
+
+    @staticmethod
+    async def spawn(model: str, instance: str, start_timeout_s: float) -> ChildProcess:
+        """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
+
+        Raises `InstanceDied` (P18).
+        """
+        child = ChildProcess(model, instance)
+        await child._start(model)
+        timer = None
+        if start_timeout_s > 0:
+            reason = f"it did not start within {start_timeout_s:g} s (stub-timeout-seconds)"
+            timer = child._loop.call_later(start_timeout_s, child.kill, reason)
+        try:
+            await asyncio.shield(child._ready)
+        except asyncio.CancelledError:
+            child.kill("the load was cancelled")
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def dead(self) -> InstanceDied | None:
+        return self._death
+
+    def last_lines(self) -> str:
+        """What the process printed last."""
+        return self._output.last_lines()
+
+    async def call(
+        self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
+    ) -> Frame:
+        """Send a verb and wait for its DONE or FAILED.
+
+        After `ceiling_s` (0: never) the process is killed, whether or not anybody still waits; `ceiling` names the
+        setting. Raises `InstanceDied`.
+        """
+        if self._death is not None:
+            raise InstanceDied(str(self._death), self._death.stderr)
+        number = self._next_call
+        self._next_call = number + 1 if number < 0xFFFFFFFF else 1
+        buffers = pack(kind, number, content, data)
+        reply: asyncio.Future[Frame] = self._loop.create_future()
+        reply.add_done_callback(_retrieve)
+        self._calls[number] = reply
+        if ceiling_s > 0:
+            reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
+            self._timers[number] = self._loop.call_later(ceiling_s, self.kill, reason)
+        for buffer in buffers:
+            self._transport.write(buffer)
+        return await asyncio.shield(reply)
+
+    def kill(self, reason: str) -> None:
+        """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
+        if self._death is None and self._process.returncode is None:
+            self._kill_reason = self._kill_reason or reason
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def close(self, finalize_timeout_s: float) -> None:
+        """Let the model finalize, then end the process, by force after the time. Returns when it is gone (P5)."""
+        if not self._closing and self._death is None:
+            self._closing = True
+            timer = self._loop.call_later(
+                finalize_timeout_s, self.kill, f"it did not finalize within {finalize_timeout_s:g} s"
+            )
+            try:
+                frame = await self.call(Kind.FINALIZE, None)
+                if frame.kind is Kind.FAILED:
+                    self._log.error("instance %s failed to finalize: %s", self.name, frame.content()[1])
+                await asyncio.shield(self._watch)
+            except InstanceDied as death:
+                self._log.warning("%s", death)
+            finally:
+                timer.cancel()
+        await asyncio.shield(self._watch)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _start(self, model: str) -> None:
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid())
+            self._process = await asyncio.create_subprocess_exec(
+                *arguments.command(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException:
+            ours.close()
+            os.close(read_end)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        ours.setblocking(False)
+        self._transport, _ = await self._loop.create_unix_connection(lambda: _FrameProtocol(self), sock=ours)
+        self._output_transport, _ = await self._loop.connect_read_pipe(
+            lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
+        )
+        self._watch = self._loop.create_task(self._until_gone(), name=f"watch {self.name}")
+
+    async def _until_gone(self) -> None:
+        code = await self._process.wait()
+        # Its last reply and last words may still be on their way.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._streams_ended.wait(), _DRAIN_S)
+        self._output.end()
+        self._transport.abort()
+        self._output_transport.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._death = InstanceDied(
+            f"Stub process '{self.name}' is not healthy. The process (pid {self._process.pid}) {self._ending(code)}.",
+            self._output.last_lines(),
+        )
+        for call in [self._ready, *self._calls.values()]:
+            if not call.done():
+                call.set_exception(InstanceDied(str(self._death), self._death.stderr))
+        self._calls.clear()
+
+    def _ending(self, code: int) -> str:
+        if self._kill_reason:
+            return f"was killed: {self._kill_reason}"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"exited with code {code}"
+
+    def frame_received(self, frame: Frame) -> None:
+        if frame.kind is Kind.LOG:
+            level, file, line, message = frame.content()
+            self._log.log(_LOG_LEVELS[level], "%s (%s:%d, %s)", message, os.path.basename(file), line, self.name)
+            return
+        if frame.kind is Kind.READY:
+            if not self._ready.done():
+                self._ready.set_result(frame)
+            return
+        timer = self._timers.pop(frame.call, None)
+        if timer is not None:
+            timer.cancel()
+        reply = self._calls.pop(frame.call, None)
+        if reply is not None and not reply.done():
+            reply.set_result(frame)
+
+    def output_received(self, data: bytes) -> None:
+        self._output.feed(data)
+
+    def stream_ended(self) -> None:
+        self._open_streams -= 1
+        if self._open_streams == 0:
+            self._streams_ended.set()
+
+    def connection_ended(self) -> None:
+        # Without its socket the process is of no use, even if it still runs.
+        if not self._closing:
+            self._loop.call_later(_DRAIN_S, self.kill, "it closed its connection")
+        self.stream_ended()
+
+
+class _FrameProtocol(asyncio.BufferedProtocol):
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._reader = FrameReader()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._reader.received(nbytes):
+                self._child.frame_received(frame)
+        except (FrameError, ValueError, TypeError, IndexError) as error:
+            self._child.kill(f"it does not keep to the protocol: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.connection_ended()
+
+
+class _OutputProtocol(asyncio.Protocol):
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+
+    def data_received(self, data: bytes) -> None:
+        self._child.output_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.stream_ended()
+
+
+def _write_to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _retrieve(future: asyncio.Future[Frame]) -> None:
+    """Mark the outcome as seen: nobody may be waiting any more, which is no mistake."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,86 @@
+"""The forms of frame content, and the executor's side of them: kernel requests and tensors to frames and back.
+
+    AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
+    INITIALIZE     {location, args, outputs}          DONE  nil
+    EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
+                                                      DONE  [[[code, message] or nil, parameters, tensors], ...]
+    FINALIZE       nil                                DONE  nil
+    FAILED         [code, message]                    LOG   [level, file, line, message]
+
+`location` is [model, version, model directory, file name]; `tensors` is [[name, type number, shape, size in bytes],
+...], whose bytes lie in the frame's data in this order. The model's side is `model_host`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from charonia.backend import ModelRequest, ModelResponse
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError
+from charonia.tensors import Buffer, Tensor
+
+from .frames import Frame, FrameError, places
+
+
+def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[Buffer]]:
+    """Content and data of EXECUTE."""
+    content = []
+    data = []
+    for request in requests:
+        tensors = []
+        for tensor in request.inputs:
+            tensors.append((tensor.name, tensor.datatype.number, tensor.shape, len(tensor.data)))
+            data.append(tensor.data)
+        parameters = json.dumps(request.parameters, separators=(",", ":")) if request.parameters else ""
+        content.append(
+            (
+                request.id,
+                request.correlation_id,
+                request.outputs,
+                parameters,
+                request.timeout_us,
+                request.flags,
+                tensors,
+            )
+        )
+    return content, data
+
+
+def responses_of(frame: Frame) -> list[ModelResponse]:
+    """The responses of an EXECUTE's DONE; tensors are views of the frame. Raises `FrameError`."""
+    try:
+        return _responses(frame)
+    except (ValueError, TypeError, IndexError, CharoniaError) as error:
+        raise FrameError(f"the replies of a model process cannot be read: {error}") from None
+
+
+def _responses(frame: Frame) -> list[ModelResponse]:
+    replies = frame.content()
+    offsets = iter(places([size for _, _, tensors in replies for _, _, _, size in tensors]))
+    responses = []
+    for failure, parameters, tensors in replies:
+        if failure is not None:
+            code, message = failure
+            responses.append(ModelResponse(parameters=parameters, error=CharoniaError.of(code, message)))
+            continue
+        outputs = []
+        for name, number, shape, size in tensors:
+            at = next(offsets)
+            data = frame.data[at : at + size]
+            if len(data) != size:
+                raise FrameError("the replies of a model process describe more bytes than it sent")
+            outputs.append(Tensor(name, DataType.of_number(number), tuple(shape), data))
+        responses.append(ModelResponse(outputs=outputs, parameters=parameters))
+    return responses
+
+
+def failure_of(frame: Frame) -> CharoniaError:
+    """The error of a FAILED. Raises `FrameError`."""
+    try:
+        code, message = frame.content()
+        return CharoniaError.of(code, message)
+    except (ValueError, TypeError) as error:
+        raise FrameError(f"the failure of a model process cannot be read: {error}") from None

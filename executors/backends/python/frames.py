@@ -1,0 +1,201 @@
+"""Frames between an executor and a model process: struct header, msgpack meta, raw tensor bytes. Does no I/O.
+
+    header   magic u16 | kind u8 | zero u8 | call u32 | meta bytes u32 | data bytes u64      little-endian
+    meta     msgpack, its form depends on the kind (`exchange`)
+    data     tensor bytes; each tensor starts at a multiple of `ALIGNMENT`
+
+Both ends decode with `FrameReader`: the blocking end gives its buffers to `recv_into`, the asyncio end is a
+`BufferedProtocol` over it. Large data is received straight into its final place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import numpy as np
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = struct.Struct("<HBxIIQ")
+_MAGIC = 0xC4A5
+
+HEADER_BYTES = _HEADER.size
+ALIGNMENT = 16
+"""Tensors start at multiples of this, so that NumPy sees aligned arrays."""
+
+MAX_META_BYTES = 64 << 20
+MAX_DATA_BYTES = 64 << 30
+"""Sanity bounds: beyond them the peer is writing something else than frames."""
+
+_SCRATCH_BYTES = 64 << 10
+_JOIN_BYTES = 128 << 10
+
+
+class Kind(IntEnum):
+    """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG."""
+
+    AUTO_COMPLETE = 1
+    INITIALIZE = 2
+    EXECUTE = 3
+    FINALIZE = 4
+    READY = 16
+    DONE = 17
+    FAILED = 18
+    LOG = 19
+
+
+class FrameError(Exception):
+    """The bytes are no frame: one end is broken, or the model wrote to the socket itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One decoded frame. `data` is writable and belongs to the frame alone. `call` pairs a reply with its request."""
+
+    kind: Kind
+    call: int
+    meta: bytes
+    data: memoryview
+
+    def content(self) -> Any:
+        """The unpacked meta. Raises `FrameError`."""
+        try:
+            return msgpack.unpackb(self.meta, use_list=True, strict_map_key=False)
+        except Exception as error:
+            raise FrameError(f"frame meta cannot be read: {error}") from None
+
+
+def padding(size_bytes: int) -> int:
+    """Bytes to add after a tensor of this size so that the next one is aligned."""
+    return -size_bytes % ALIGNMENT
+
+
+def pack(kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> list[Buffer]:
+    """The buffers of one frame, to be written in order; each item of `data` is padded to `ALIGNMENT`.
+
+    Small frames come as a single buffer, because one write is cheaper than the copy.
+    """
+    meta = msgpack.packb(content)
+    buffers: list[Buffer] = []
+    total = 0
+    for buffer in data:
+        size = len(buffer)
+        buffers.append(buffer)
+        gap = padding(size)
+        if gap:
+            buffers.append(_ZEROS[:gap])
+        total += size + gap
+    head = _HEADER.pack(_MAGIC, kind, call, len(meta), total) + meta
+    if total <= _JOIN_BYTES:
+        return [b"".join((head, *buffers))]
+    return [head, *buffers]
+
+
+_ZEROS = bytes(ALIGNMENT)
+
+
+def places(sizes: Sequence[int]) -> list[int]:
+    """Offsets in a frame's data of tensors with these sizes."""
+    offsets = []
+    at = 0
+    for size in sizes:
+        offsets.append(at)
+        at += size + padding(size)
+    return offsets
+
+
+class FrameReader:
+    """Cuts a byte stream into frames: fill `get_buffer()`, then call `received(n)`."""
+
+    def __init__(self) -> None:
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._begin = 0
+        self._end = 0
+        # set while the data of one large frame is received directly
+        self._head: tuple[Kind, int, bytes] | None = None
+        self._data = memoryview(b"")
+        self._filled = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream may end here: no frame is partly received."""
+        return self._head is None and self._begin == self._end
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._head is not None:
+            return self._data[self._filled :]
+        if self._end == len(self._scratch):
+            self._make_room()
+        return memoryview(self._scratch)[self._end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """Account for `count` new bytes; the frames they completed. After a `FrameError` the reader is unusable."""
+        if self._head is not None:
+            self._filled += count
+            if self._filled < len(self._data):
+                return []
+            frame = Frame(*self._head, self._data)
+            self._head, self._data, self._filled = None, memoryview(b""), 0
+            return [frame]
+        self._end += count
+        frames = []
+        while (frame_or_none := self._next()) is not None:
+            frames.append(frame_or_none)
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        return frames
+
+    def _next(self) -> Frame | None:
+        have = self._end - self._begin
+        if have < HEADER_BYTES:
+            return None
+        magic, kind_number, call, meta_bytes, data_bytes = _HEADER.unpack_from(self._scratch, self._begin)
+        if magic != _MAGIC or meta_bytes > MAX_META_BYTES or data_bytes > MAX_DATA_BYTES:
+            raise FrameError("bytes between executor and model process are no frame")
+        try:
+            kind = Kind(kind_number)
+        except ValueError:
+            raise FrameError(f"frame of unknown kind {kind_number}") from None
+        meta_begin = self._begin + HEADER_BYTES
+        data_begin = meta_begin + meta_bytes
+        if data_begin > self._end:
+            return None
+        meta = bytes(self._scratch[meta_begin:data_begin])
+        data_end = data_begin + data_bytes
+        if data_end <= self._end:
+            self._begin = data_end
+            return Frame(kind, call, meta, memoryview(self._scratch[data_begin:data_end]))
+        # np.empty, unlike bytearray, does not write zeros that would be overwritten at once
+        data = np.empty(data_bytes, dtype=np.uint8).data
+        here = self._end - data_begin
+        data[:here] = self._scratch[data_begin : self._end]
+        self._head, self._data, self._filled = (kind, call, meta), data, here
+        self._begin = self._end = 0
+        return None
+
+    def _make_room(self) -> None:
+        # a header whose meta does not fit yet; small frames never get here with begin at 0
+        left = self._scratch[self._begin : self._end]
+        size = len(self._scratch) if self._begin else 2 * len(self._scratch)
+        self._scratch = left + bytearray(size - len(left))
+        self._begin, self._end = 0, len(left)
+
+
+__all__ = [
+    "ALIGNMENT",
+    "HEADER_BYTES",
+    "Buffer",
+    "Frame",
+    "FrameError",
+    "FrameReader",
+    "Kind",
+    "pack",
+    "padding",
+    "places",
+]

@@ -1,0 +1,138 @@
+"""A python model's instance: the `RequestInstance` over one model process, and how its load is worded when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
+from charonia.errors import CharoniaError, InternalError
+from charonia.models.json_form import to_json
+
+from .child_process import ChildProcess
+from .exchange import failure_of, requests_content, responses_of
+from .frames import Frame, FrameError, Kind
+from .limits import Limits
+
+DEFAULT_FILENAME = "model.py"
+
+
+class PythonInstance:
+    """Created by `load_instance`. Calls may overlap; the process takes them one after another."""
+
+    def __init__(self, child: ChildProcess, limits: Limits) -> None:
+        self._child = child
+        self._limits = limits
+
+    @property
+    def pid(self) -> int:
+        """The model process."""
+        return self._child.pid
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        """One response per request (P4). A failure of the whole batch is an error in each (P12).
+
+        Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
+        """
+        content, data = requests_content(requests)
+        frame = await self._child.call(
+            Kind.EXECUTE,
+            content,
+            data,
+            ceiling_s=self._limits.max_execution_s,
+            ceiling="charonia.max_execution_s",
+        )
+        try:
+            if frame.kind is Kind.FAILED:
+                failure = failure_of(frame)
+                return [ModelResponse(error=failure) for _ in requests]
+            responses = responses_of(frame)
+            if len(responses) != len(requests):
+                raise FrameError(f"{len(responses)} replies to {len(requests)} requests")
+            return responses
+        except FrameError as error:
+            self._child.kill(f"it does not keep to the protocol: {error}")
+            raise InstanceDied(
+                f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines()
+            ) from None
+
+    async def close_instance(self) -> None:
+        """Finalize the model and end its process; a second call waits for the first."""
+        await self._child.close(self._limits.finalize_s)
+
+
+async def load_instance(spec: InstanceSpec) -> PythonInstance:
+    """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason when that fails (P3)."""
+    source = spec.source
+    limits = Limits.of(source)
+    content = {
+        "location": location(source),
+        "args": initialize_args(spec),
+        "outputs": list(spec.interface.outputs),
+    }
+    child = await _spawn(source.name, spec.name, limits)
+    frame = await _load_call(child, Kind.INITIALIZE, content, limits)
+    if frame.kind is Kind.FAILED:
+        await child.close(limits.finalize_s)
+        raise failure_of(frame)
+    return PythonInstance(child, limits)
+
+
+async def completed_config(source: ModelSource) -> str | None:
+    """What the model's `auto_complete_config` made, as JSON text; `None` if it has no such function (P2)."""
+    limits = Limits.of(source)
+    child = await _spawn(source.name, "auto-complete", limits)
+    content = {"location": location(source), "config": json.dumps(to_json(source.config))}
+    try:
+        frame = await _load_call(child, Kind.AUTO_COMPLETE, content, limits)
+        if frame.kind is Kind.FAILED:
+            raise failure_of(frame)
+        completed = frame.content()
+        return completed if completed is None else str(completed)
+    finally:
+        await child.close(limits.finalize_s)
+
+
+def location(source: ModelSource) -> list[str]:
+    """Where the model process finds the code."""
+    filename = source.config.default_model_filename or DEFAULT_FILENAME
+    return [source.name, str(source.version), str(source.directory.absolute()), filename]
+
+
+def initialize_args(spec: InstanceSpec) -> dict[str, str]:
+    """The `args` of `initialize`: strings only (P3). A CPU instance has device id 0, as models expect."""
+    source = spec.source
+    return {
+        "model_config": json.dumps(to_json(source.config)),
+        "model_instance_kind": spec.kind.removeprefix("KIND_"),
+        "model_instance_device_id": str(max(0, spec.device_id)),
+        "model_instance_name": spec.name,
+        "model_repository": str(source.directory.absolute()),
+        "model_version": str(source.version),
+        "model_name": source.name,
+    }
+
+
+async def _spawn(model: str, instance: str, limits: Limits) -> ChildProcess:
+    try:
+        return await ChildProcess.spawn(model, instance, limits.start_s)
+    except InstanceDied as death:
+        raise _load_error(death) from None
+    except OSError as error:
+        raise InternalError(f"Stub process '{instance}' could not be started: {error}") from error
+
+
+async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limits) -> Frame:
+    try:
+        return await child.call(kind, content, ceiling_s=limits.load_s, ceiling="charonia.max_load_s")
+    except InstanceDied as death:
+        raise _load_error(death) from None
+    except BaseException:
+        child.kill("the load was cancelled")
+        raise
+
+
+def _load_error(death: InstanceDied) -> CharoniaError:
+    lines = f" Its last lines:\n{death.stderr}" if death.stderr else ""
+    return InternalError(f"{death}{lines}")

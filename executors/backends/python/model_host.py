@@ -1,0 +1,238 @@
+"""Runs one model's code inside the model process: finds the class, calls its functions, words what goes wrong.
+
+Knows nothing of sockets and processes (`stub`); gets and gives the forms of `exchange`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from . import api
+from .api.errors import TritonError, TritonModelException
+from .api.inference import InferenceRequest, InferenceResponse
+from .api.model_directory import set_model_dir
+from .api.tensor import Tensor
+from .frames import Buffer, places
+
+_OWN_FILES = (__file__, importlib.__file__)
+
+
+class ModelFailure(Exception):
+    """What the executor is told: `code` of item E1 and the exact text."""
+
+    def __init__(self, message: str, code: int = TritonError.INTERNAL) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """Which model: `directory` is the model's, the file lies in its version's directory."""
+
+    name: str
+    version: str
+    directory: str
+    filename: str
+
+
+class ModelHost:
+    """One model class and, once initialised, its one instance."""
+
+    def __init__(self, location: ModelLocation, instance_name: str) -> None:
+        self._location = location
+        self._instance_name = instance_name
+        self._class: Any = None
+        self._model: Any = None
+        self._outputs: list[str] = []
+
+    def auto_complete(self, config: str) -> str | None:
+        """The completed configuration as JSON text, `None` when the model has no such function (P2)."""
+        try:
+            model_class = self._load()
+            if not hasattr(model_class, "auto_complete_config"):
+                return None
+            completed = model_class.auto_complete_config(api.ModelConfig(config))
+        except BaseException as error:
+            raise _load_failure(error) from error
+        if not isinstance(completed, api.ModelConfig):
+            raise ModelFailure(
+                f"auto_complete_config function in model '{self._location.name}' must return a valid pb.ModelConfig "
+                "object."
+            )
+        try:
+            return json.dumps(completed.as_dict())
+        except (TypeError, ValueError) as error:
+            raise ModelFailure(
+                f"auto_complete_config function in model '{self._location.name}' gave a configuration that is not "
+                f"JSON: {error}"
+            ) from error
+
+    def initialize(self, args: dict[str, str], outputs: list[str]) -> None:
+        """Make the instance and initialise it (P3). `outputs` are the names a request without names asks for."""
+        self._outputs = outputs
+        try:
+            model = self._load()()
+            if hasattr(model, "initialize"):
+                model.initialize(args)
+        except BaseException as error:
+            raise _load_failure(error) from error
+        self._model = model
+
+    def execute(self, content: list[Any], data: memoryview) -> tuple[list[Any], list[Buffer]]:
+        """Run one batch. The replies and their data; raises `ModelFailure` when the whole batch fails (P12)."""
+        try:
+            requests = [self._request(item) for item in content]
+            self._attach(requests, content, data)
+            if not hasattr(self._model, "execute"):
+                path = os.path.join(self._version_directory, self._location.filename)
+                raise _WrongAnswer(f"Python model {path} does not implement `execute` method.")
+            answers = self._model.execute(requests)
+            if hasattr(answers, "__await__"):
+                import asyncio  # only now: most models never need it, and it is large
+
+                answers = asyncio.run(_result_of(answers))
+            return _replies(requests, _checked(answers, len(requests)))
+        except _WrongAnswer as error:
+            raise ModelFailure(self._batch_failure(str(error))) from None
+        except BaseException as error:
+            raise ModelFailure(self._batch_failure(exception_text(error))) from error
+
+    def finalize(self) -> None:
+        """Call the model's `finalize`, if any (P5). Raises `ModelFailure` when it fails."""
+        model, self._model = self._model, None
+        if model is None or not hasattr(model, "finalize"):
+            return
+        try:
+            model.finalize()
+        except BaseException as error:
+            raise ModelFailure(exception_text(error)) from error
+
+    @property
+    def _version_directory(self) -> str:
+        return os.path.join(self._location.directory, self._location.version)
+
+    def _load(self) -> Any:
+        """The class. The file becomes module `<version>.<stem>`, so that both kinds of import of its siblings work."""
+        if self._class is not None:
+            return self._class
+        directory, filename = self._version_directory, self._location.filename
+        path = os.path.join(directory, filename)
+        if not filename.endswith(".py"):
+            raise ModelFailure(f"Model name must end with '.py'. Model name is \"{filename}\".")
+        if not os.path.isfile(path):
+            raise ModelFailure(f"Python model file not found in '{path}'.")
+        sys.modules["triton_python_backend_utils"] = api
+        set_model_dir(directory)
+        # After everything else: a model's `types.py` must not shadow the standard library's.
+        sys.path += [directory, self._location.directory]
+        package = ModuleType(self._location.version)
+        package.__path__ = [directory]
+        sys.modules[package.__name__] = package
+        module = importlib.import_module(f"{self._location.version}.{filename.removesuffix('.py')}")
+        self._class = module.TritonPythonModel
+        return self._class
+
+    def _request(self, item: list[Any]) -> InferenceRequest:
+        request_id, correlation_id, outputs, parameters, timeout_us, flags, _ = item
+        return InferenceRequest(
+            model_name=self._location.name,
+            requested_output_names=outputs or self._outputs,
+            request_id=request_id,
+            correlation_id=correlation_id,
+            model_version=int(self._location.version),
+            flags=flags,
+            timeout=timeout_us,
+            parameters=parameters or "{}",
+        )
+
+    @staticmethod
+    def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
+        tensors = [tensor for item in content for tensor in item[6]]
+        offsets = iter(places([size for _, _, _, size in tensors]))
+        for request, item in zip(requests, content, strict=True):
+            for name, number, shape, size in item[6]:
+                at = next(offsets)
+                request.inputs().append(Tensor.received(name, number, tuple(shape), data[at : at + size]))
+
+    def _batch_failure(self, text: str) -> str:
+        return f"Failed to process the request(s) for model '{self._instance_name}', message: {text}"
+
+
+class _WrongAnswer(Exception):
+    """`execute` is missing or what it returned is not a list of responses (P4)."""
+
+
+async def _result_of(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _checked(answers: Any, expected: int) -> list[InferenceResponse]:
+    if not isinstance(answers, list):
+        raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
+    if len(answers) != expected:
+        raise _WrongAnswer(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(answers)}\n"
+        )
+    for answer in answers:
+        if not isinstance(answer, InferenceResponse):
+            raise _WrongAnswer(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(answer)}'."
+            )
+    return answers
+
+
+def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse]) -> tuple[list[Any], list[Buffer]]:
+    replies: list[Any] = []
+    data: list[Buffer] = []
+    for request, answer in zip(requests, answers, strict=True):
+        error = answer.error()
+        if error is not None:
+            replies.append([[error.code(), error.message()], answer.checked_parameters, []])
+            continue
+        wanted = request.requested_output_names()
+        described = []
+        for tensor in answer.output_tensors():
+            if wanted and tensor.name() not in wanted:
+                continue  # what nobody asked for is not sent (I6)
+            encoded = tensor.encoded()
+            described.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
+            data.append(encoded)
+        replies.append([None, answer.checked_parameters, described])
+    return replies, data
+
+
+def _load_failure(error: BaseException) -> ModelFailure:
+    if isinstance(error, ModelFailure):
+        return error
+    if not isinstance(error, TritonModelException):
+        traceback.print_exception(error)  # chained causes, which the message leaves out
+    return ModelFailure(exception_text(error))
+
+
+def exception_text(error: BaseException) -> str:
+    """`<Type>: <text>` and where it came from, innermost line first (P12)."""
+    text = f"{type(error).__name__}: {error}"
+    at = _places(error.__traceback__)
+    return "\n".join([text, "", "At:", *at, ""]) if at else text
+
+
+def _places(trace: TracebackType | None) -> list[str]:
+    found: list[str] = []
+    while trace is not None:
+        frame: FrameType = trace.tb_frame
+        file = frame.f_code.co_filename
+        if file not in _OWN_FILES and not file.startswith("<frozen importlib"):
+            found.append(f"  {file}({trace.tb_lineno}): {frame.f_code.co_name}")
+        trace = trace.tb_next
+    return found[::-1]

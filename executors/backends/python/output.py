@@ -1,0 +1,45 @@
+"""What a model process prints: whole lines, passed on with the instance's name, and the last ones kept. Does no I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+KEPT_LINES = 50
+MAX_LINE_BYTES = 8192
+
+
+class OutputLines:
+    """Cuts printed bytes into lines for `write`; lines longer than `MAX_LINE_BYTES` are cut."""
+
+    def __init__(self, prefix: str, write: Callable[[str], object]) -> None:
+        self._prefix = prefix
+        self._write = write
+        self._partial = b""
+        self._last: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read; complete lines are written at once, in one piece."""
+        lines = (self._partial + data).split(b"\n")
+        self._partial = lines.pop()
+        while len(self._partial) > MAX_LINE_BYTES:
+            lines.append(self._partial[:MAX_LINE_BYTES])
+            self._partial = self._partial[MAX_LINE_BYTES:]
+        self._emit(lines)
+
+    def end(self) -> None:
+        """No more will come: an unfinished line counts as one."""
+        if self._partial:
+            self._emit([self._partial])
+            self._partial = b""
+
+    def last_lines(self) -> str:
+        """The last lines, without the prefix."""
+        return "\n".join(self._last)
+
+    def _emit(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        texts = [line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace") for line in lines]
+        self._last.extend(texts)
+        self._write("".join([f"{self._prefix}{text}\n" for text in texts]))

@@ -1,0 +1,121 @@
+"""A model process: takes verbs from its executor over one socket, runs them on one model, ends when the executor does.
+
+Everything about being a process is here: dying with the parent, signals, what the standard streams do. Running the
+model's code is left to `model_host`. Started as `python -m executors.backends.python.stub` with `StartupArguments`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+
+from .api.logger import send_lines_to
+from .channel import Channel, ChannelClosed
+from .frames import Frame, FrameError, Kind
+from .model_host import ModelFailure, ModelHost, ModelLocation
+from .startup_arguments import StartupArguments
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    arguments = StartupArguments.of(sys.argv[1:])
+    _die_with(arguments.parent)
+    _prepare_process()
+    connection = socket.socket(fileno=arguments.descriptor)
+    os.set_inheritable(arguments.descriptor, False)
+    channel = Channel(connection)
+    send_lines_to(lambda level, file, line, message: _send_line(channel, level, file, line, message))
+    os.register_at_fork(after_in_child=lambda: send_lines_to(None))
+    try:
+        channel.send(Kind.READY, 0, os.getpid())
+        _serve(channel, arguments.instance)
+    except (ChannelClosed, FrameError) as error:
+        sys.stderr.write(f"model process ends: {error}\n")
+        sys.stderr.flush()
+        # At once, without atexit handlers and joins: there is nobody left to whom an orderly end would matter.
+        os._exit(1)
+
+
+def _serve(channel: Channel, instance_name: str) -> None:
+    host: ModelHost | None = None
+    while True:
+        frame = channel.receive()
+        try:
+            if frame.kind is Kind.EXECUTE and host is not None:
+                replies, data = host.execute(frame.content(), frame.data)
+                channel.send(Kind.DONE, frame.call, replies, data)
+            elif frame.kind is Kind.FINALIZE:
+                if host is not None:
+                    host.finalize()
+                channel.send(Kind.DONE, frame.call, None)
+                return
+            else:
+                host = host or _host_of(frame, instance_name)
+                channel.send(Kind.DONE, frame.call, _load(host, frame))
+        except ModelFailure as failure:
+            channel.send(Kind.FAILED, frame.call, [failure.code, failure.message])
+            if frame.kind is Kind.FINALIZE:
+                return
+
+
+def _host_of(frame: Frame, instance_name: str) -> ModelHost:
+    location = frame.content()["location"]
+    return ModelHost(ModelLocation(*location), instance_name)
+
+
+def _load(host: ModelHost, frame: Frame) -> str | None:
+    content = frame.content()
+    if frame.kind is Kind.AUTO_COMPLETE:
+        return host.auto_complete(content["config"])
+    if frame.kind is Kind.INITIALIZE:
+        host.initialize(content["args"], content["outputs"])
+        return None
+    raise FrameError(f"a model process does not take {frame.kind.name} here")
+
+
+def _send_line(channel: Channel, level: int, file: str, line: int, message: str) -> None:
+    try:
+        channel.send(Kind.LOG, 0, [level, file, line, message])
+    except ChannelClosed:
+        sys.stderr.write(f"{message}\n")
+
+
+def _die_with(parent: int) -> None:
+    """End when the executor ends, however it ends: also while model code runs and nobody reads the socket."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above took effect
+        os._exit(1)
+
+
+def _prepare_process() -> None:
+    # Stop signals go to the whole process group; the executor decides when its model processes end (drain first).
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _let_executor_decide)
+    # Not for children the model forks: multiprocessing stops its workers with SIGTERM.
+    os.register_at_fork(after_in_child=_restore_signals)
+    # A segmentation fault leaves a Python traceback among the last lines, which the executor reports.
+    faulthandler.enable()
+    # A new __pycache__ in a version directory would look like a changed model to a polled repository.
+    sys.dont_write_bytecode = True
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _let_executor_decide(_number: int, _frame: object) -> None:
+    """Nothing; a handler rather than SIG_IGN, because that would be inherited by programs the model starts."""
+
+
+def _restore_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()
