@@ -27,8 +27,6 @@ from .scheduling.scheduler import ModelScheduler
 
 _log = logging.getLogger(__name__)
 
-NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
-
 
 class CarrierEntry:
     """A queue entry and how many of its requests are not settled yet."""
@@ -86,6 +84,7 @@ class OwnedModel:
         self._held_replies: dict[str, tuple[tuple[str, bytes], ...]] = {}
         self._batches: dict[str, list[seen.RequestQueued]] = {}
         self._policy_hash = ""
+        self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
         self._facts_shared = keys.facts(model)
         self._facts_local = keys.LOCAL + self._facts_shared
@@ -175,7 +174,11 @@ class OwnedModel:
                         Carried(record, carrier),
                     )
                 )
-        self._apply(self.scheduler.observe_all(queued, now))
+        decisions = self.scheduler.observe_all(queued, now)
+        if self._held is not None and any(request.version not in self._held for request in queued):
+            # accepted by a gateway that had not seen the unload yet
+            decisions += self.scheduler.observe(seen.VersionsAbandoned(self._held), now)
+        self._apply(decisions)
         return queued
 
     @staticmethod
@@ -241,18 +244,14 @@ class OwnedModel:
             if self._capacity.get((executor, version)) != (content_hash, slots):
                 self._apply(self.scheduler.observe(seen.VersionServed(executor, version, content_hash, slots), now))
         self._capacity = capacity
+        self._held = frozenset(versions)
+        self._apply(self.scheduler.observe(seen.VersionsAbandoned(self._held), now))
         self._arm()
 
     def on_executor_lost(self, executor: str) -> None:
         if not self.closed:
             self._apply(self.scheduler.observe(seen.ExecutorLost(executor), monotonic_ns()))
             self._arm()
-
-    def reject_all(self, versions: Iterable[int]) -> None:
-        """Answer what waits for versions that nobody will serve again."""
-        for version in versions:
-            error = NOT_READY.format(model=self.model, version=version)
-            self._apply(self.scheduler.observe(seen.VersionAbandoned(version, error), monotonic_ns()))
 
     # -- what the scheduler decides -----------------------------------------------------------------------------------
 

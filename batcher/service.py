@@ -76,8 +76,6 @@ class BatcherService:
         owned = self._owned.get(model)
         if owned is not None:
             owned.on_served(held)
-            if not held:
-                owned.reject_all()
             return
         if not held or model in self._taking:
             return

@@ -146,6 +146,13 @@ class RequestSettled:
     id: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class VersionsAbandoned:
+    """Only the versions in `kept` will be served again: what waits for others is refused (R27)."""
+
+    kept: frozenset[int]
+
+
 Observation = (
     RequestQueued
     | PolicyChanged
@@ -157,4 +164,5 @@ Observation = (
     | BatchRunning
     | RequestCancelled
     | RequestSettled
+    | VersionsAbandoned
 )

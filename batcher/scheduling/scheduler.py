@@ -35,12 +35,15 @@ from .observations import (
     RequestQueued,
     RequestSettled,
     RequestState,
+    VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
 )
 from .preserve_ordering import ReleaseOrder
 from .queueing import DueTimes, QueueRules, VersionQueue, delays
 
+QUEUED = RequestState.QUEUED
+DELAYED = RequestState.DELAYED
 DISPATCHED = RequestState.DISPATCHED
 ENDED = RequestState.ENDED
 
@@ -50,6 +53,7 @@ FIRST_RECOVERED_ORDER = -(1 << 62)
 
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
+NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
 DEADLINE_PASSED = "Deadline exceeded before execution"
 
 
@@ -149,6 +153,10 @@ class ModelScheduler:
         """The same for each priority level that has any; level 0 when the model has no levels."""
         return dict(self._levels)
 
+    def queued_by_version(self) -> dict[int, int]:
+        """The same for each version that has any."""
+        return {number: version.queue.size for number, version in self._versions.items() if version.queue.size}
+
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""
         counts: dict[str, int] = {}
@@ -176,6 +184,8 @@ class ModelScheduler:
                 self._cancel(event.id, decisions)
             case RequestSettled():
                 self._drop(event.id)
+            case VersionsAbandoned():
+                self._abandon(event.kept, decisions)
             case VersionServed():
                 self._version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
                 self._touch(event.version)
@@ -262,6 +272,13 @@ class ModelScheduler:
             request.settled = True
         else:
             self._remove(request)
+
+    def _abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
+        waiting = [r for r in self._known.values() if r.version not in kept and r.state in (QUEUED, DELAYED)]
+        for request in waiting:
+            self._remove(request)
+            message = NOT_READY.format(model=self._model, version=request.version)
+            self._reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
 
     def _lose(self, executor: str, now_ns: int, decisions: list[Decision]) -> None:
         for number, version in self._versions.items():

@@ -120,7 +120,7 @@ def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], end
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """(pid, name) of every process below `pid`; the name is `instance:<model>` of a model instance, else its command."""
+    """(pid, name) of every process below `pid`; a model instance is named `instance:<model>...`, others by command."""
     found: list[tuple[int, str]] = []
     waiting = [pid]
     while waiting:

@@ -1,4 +1,4 @@
-"""`charonia serve`: the private log, one gateway, executors and their batcher on this machine, started and stopped together.
+"""`charonia serve`: private log, gateway, executors and their batcher on this machine, started and stopped together.
 
 The supervisor imports no service and no library beyond the standard one, so that it starts at once and stays small. A
 part that dies is started again, with back-off; one that cannot start at all ends the server with its own sentence.
@@ -149,14 +149,10 @@ class Supervisor:
         if not self._values["allow_metrics"]:
             return
         union = MetricsUnion(self._runtime_dir)
-        self._metrics = MetricsEndpoint(
-            union.render,
-            address=self._values["metrics_address"] or self._values["http_address"],
-            port=self._values["metrics_port"],
-            socket_path="",
-        )
+        address = self._values["metrics_address"] or self._values["http_address"]
+        self._metrics = MetricsEndpoint(union.render, address=address, port=self._values["metrics_port"])
         await self._metrics.start()
-        self._endpoints["metrics"] = f"{self._metrics.address}:{self._metrics.port}"
+        self._endpoints["metrics"] = f"{address}:{self._metrics.port}"
 
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
         if report.get("ready"):

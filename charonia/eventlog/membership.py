@@ -1,0 +1,101 @@
+"""A process's place among the others: it joins, its heart beats, it leaves.
+
+The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the beat is a lease beside it. Whoever misses the
+beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
+
+from .port import EventLog
+
+_logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """One process's membership; `incarnation` is unique for each start of it."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        role: str,
+        incarnation: str,
+        *,
+        pool: str = "default",
+        hosts_batcher: bool = False,
+        interval_ms: int = 400,
+        ttl_ms: int = 1200,
+    ) -> None:
+        self._log = log
+        self._role = role
+        self._incarnation = incarnation
+        self._pool = pool
+        self._hosts_batcher = hosts_batcher
+        self._interval_s = interval_ms / 1000
+        self._ttl_ms = ttl_ms
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
+        await self._beat()
+        await self._join()
+        self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
+
+    async def _join(self) -> None:
+        fact = ProcessJoined(
+            self._role,
+            self._incarnation,
+            pool=self._pool,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            hosts_batcher=self._hosts_batcher,
+        )
+        await self._tell(fact)
+
+    async def leave(self, reason: str = "drained") -> None:
+        """Leave. Without the log it goes silently: the lease runs out by itself."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
+        try:
+            await self._tell(ProcessLeft(self._role, self._incarnation, reason))
+            await self._log.end_beat(self._role, self._incarnation)
+        except LogUnavailable as error:
+            _logger.warning("%s %s leaves without a word: %s", self._role, self._incarnation, error)
+
+    async def _tell(self, fact: Fact) -> None:
+        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+    async def _beat(self) -> None:
+        await self._log.beat(self._role, self._incarnation, self._ttl_ms)
+
+    async def _keep_beating(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = last_s = loop.time()
+        missed = False
+        while True:
+            # by the clock and not after each answer, so that a slow log does not stretch the interval
+            due_s = max(due_s + self._interval_s, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+            try:
+                await self._beat()
+                now_s = loop.time()
+                if now_s - last_s > self._ttl_ms / 1000:
+                    # the lease ran out meanwhile (a stall, a lost log): others may hold us for lost
+                    await self._join()
+                last_s = now_s
+            except LogUnavailable as error:
+                if not missed:
+                    _logger.warning("%s %s cannot beat: %s", self._role, self._incarnation, error)
+                missed = True
+            else:
+                missed = False
