@@ -1,0 +1,135 @@
+"""The control endpoints' values as JSON-ready objects, and their request bodies read (H4-H7, H40-H42). Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from charonia.errors import InternalError, InvalidArgument
+from gateway.handler import Duration, ModelIndexEntry, ModelMetadata, ModelStatistics, ServerMetadata, TensorMetadata
+
+from .jsontext import parse_json
+
+_FILE_PREFIX = "file:"
+
+
+def server_metadata(metadata: ServerMetadata) -> dict[str, Any]:
+    """H4."""
+    return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
+
+
+def model_metadata(metadata: ModelMetadata) -> dict[str, Any]:
+    """H5."""
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": [_tensor(t) for t in metadata.inputs],
+        "outputs": [_tensor(t) for t in metadata.outputs],
+    }
+
+
+def model_statistics(statistics: list[ModelStatistics]) -> dict[str, Any]:
+    """H7, X1."""
+    return {"model_stats": [_statistics(s) for s in statistics]}
+
+
+def repository_index(entries: list[ModelIndexEntry]) -> list[dict[str, str]]:
+    """H40: a model that was never loaded has only a name."""
+    return [
+        {"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} if e.state else {"name": e.name}
+        for e in entries
+    ]
+
+
+def read_index_request(body: bytes) -> bool:
+    """`ready` of an index request, False for an empty body. Raises `InvalidArgument` for a value that is no boolean."""
+    document = _optional_object(body)
+    ready = document.get("ready", False)
+    if not isinstance(ready, bool):
+        raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+    return ready
+
+
+def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
+    """`config` and the files ("<version>/<path>" to content) of a load request (H41, R25).
+
+    Raises `InternalError` for an unknown key or ill-typed value, `InvalidArgument` for text that is no base64.
+    """
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in _parameters(body).items():
+        if not isinstance(value, str) or (key != "config" and not key.startswith(_FILE_PREFIX)):
+            raise InternalError("unexpected error on creating Triton parameter")
+        if key == "config":
+            config = value
+            continue
+        try:
+            files[key.removeprefix(_FILE_PREFIX)] = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidArgument(f"load parameter '{key}' is not valid base64") from None
+    return config, files
+
+
+def read_unload_request(body: bytes) -> bool:
+    """`unload_dependents` of an unload request (H42). Raises `InternalError` for a value that is no boolean."""
+    value = _parameters(body).get("unload_dependents", False)
+    if not isinstance(value, bool):
+        raise InternalError("Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    parameters = _optional_object(body).get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+    return parameters
+
+
+def _optional_object(body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InternalError("attempt to access non-object as object in the request JSON")
+    return document
+
+
+def _tensor(tensor: TensorMetadata) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def _statistics(s: ModelStatistics) -> dict[str, Any]:
+    return {
+        "name": s.name,
+        "version": s.version,
+        "last_inference": s.last_inference_ms,
+        "inference_count": s.inference_count,
+        "execution_count": s.execution_count,
+        "inference_stats": {
+            "success": _duration(s.success),
+            "fail": _duration(s.fail),
+            "queue": _duration(s.queue),
+            "compute_input": _duration(s.compute_input),
+            "compute_infer": _duration(s.compute_infer),
+            "compute_output": _duration(s.compute_output),
+            "cache_hit": _duration(s.cache_hit),
+            "cache_miss": _duration(s.cache_miss),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": b.batch_size,
+                "compute_input": _duration(b.compute_input),
+                "compute_infer": _duration(b.compute_infer),
+                "compute_output": _duration(b.compute_output),
+            }
+            for b in s.batches
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

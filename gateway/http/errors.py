@@ -1,0 +1,66 @@
+"""Neutral error codes as HTTP: status, JSON body and the headers that go with them (interface items E1, E2). Pure."""
+
+from __future__ import annotations
+
+import orjson
+
+from charonia.errors import CharoniaError, ErrorCode
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS: dict[ErrorCode, int] = {
+    ErrorCode.UNKNOWN: 400,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.INVALID_ARG: 400,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.ALREADY_EXISTS: 400,
+    ErrorCode.CANCELLED: 400,
+    ErrorCode.RESOURCE_EXHAUSTED: 429,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.PERMISSION_DENIED: 403,
+}
+"""E1; the last four are Charonia's own codes."""
+
+JSON_CONTENT_TYPE = (b"content-type", b"application/json")
+TEXT_CONTENT_TYPE = (b"content-type", b"text/plain")
+
+NOT_FOUND_BODY = b'{"error":"Not Found"}'
+METHOD_NOT_ALLOWED_BODY = b'{"error":"Method Not Allowed"}'
+INTERNAL_BODY = b'{"error":"internal server error"}'
+
+RETRY_AFTER_S = b"1"
+"""Bounds free up as requests settle, within a second on any live queue; clients add their own back-off."""
+
+
+class HttpRefusal(Exception):
+    """A refusal that is HTTP's own and has no neutral code, such as 413. `close` ends the connection after it."""
+
+    def __init__(self, status: int, message: str, *, headers: Headers | None = None, close: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or []
+        self.close = close
+
+
+def error_body(message: str) -> bytes:
+    """`{"error":"<message>"}` (E2). Text that is no valid Unicode is written with replacement characters."""
+    try:
+        return orjson.dumps({"error": message})
+    except TypeError:  # lone surrogates
+        return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+
+
+def render_error(error: CharoniaError | HttpRefusal) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of an error reply."""
+    if isinstance(error, HttpRefusal):
+        status, extra = error.status, list(error.headers)
+        if error.close:
+            extra.append((b"connection", b"close"))
+    else:
+        status = STATUS[error.code]
+        extra = [(b"retry-after", RETRY_AFTER_S)] if error.code is ErrorCode.RESOURCE_EXHAUSTED else []
+    return status, [JSON_CONTENT_TYPE, *extra], error_body(error.message)

@@ -1,0 +1,199 @@
+"""The ASGI callable in front of everything: inference and health are answered here, the rest goes to FastAPI.
+
+FastAPI's routing costs several times what an inference may (design section 2, Fronts), and importing it a third of a
+second, so it is loaded by the first request that needs it. Body bounds and compression are here; what a body says is
+`request_codec`'s, how an answer looks `response_codec`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable, Unsupported
+from charonia.inference import LATEST_VERSION
+from charonia.settings import GatewaySettings
+from gateway.handler import Handler
+
+from .bodies import AsgiApp, ClientGone, Receive, Scope, Send, deflate, inflate, read_body
+from .compression import IDENTITY, choose_encoding
+from .errors import (
+    INTERNAL_BODY,
+    JSON_CONTENT_TYPE,
+    METHOD_NOT_ALLOWED_BODY,
+    TEXT_CONTENT_TYPE,
+    Headers,
+    HttpRefusal,
+    error_body,
+    render_error,
+)
+from .paths import GENERATE, INFER, LIVE, READY, Route, group_of, resolve
+from .request_codec import RequestDecoder
+from .response_codec import HEADER_LENGTH, ResponseEncoder
+from .restrictions import HeaderForwarding, Restrictions
+
+RAW_HEADERS = "charonia.raw_headers"
+"""Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
+
+CLIENT_LEFT = "charonia.client_left"
+"""Key in the scope's state that says why the request was cancelled."""
+
+SERVER_EXITING = "Server exiting"
+"""E7."""
+
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+"""H22."""
+
+_SINGLE_PIECE_BYTES = 65_536
+"""A body that came in one piece and is no larger takes the short way past the bounded reader."""
+
+_ROUTES_LIMIT = 4096
+_MAX_VERSION_DIGITS = 19
+
+logger = logging.getLogger("charonia.gateway.http")
+
+
+class HttpApplication:
+    """The HTTP interface over a `Handler`, as an ASGI callable."""
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        """Raises `StartupError` for restriction or forwarding options that make no sense."""
+        self._settings = settings
+        self._handler = handler
+        self._max_input_size_bytes = settings.http_max_input_size
+        self._unbounded_bytes = min(_SINGLE_PIECE_BYTES, settings.http_max_input_size)
+        self._restrictions = Restrictions(settings.http_restricted_api)
+        self._forwarding = HeaderForwarding(settings.http_header_forward_pattern)
+        self._decoder = RequestDecoder(settings.http_max_input_size)
+        self._encoder = ResponseEncoder()
+        self._routes: dict[str, Route] = {}
+        self._control: AsgiApp | None = None
+        self.draining = False
+        """Once set, only health is answered; all else is "Server exiting" (E7)."""
+
+    @property
+    def forwards_headers(self) -> bool:
+        return bool(self._forwarding)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        route = self._routes.get(path)
+        if route is None:
+            route = resolve(path)
+            if route is not None:
+                if len(self._routes) >= _ROUTES_LIMIT:
+                    self._routes.clear()
+                self._routes[path] = route
+        try:
+            if route is None:
+                await self._answer_control(scope, receive, send)
+            elif route.kind is INFER and scope["method"] == "POST":
+                await self._answer_infer(route, scope, receive, send)
+            else:
+                await self._answer_simple(route, scope, send)
+        except (CharoniaError, HttpRefusal) as error:
+            await _reply(send, *render_error(error))
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            # Cancelled by the protocol because the client left, or by the server past its grace time.
+            if not scope.get("state", {}).get(CLIENT_LEFT):
+                await _reply(send, *render_error(Unavailable(SERVER_EXITING)))
+        except Exception:
+            logger.exception("unexpected failure of %s %r", scope["method"], path[:256])
+            await _reply(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
+
+    # -- inference -----------------------------------------------------------------------------------------------------
+
+    async def _answer_infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._restrictions:
+            self._restrictions.check(route.group, scope["headers"])
+        if self.draining:
+            raise HttpRefusal(503, SERVER_EXITING, close=True)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        # anything but a short body that came whole goes the long way
+        if message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes:
+            body = await read_body(message, headers, receive, self._max_input_size_bytes)
+        handler = self._handler
+        served = handler.served_model(route.model, route.version)
+        if served.interface.decoupled:
+            raise Unsupported(DECOUPLED)
+        if b"content-encoding" in headers:
+            body = await inflate(headers[b"content-encoding"], body, self._max_input_size_bytes)
+        version = _version(route.version)
+        request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
+        if self._forwarding:
+            self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
+        response = await handler.infer(request)
+        reply_headers, reply = self._encoder.encode(response, form, served)
+        if b"accept-encoding" in headers:
+            encoding = choose_encoding(headers[b"accept-encoding"])
+            if encoding != IDENTITY:
+                reply = await deflate(encoding, reply)
+                reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*reply_headers, (b"content-length", b"%d" % len(reply))],
+            }
+        )
+        await send({"type": "http.response.body", "body": reply})
+
+    # -- health and what is not here -----------------------------------------------------------------------------------
+
+    async def _answer_simple(self, route: Route, scope: Scope, send: Send) -> None:
+        if scope["method"] != route.method:
+            await _reply(send, 405, [TEXT_CONTENT_TYPE], METHOD_NOT_ALLOWED_BODY)
+            return
+        if self._restrictions:
+            self._restrictions.check(route.group, scope["headers"])
+        if route.kind is GENERATE:
+            raise Unsupported("the generate extension is not built yet")
+        if route.kind is LIVE:
+            await _reply(send, 200 if self._handler.live() else 400, [], b"")
+        elif route.kind is READY:
+            await _reply(send, 200 if not self.draining and self._handler.ready() else 400, [], b"")
+        elif not self.draining and self._handler.model_ready(route.model, route.version):
+            await _reply(send, 200, [], b"")
+        else:
+            await _reply(send, 400, [JSON_CONTENT_TYPE], error_body("Model version not ready"))
+
+    async def _answer_control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._restrictions:
+            self._restrictions.check(group_of(scope["path"]), scope["headers"])
+        if self.draining:
+            raise HttpRefusal(503, SERVER_EXITING, close=True)
+        control = self._control
+        if control is None:
+            from .routes import control_app
+
+            control = self._control = control_app(self._settings, self._handler)
+        await control(scope, receive, send)
+
+
+async def _reply(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", b"%d" % len(body))],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def _version(digits: str) -> int:
+    """The number of a URL's version that the handler has already accepted."""
+    if not digits:
+        return LATEST_VERSION
+    if len(digits) > _MAX_VERSION_DIGITS:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{digits[:64]}' (details: out of range), "
+            "version should be an integral value > 0"
+        )
+    return int(digits)

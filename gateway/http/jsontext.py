@@ -1,0 +1,133 @@
+"""JSON text to values: nesting bounded before parsing, NaN and Infinity taken, failures in Triton's words. Pure.
+
+orjson reads nearly everything; what it refuses goes to a tolerant reader that either accepts the bare tokens of T5 or
+says what is wrong and where (E4). When a key occurs twice, the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import orjson
+
+from charonia.errors import InternalError, InvalidArgument
+from charonia.tensors import Buffer
+
+MAX_DEPTH = 100
+"""E8."""
+
+# Possessive, and an unterminated string runs to the end, so that hostile text costs linear time.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_JSON_SPACE = " \t\n\r"
+
+# The tolerant reader's complaint, up to its position, and what Triton's parser says of the same text.
+_COMPLAINTS = {
+    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
+    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+    "Extra data": "The document root must not be followed by other values.",
+    "Unterminated string starting at": "Missing a closing quotation mark in string.",
+    "Invalid control character at": "Invalid encoding in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+}
+_TOO_BIG = "Number too big to be stored in double."
+
+
+def parse_json(text: Buffer) -> Any:
+    """The value of JSON text. Raises `InvalidArgument` past the nesting limit (E8), else `InternalError` (E4)."""
+    check_depth(text)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _parse_tolerant(bytes(text))
+
+
+def check_depth(text: Buffer) -> None:
+    """Raise E8's `InvalidArgument` if arrays and objects nest deeper than `MAX_DEPTH`. Linear, whatever the text."""
+    data = bytes(text)
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    brackets = np.frombuffer(_STRING.sub(b"", data).translate(None, _NOT_BRACKETS), dtype=np.uint8)
+    if not brackets.size:
+        return
+    # bit 1 is set in "[" and "{" and clear in "]" and "}"
+    steps = (brackets & 2).astype(np.int8) - 1
+    if int(steps.cumsum(dtype=np.int32).max()) > MAX_DEPTH:
+        raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+
+
+def quote(text: str) -> bytes:
+    """A JSON string literal, in UTF-8."""
+    return orjson.dumps(text)
+
+
+def parse_failure(complaint: str, offset: int) -> InternalError:
+    """E4's error for text that is no JSON; `offset` counts bytes."""
+    return InternalError(f"failed to parse the request JSON buffer: {complaint} at {offset}")
+
+
+def _parse_tolerant(data: bytes) -> Any:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise parse_failure("Invalid encoding in string.", error.start) from None
+    if not text.strip(_JSON_SPACE):
+        raise parse_failure("The document is empty.", len(data))
+    try:
+        value = json.loads(text, parse_int=_integer, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise parse_failure(_complaint(error), len(text[: error.pos].encode())) from None
+    except OverflowError:
+        raise parse_failure(_TOO_BIG, 0) from None
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise parse_failure("The surrogate pair in string is invalid.", _surrogate_offset(text)) from None
+    return value
+
+
+def _complaint(error: json.JSONDecodeError) -> str:
+    if error.msg == "Expecting ',' delimiter":
+        # The same complaint stands for both containers: the innermost one still open tells which.
+        outside = _STRING.sub(b"", error.doc[: error.pos].encode())
+        closed = 0
+        for byte in reversed(outside):
+            if byte in b"]}":
+                closed += 1
+            elif byte in b"[{":
+                if closed == 0:
+                    return (
+                        "Missing a comma or ] after an array element."
+                        if byte == ord("[")
+                        else "Missing a comma or } after an object member."
+                    )
+                closed -= 1
+    return _COMPLAINTS.get(error.msg, "Invalid value.")
+
+
+def _surrogate_offset(text: str) -> int:
+    found = _SURROGATE_ESCAPE.search(text)
+    return len(text[: found.start()].encode()) if found else 0
+
+
+def _integer(literal: str) -> int | float:
+    # past 64 bits a JSON number is a double, as it is for orjson; int() of thousands of digits would be refused
+    if len(literal) <= 20:
+        value = int(literal)
+        if -(2**63) <= value < 2**64:
+            return value
+    return _finite(literal)
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise OverflowError
+    return value

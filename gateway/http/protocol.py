@@ -1,0 +1,173 @@
+"""The wire side of one HTTP connection: uvicorn's parser with bounds on slow, large and finely chopped requests.
+
+Adds to uvicorn: header bounds (faults H17), a cap on chunks (H24, faults H1), refusals as JSON (E2), cancelling the
+request whose client left (H25), and `sweep`, which ends connections that stall (faults H16). What is asked and answered
+is the application's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from .errors import error_body
+from .fastpath import CLIENT_LEFT, RAW_HEADERS
+
+MAX_CHUNKS = 65_536
+"""H24."""
+
+MAX_HEADERS = 256
+MAX_HEADER_BYTES = 65_536
+
+HEADERS_TIMEOUT_S = 10
+"""From the first byte of a request to the end of its headers, however they trickle."""
+
+BODY_STALL_S = 10
+"""A body must bring at least `BODY_MIN_BYTES` within this time."""
+
+BODY_MIN_BYTES = 1024
+
+IDLE_TIMEOUT_S = 300
+"""Clients keep pools of idle connections; closing those early costs them a failed request."""
+
+_IDLE, _HEADERS, _BODY = "idle", "headers", "body"
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. `sweep` is called by the server for all connections at a steady interval."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        self._phase = _IDLE
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._chunks = 0
+        self._stalled_s = 0.0
+        self._refusal: tuple[int, str] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._task_cycle: RequestResponseCycle | None = None
+
+    # -- parser callbacks ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._phase is not _IDLE:
+            self._note_partial(len(data))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _HEADERS
+        self._header_bytes = 0
+        self._stalled_s = 0.0
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(431, f"request has more than {MAX_HEADERS} headers")
+        self._phase = _BODY
+        self._chunks = 0
+        self._body_bytes = 0
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            self._refuse(400, f"request body has more than {MAX_CHUNKS} chunks")
+
+    def on_message_complete(self) -> None:
+        self._phase = _IDLE
+        self._stalled_s = 0.0
+        super().on_message_complete()
+
+    def _note_partial(self, size: int) -> None:
+        if self._phase is _BODY:
+            self._body_bytes += size
+            return
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refusal = (431, f"request headers exceed {MAX_HEADER_BYTES} bytes")
+            self.send_400_response("")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._refusal = (status, message)
+        raise ValueError(message)  # ends the parse; uvicorn's `data_received` then calls `send_400_response`
+
+    def send_400_response(self, msg: str) -> None:
+        status, message = self._refusal or (400, msg)
+        body = error_body(message)
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        )
+        self.transport.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        # pipelined requests wait for one another, so a connection runs one at a time
+        self._task, self._task_cycle = task, cycle
+
+    def on_response_complete(self) -> None:
+        # uvicorn arms a timer after each response and disarms it at the next request; `sweep` needs neither
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._task is None or self._task_cycle is None or self._task.done():
+            return
+        if not self._task_cycle.response_complete:
+            self._task_cycle.scope["state"][CLIENT_LEFT] = True
+            self._task.cancel()
+
+    # -- stalling ------------------------------------------------------------------------------------------------------
+
+    def sweep(self, elapsed_s: float) -> None:
+        """End the connection if it has stalled; `elapsed_s` is the time since the last sweep."""
+        phase = self._phase
+        if phase is _IDLE:
+            if self._task is not None and not self._task.done():
+                self._stalled_s = 0.0
+                return
+            limit_s = IDLE_TIMEOUT_S
+        elif phase is _HEADERS:
+            limit_s = HEADERS_TIMEOUT_S
+        else:
+            limit_s = BODY_STALL_S
+            if self._body_bytes >= BODY_MIN_BYTES:
+                self._body_bytes = 0
+                self._stalled_s = 0.0
+                return
+        self._stalled_s += elapsed_s
+        if self._stalled_s < limit_s or self.transport.is_closing():
+            return
+        if phase is _IDLE:
+            self.transport.close()
+        else:
+            self._refusal = (408, "request was not received in time")
+            self.send_400_response("")
+
+
+class ForwardingHttpProtocol(BoundedHttpProtocol):
+    """Keeps header names as they were sent, for forwarding (H21)."""
+
+    _raw_headers: list[tuple[bytes, bytes]]
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._raw_headers = self.scope["state"][RAW_HEADERS] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._raw_headers.append((name, value))

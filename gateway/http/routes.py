@@ -1,0 +1,182 @@
+"""The FastAPI application behind the fast path: metadata, configuration, statistics, repository, settings and docs.
+
+Imported by the first request that needs it. Values become JSON in `control_json`; the decisions are the handler's.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from charonia.errors import CharoniaError, NotFound, Unsupported
+from charonia.models.json_form import to_json
+from charonia.settings import GatewaySettings
+from gateway.handler import Handler
+
+from . import control_json, log_settings
+from .bodies import AsgiApp, read_body
+from .errors import (
+    METHOD_NOT_ALLOWED_BODY,
+    NOT_FOUND_BODY,
+    HttpRefusal,
+    error_body,
+    render_error,
+)
+from .jsontext import parse_json
+from .request_codec import SHARED_MEMORY_DISABLED
+
+_MODEL = "/v2/models/{model}"
+_VERSION = "/v2/models/{model}/versions/{version}"
+
+
+def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
+    """The ASGI application of everything that is no inference and no health."""
+    app = FastAPI(title="Charonia", version=settings.server_id, redirect_slashes=False, redoc_url=None)
+    _add_errors(app)
+    _add_metadata(app, handler)
+    _add_repository(app, settings, handler)
+    _add_logging(app, settings)
+    _add_unbuilt(app)
+    return app
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+async def _body(request: Request, settings: GatewaySettings) -> bytes:
+    """The request's body within `--http-max-input-size` (H24)."""
+    return await read_body(
+        await request.receive(), dict(request.scope["headers"]), request.receive, settings.http_max_input_size
+    )
+
+
+def _check_version(version: str) -> str:
+    # versions are digits only; anything else is no URL of ours (section 21)
+    if not (version.isascii() and version.isdigit()):
+        raise HTTPException(404)
+    return version
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(CharoniaError)
+    @app.exception_handler(HttpRefusal)
+    async def typed(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, (CharoniaError, HttpRefusal))
+        status, headers, body = render_error(error)
+        return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+    @app.exception_handler(HTTPException)
+    async def plain(_request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            return Response(NOT_FOUND_BODY, 404, media_type="application/json")
+        if error.status_code == 405:
+            # this one is text/plain (E2)
+            return Response(METHOD_NOT_ALLOWED_BODY, 405, {"content-type": "text/plain"})
+        return Response(error_body(str(error.detail)), error.status_code, media_type="application/json")
+
+
+def _add_metadata(app: FastAPI, handler: Handler) -> None:
+    @app.get("/v2", tags=["metadata"], summary="Server metadata")
+    async def server_metadata() -> Response:
+        return _json(control_json.server_metadata(handler.server_metadata()))
+
+    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all loaded versions")
+    async def all_statistics() -> Response:
+        return _json(control_json.model_statistics(await handler.statistics("", "")))
+
+    @app.get(_MODEL, tags=["metadata"], summary="Model metadata")
+    async def model_metadata(model: str) -> Response:
+        return _json(control_json.model_metadata(handler.model_metadata(model, "")))
+
+    @app.get(_VERSION, tags=["metadata"], summary="Metadata of one version")
+    async def version_metadata(model: str, version: str) -> Response:
+        return _json(control_json.model_metadata(handler.model_metadata(model, _check_version(version))))
+
+    @app.get(_MODEL + "/config", tags=["model-config"], summary="Normalised model configuration")
+    async def model_config(model: str) -> Response:
+        return _json(to_json(handler.model_config(model, "")))
+
+    @app.get(_VERSION + "/config", tags=["model-config"], summary="Configuration of one version")
+    async def version_config(model: str, version: str) -> Response:
+        return _json(to_json(handler.model_config(model, _check_version(version))))
+
+    @app.get(_MODEL + "/stats", tags=["statistics"], summary="Statistics of a model's loaded versions")
+    async def model_statistics(model: str) -> Response:
+        return _json(control_json.model_statistics(await handler.statistics(model, "")))
+
+    @app.get(_VERSION + "/stats", tags=["statistics"], summary="Statistics of one version")
+    async def version_statistics(model: str, version: str) -> Response:
+        return _json(control_json.model_statistics(await handler.statistics(model, _check_version(version))))
+
+
+def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
+    @app.post("/v2/repository/index", tags=["model-repository"], summary="Models and their states")
+    async def index(request: Request) -> Response:
+        ready = control_json.read_index_request(await _body(request, settings))
+        return _json(control_json.repository_index(handler.repository_index(ready=ready)))
+
+    @app.post("/v2/repository/models/{model}/load", tags=["model-repository"], summary="Load or reload a model")
+    async def load(model: str, request: Request) -> Response:
+        config, files = control_json.read_load_request(await _body(request, settings))
+        await handler.load_model(model, config, files)
+        return Response(status_code=200)
+
+    @app.post("/v2/repository/models/{model}/unload", tags=["model-repository"], summary="Unload a model")
+    async def unload(model: str, request: Request) -> Response:
+        dependents = control_json.read_unload_request(await _body(request, settings))
+        await handler.unload_model(model, unload_dependents=dependents)
+        return Response(status_code=200)
+
+    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
+    async def named_repository() -> Response:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _add_logging(app: FastAPI, settings: GatewaySettings) -> None:
+    @app.get("/v2/logging", tags=["logging"], summary="Log settings")
+    async def get_logging() -> Response:
+        return _json(log_settings.current().reply())
+
+    @app.post("/v2/logging", tags=["logging"], summary="Change log settings")
+    async def set_logging(request: Request) -> Response:
+        wanted = parse_json(await _body(request, settings) or b"{}")
+        switches = log_settings.current().changed(wanted if isinstance(wanted, dict) else {})
+        log_settings.apply(switches)
+        return _json(switches.reply())
+
+
+def _add_unbuilt(app: FastAPI) -> None:
+    """Client shared memory is off, as by Triton's newest default (H51), and tracing does not exist yet."""
+    tags: list[str | Enum] = ["shared-memory"]
+
+    async def status() -> Response:
+        return _json([])
+
+    async def system_region_status(region: str) -> Response:
+        raise NotFound(f"Unable to find system shared memory region: '{region}'")
+
+    async def cuda_region_status(region: str) -> Response:
+        raise NotFound(f"Unable to find cuda shared memory region: '{region}'")
+
+    async def change() -> Response:
+        raise Unsupported(SHARED_MEMORY_DISABLED)
+
+    async def trace_setting() -> Response:
+        raise Unsupported("tracing is not built yet")
+
+    for kind, region_status in (("system", system_region_status), ("cuda", cuda_region_status)):
+        root = f"/v2/{kind}sharedmemory"
+        app.get(root + "/status", tags=tags, summary="Registered regions: none")(status)
+        app.get(root + "/region/{region}/status", tags=tags, summary="One region")(region_status)
+        app.post(root + "/region/{region}/register", tags=tags, summary="Disabled")(change)
+        app.post(root + "/region/{region}/unregister", tags=tags, summary="Disabled")(change)
+        app.post(root + "/unregister", tags=tags, summary="Disabled")(change)
+    for path in ("/v2/trace/setting", _MODEL + "/trace/setting"):
+        app.api_route(path, methods=["GET", "POST"], include_in_schema=False)(trace_setting)

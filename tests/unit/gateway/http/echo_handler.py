@@ -1,0 +1,158 @@
+"""A complete in-memory `Handler` for the fronts' tests: models that answer each input as the output of its number.
+
+It admits like the real one where the wire shows it (unknown models, sizes that do not fit), and records what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import prod
+
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InvalidArgument, NotFound
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.settings import EXTENSIONS, SERVER_VERSION
+from charonia.tensors import Tensor
+from gateway.handler import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    ServedModel,
+    ServerMetadata,
+    TensorMetadata,
+)
+from protos.model_config_pb2 import ModelConfig
+
+
+def interface(
+    name: str, inputs: dict[str, tuple[DataType, tuple[int, ...]]], *, max_batch_size: int = 8, decoupled: bool = False
+) -> ModelInterface:
+    specs = {n: TensorSpec(n, datatype, dims) for n, (datatype, dims) in inputs.items()}
+    outputs = {
+        f"OUTPUT{i}": TensorSpec(f"OUTPUT{i}", spec.datatype, spec.dims) for i, spec in enumerate(specs.values())
+    }
+    return ModelInterface(name, "onnxruntime", "onnxruntime_onnx", max_batch_size, specs, outputs, decoupled=decoupled)
+
+
+MODELS = {
+    m.name: m
+    for m in (
+        interface("simple", {"INPUT0": (DataType.INT32, (16,)), "INPUT1": (DataType.INT32, (16,))}),
+        interface("identity", {"INPUT0": (DataType.FP32, (16,))}, max_batch_size=64),
+        interface("wide", {"INPUT0": (DataType.FP32, (-1, 2))}),
+        interface("wider", {"INPUT0": (DataType.FP32, (-1, -1))}),
+        interface("text", {"INPUT0": (DataType.BYTES, (1,))}),
+        interface("texts", {"INPUT0": (DataType.BYTES, (-1,))}),
+        interface("stream", {"INPUT0": (DataType.FP32, (1,))}, decoupled=True),
+        *(interface(f"any_{t.name}", {"INPUT0": (t, (-1,))}, max_batch_size=0) for t in DataType),
+    )
+}
+
+
+class EchoHandler:
+    """See the module. `failure` set is raised by every inference; `gate` closed makes inferences wait."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.requests: list[InferenceRequest] = []
+        self.response_parameters: dict[str, str | int | bool | float] = {}
+        self.outputs: list[Tensor] | None = None
+        self.labels: dict[str, list[str]] = {}
+        self.is_ready = True
+        self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.unloads: list[tuple[str, bool]] = []
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def model_ready(self, name: str, version: str) -> bool:
+        return name in MODELS and version in ("", "1")
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata("triton", SERVER_VERSION, EXTENSIONS)
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        view = self.served_model(name, version).interface
+        return ModelMetadata(
+            name,
+            ("1",),
+            view.platform,
+            tuple(TensorMetadata(s.name, s.datatype.value, view.client_shape(s)) for s in view.inputs.values()),
+            tuple(TensorMetadata(s.name, s.datatype.value, view.client_shape(s)) for s in view.outputs.values()),
+        )
+
+    def model_config(self, name: str, version: str) -> ModelConfig:
+        view = self.served_model(name, version).interface
+        return ModelConfig(name=name, backend=view.backend, max_batch_size=view.max_batch_size)
+
+    def served_model(self, name: str, version: str) -> ServedModel:
+        view = MODELS.get(name)
+        if view is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if version not in ("", "1"):
+            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        return ServedModel(view, 1, self.labels)
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        self.requests.append(request)
+        self.waiting.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.failure is not None:
+            raise self.failure
+        if self.outputs is not None:
+            return InferenceResponse(request.model, 1, self.outputs, request.id, dict(self.response_parameters))
+        view = MODELS[request.model]
+        given = {tensor.name: tensor for tensor in request.inputs}
+        outputs = []
+        for (name, spec), output in zip(view.inputs.items(), view.outputs, strict=True):
+            tensor = given.get(name)
+            if tensor is None:
+                raise InvalidArgument(f"missing {name}")
+            size = spec.datatype.size_bytes * prod(tensor.shape)
+            if spec.datatype is not DataType.BYTES and size != len(tensor.data):
+                raise InvalidArgument(
+                    f"input byte size mismatch for input '{name}' for model '{view.name}'. Expected {size}, got "
+                    f"{len(tensor.data)}"
+                )
+            if not request.outputs or output in request.outputs:
+                outputs.append(Tensor(output, tensor.datatype, tensor.shape, tensor.data))
+        return InferenceResponse(request.model, 1, outputs, request.id, dict(self.response_parameters))
+
+    async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        if name and name not in MODELS:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        if version not in ("", "1"):
+            raise InvalidArgument(f"requested model version is not available for model '{name}'")
+        one = Duration(2, 3000)
+        return [
+            ModelStatistics(name or "simple", "1", 5, 2, 1, success=one, batches=(BatchStatistics(2, one, one, one),))
+        ]
+
+    def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
+        entries = [ModelIndexEntry("simple", "1", "READY")]
+        return entries if ready else [*entries, ModelIndexEntry("never")]
+
+    async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.loads.append((name, config_json, files))
+
+    async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
+        self.unloads.append((name, unload_dependents))
+
+
+__all__ = ["MODELS", "CharoniaError", "EchoHandler", "interface"]
