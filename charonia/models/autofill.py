@@ -98,9 +98,16 @@ def _refuse_batching(model_name: str, tensors: Sequence[TensorSignature]) -> Non
 def _written_without_batch_dimension(config: pb.ModelConfig, graph: GraphSignature) -> bool:
     """Whether some tensor is written with as many dims as the file has, which leaves no dimension for the batch."""
     ranks = {tensor.name: len(tensor.dims) for tensor in (*graph.inputs, *graph.outputs)}
-    written = [(item.name, len(item.dims)) for item in config.input]
-    written += [(item.name, len(item.dims)) for item in config.output]
-    return any(rank > 0 and ranks.get(name) == rank for name, rank in written)
+    return any(
+        len(dims) > 0 and ranks.get(item.name) == len(dims)
+        for item in (*config.input, *config.output)
+        for dims in [_backend_dims(item)]
+    )
+
+
+def _backend_dims(item: Any) -> list[int]:
+    """What the backend sees of a written tensor: its reshape, if it has one, else its dims."""
+    return list(item.reshape.shape if item.HasField("reshape") else item.dims)
 
 
 def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSignature], what: str) -> None:
@@ -145,7 +152,7 @@ def _fill_tensor(
 
 
 def _check_dims(config: pb.ModelConfig, item: pb.ModelInput | pb.ModelOutput, signature: TensorSignature) -> None:
-    seen = list(item.reshape.shape) if item.HasField("reshape") else list(item.dims)
+    seen = _backend_dims(item)
     full = [-1, *seen] if config.max_batch_size > 0 else seen
     batch_note = (
         "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "

@@ -62,6 +62,11 @@ def test_tensors_written_with_full_rank_mean_no_batch_dimension() -> None:
     assert list(done.output[0].dims) == [-1, -1, 2]
 
 
+def test_what_counts_is_the_rank_the_model_sees() -> None:
+    written = HEAD + "input { name: 'x' data_type: TYPE_FP32 dims: [1, 3] reshape { shape: 3 } }"
+    assert autofill.from_graph(parse(written), BATCHABLE).max_batch_size == 4
+
+
 def test_a_scalar_for_each_item_is_reshaped() -> None:
     graph = GraphSignature((TensorSignature("x", "INT64", (-1,)),), (TensorSignature("y", "INT64", (-1,)),))
     done = autofill.from_graph(parse(HEAD), graph)
