@@ -98,14 +98,12 @@ def _refuse_batching(model_name: str, tensors: Sequence[TensorSignature]) -> Non
 def _written_without_batch_dimension(config: pb.ModelConfig, graph: GraphSignature) -> bool:
     """Whether some tensor is written with as many dims as the file has, which leaves no dimension for the batch."""
     ranks = {tensor.name: len(tensor.dims) for tensor in (*graph.inputs, *graph.outputs)}
-    return any(
-        len(dims) > 0 and ranks.get(item.name) == len(dims)
-        for item in (*config.input, *config.output)
-        for dims in [_backend_dims(item)]
-    )
+    written = [(item.name, len(_backend_dims(item))) for item in config.input]
+    written += [(item.name, len(_backend_dims(item))) for item in config.output]
+    return any(rank > 0 and ranks.get(name) == rank for name, rank in written)
 
 
-def _backend_dims(item: Any) -> list[int]:
+def _backend_dims(item: pb.ModelInput | pb.ModelOutput) -> list[int]:
     """What the backend sees of a written tensor: its reshape, if it has one, else its dims."""
     return list(item.reshape.shape if item.HasField("reshape") else item.dims)
 
