@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from executors.backends.python import api
+from executors.backends.python.api import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
+
+ONE = Tensor("A", np.ones(1))
+TWO = Tensor("B", np.ones(1))
+
+
+def test_tensors_are_found_by_name() -> None:
+    assert api.get_input_tensor_by_name(InferenceRequest(inputs=[ONE, TWO]), "B") is TWO
+    assert api.get_input_tensor_by_name(InferenceRequest(inputs=[ONE]), "B") is None
+    assert api.get_output_tensor_by_name(InferenceResponse([ONE, TWO]), "A") is ONE
+    assert api.get_output_tensor_by_name(InferenceResponse(), "A") is None
+
+
+def test_a_response_with_an_error_tells_it() -> None:
+    response = InferenceResponse([ONE], TritonError("why", TritonError.CANCELLED))
+    assert response.has_error()
+    error = response.error()
+    assert error is not None
+    assert (error.message(), error.code(), str(error)) == ("why", 7, "why")
+    assert TritonError("x").code() == TritonError.INTERNAL == 1
+    assert TritonError("x", 99).code() == TritonError.UNKNOWN
+    assert not InferenceResponse([ONE]).has_error()
+
+
+def test_response_parameters_are_checked() -> None:
+    given = {"a": 1, "b": "x", "c": True}
+    assert json.loads(InferenceResponse(parameters=given).parameters()) == given
+    with pytest.raises(TritonModelException) as raised:
+        InferenceResponse(parameters={"a": 1.5})  # type: ignore[dict-item]
+    assert raised.value.message() == "Expect parameters values to have type bool/int/str, found type <class 'float'>"
+    with pytest.raises(TritonModelException) as raised:
+        InferenceResponse(parameters={1: 1})  # type: ignore[dict-item]
+    assert raised.value.message() == "Expect parameters keys to have type str, found type <class 'int'>"
+
+
+def test_what_is_no_tensor_or_error_is_refused() -> None:
+    with pytest.raises(TritonModelException, match=r"^Output tensor for inference response should not be empty\.$"):
+        InferenceResponse([None])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="must be Tensor objects"):
+        InferenceResponse([np.ones(1)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="must be a TritonError"):
+        InferenceResponse([], "text")  # type: ignore[arg-type]
+    with pytest.raises(
+        TritonModelException, match="Input tensor for request with id 'i' and model name 'm' should not"
+    ):
+        InferenceRequest("m", ["O"], [None], "i")  # type: ignore[list-item]
+    with pytest.raises(TritonModelException, match="Requested output name for request with id"):
+        InferenceRequest("m", [""], [], "i")
+
+
+def test_the_names_of_later_issues_exist_and_say_so() -> None:
+    request = InferenceRequest("m", ["O"], [ONE], preferred_memory=api.PreferredMemory(api.TRITONSERVER_MEMORY_GPU, 0))
+    request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
+    for call in (
+        request.get_response_sender,
+        request.exec,
+        lambda: request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
+        lambda: api.MetricFamily("a", "b", api.MetricFamily.GAUGE),
+        lambda: api.load_model("m"),
+        lambda: api.unload_model("m"),
+        lambda: api.is_model_ready("m"),
+    ):
+        with pytest.raises(TritonModelException, match="is not supported yet by this server's python backend"):
+            call()
+
+
+async def test_async_calls_to_other_models_say_so_too() -> None:
+    with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\(\) is not supported yet"):
+        await InferenceRequest("m", ["O"], [ONE]).async_exec()

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from executors.backends.python.startup_arguments import StartupArguments
+
+
+def test_the_stub_reads_back_what_the_executor_wrote() -> None:
+    arguments = StartupArguments("m", "m_0:odd name", 7, 123)
+    command = arguments.command()
+    assert command[4] == "charonia-instance:m:m_0:odd name"
+    assert StartupArguments.of(command[4:]) == arguments
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["charonia-instance:m:i", "7"], ["other:m:i", "7", "8"], ["charonia-instance:m:i", "x", "8"]]
+)
+def test_other_arguments_are_refused(given: list[str]) -> None:
+    with pytest.raises(ValueError):
+        StartupArguments.of(given)
