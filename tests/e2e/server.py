@@ -1,0 +1,131 @@
+"""Starts `charonia serve` as a user would and knows where it listens. Processes are stopped by their pids only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Server:
+    """A running server: `http` and `grpc` are host:port, `state_dir` holds processes.json and endpoints.json."""
+
+    def __init__(self, process: subprocess.Popen[bytes], state_dir: Path, log_file: Path) -> None:
+        self.process = process
+        self.state_dir = state_dir
+        self.log_file = log_file
+        self.http = ""
+        self.grpc = ""
+        self.metrics = ""
+        self.log_url = ""
+
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
+        """Until /v2/health/ready is 200; polls, as any load balancer does."""
+        give_up_at = time.monotonic() + timeout_s
+        while time.monotonic() < give_up_at:
+            if self.process.poll() is not None:
+                raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.log()}")
+            try:
+                where = json.loads((self.state_dir / "endpoints.json").read_text())
+                self.http, self.grpc = where["http"], where["grpc"]
+                self.metrics, self.log_url = where["metrics"], where["log"]
+                if self.get("/v2/health/ready")[0] == 200:
+                    return
+            except (OSError, ValueError, KeyError):
+                pass
+            time.sleep(0.02)
+        raise AssertionError(f"serve was not ready within {timeout_s} s:\n{self.log()}")
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        return self.request("GET", path)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of one HTTP exchange, errors included."""
+        request = urllib.request.Request(f"http://{self.http}{path}", body, headers or {}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def scrape(self) -> str:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def processes(self) -> list[dict[str, Any]]:
+        return list(json.loads((self.state_dir / "processes.json").read_text()))
+
+    def pids(self, role: str) -> list[int]:
+        return [p["pid"] for p in self.processes() if p["role"] == role]
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM and wait; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+def start(models: Path, state_dir: Path, *flags: str) -> Server:
+    """Start `charonia serve` on free loopback ports, in a process group of its own."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    log_file = state_dir / "serve.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "charonia"),
+                "serve",
+                "--model-repository",
+                str(models),
+                "--http-port=0",
+                "--grpc-port=0",
+                "--metrics-port=0",
+                "--http-address=127.0.0.1",
+                "--grpc-address=127.0.0.1",
+                f"--state-dir={state_dir}",
+                *flags,
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    return Server(process, state_dir, log_file)
+
+
+@contextmanager
+def serving(models: Path, state_dir: Path, *flags: str) -> Iterator[Server]:
+    """A ready server for the length of a block; it must end with 0."""
+    server = start(models, state_dir, *flags)
+    try:
+        server.wait_ready()
+        yield server
+    except BaseException:
+        sys.stderr.write(server.log())
+        raise
+    finally:
+        if server.process.poll() is None:
+            server.stop()
