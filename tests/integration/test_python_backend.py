@@ -549,8 +549,8 @@ ONE_SECOND = IDENTITY + ' parameters { key: "charonia.max_execution_s" value { s
         ("exit", "exited with code 7.", "doing exit"),
         ("segfault", "was ended by signal 11 (SIGSEGV).", "Segmentation fault"),
         ("kill", "was ended by signal 9 (SIGKILL).", "doing kill"),
-        ("hang", "was killed: it ran longer than 1 s (charonia.max_execution_s).", "doing hang"),
-        ("spin", "was killed: it ran longer than 1 s (charonia.max_execution_s).", "doing spin"),
+        ("hang", "was killed: it ran longer than 1 s (charonia.max_execution_s).", " in execute"),
+        ("spin", "was killed: it ran longer than 1 s (charonia.max_execution_s).", " in execute"),
         ("garbage", "it does not keep to the protocol: bytes between executor and model process", "doing garbage"),
     ],
 )
@@ -574,7 +574,7 @@ async def test_a_crash_or_a_hang_ends_one_instance_only(load: Load, what: str, r
 async def test_giving_up_a_call_disturbs_nothing(load: Load) -> None:
     instance = await load(ECHO)
     call = asyncio.ensure_future(instance.execute_requests([request(numbers(1))]))
-    await asyncio.sleep(0)  # it has been sent
+    await asyncio.sleep(0)  # one turn of the loop: it has been sent
     call.cancel()
     (answer,) = await instance.execute_requests([request(numbers(2))])
     assert answer.outputs[0].array().tolist() == [[2]]

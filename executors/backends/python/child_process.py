@@ -20,11 +20,14 @@ from charonia.backend import InstanceDied
 
 from .frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .output import OutputLines
-from .startup_arguments import StartupArguments
+from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _DRAIN_S = 0.5
 """How long to wait, once a process has ended, for what it had sent and printed: its own children may hold the pipes."""
+
+_TRACEBACK_S = 0.2
+"""How long a process that is to be killed gets to print its traceback; it takes some milliseconds."""
 
 _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
@@ -43,7 +46,6 @@ class ChildProcess:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._next_call = 1
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
-        self._ready.add_done_callback(_retrieve)
         self._closing = False
         self._kill_reason = ""
         self._death: InstanceDied | None = None
@@ -65,7 +67,7 @@ class ChildProcess:
             reason = f"it did not start within {start_timeout_s:g} s (stub-timeout-seconds)"
             timer = child._loop.call_later(start_timeout_s, child.kill, reason)
         try:
-            await asyncio.shield(child._ready)
+            await child._ready
         except asyncio.CancelledError:
             child.kill("the load was cancelled")
             raise
@@ -100,14 +102,13 @@ class ChildProcess:
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
         buffers = pack(kind, number, content, data)
         reply: asyncio.Future[Frame] = self._loop.create_future()
-        reply.add_done_callback(_retrieve)
         self._calls[number] = reply
         if ceiling_s > 0:
             reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
-            self._timers[number] = self._loop.call_later(ceiling_s, self.kill, reason)
+            self._timers[number] = self._loop.call_later(ceiling_s, self._expire, reason)
         for buffer in buffers:
             self._transport.write(buffer)
-        return await asyncio.shield(reply)
+        return await reply
 
     def kill(self, reason: str) -> None:
         """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
@@ -130,6 +131,9 @@ class ChildProcess:
                 await asyncio.shield(self._watch)
             except InstanceDied as death:
                 self._log.warning("%s", death)
+            except asyncio.CancelledError:
+                self.kill("closing it was cancelled")
+                raise
             finally:
                 timer.cancel()
         await asyncio.shield(self._watch)
@@ -157,12 +161,23 @@ class ChildProcess:
         finally:
             theirs.close()
             os.close(write_end)
-        ours.setblocking(False)
-        self._transport, _ = await self._loop.create_unix_connection(lambda: _FrameProtocol(self), sock=ours)
-        self._output_transport, _ = await self._loop.connect_read_pipe(
-            lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
-        )
+        try:
+            ours.setblocking(False)
+            self._transport, _ = await self._loop.create_unix_connection(lambda: _FrameProtocol(self), sock=ours)
+            self._output_transport, _ = await self._loop.connect_read_pipe(
+                lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
+            )
+        except BaseException:
+            self.kill("it could not be connected")
+            raise
         self._watch = self._loop.create_task(self._until_gone(), name=f"watch {self.name}")
+
+    def _expire(self, reason: str) -> None:
+        """End a call that takes too long, after the process has printed where it hangs."""
+        self._kill_reason = self._kill_reason or reason
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(TRACEBACK_SIGNAL)
+        self._loop.call_later(_TRACEBACK_S, self.kill, reason)
 
     async def _until_gone(self) -> None:
         code = await self._process.wait()
@@ -256,9 +271,3 @@ class _OutputProtocol(asyncio.Protocol):
 def _write_to_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
-
-
-def _retrieve(future: asyncio.Future[Frame]) -> None:
-    """Mark the outcome as seen: nobody may be waiting any more, which is no mistake."""
-    if not future.cancelled():
-        future.exception()

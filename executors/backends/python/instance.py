@@ -82,7 +82,7 @@ async def load_instance(spec: InstanceSpec) -> PythonInstance:
 async def completed_config(source: ModelSource) -> str | None:
     """What the model's `auto_complete_config` made, as JSON text; `None` if it has no such function (P2)."""
     limits = Limits.of(source)
-    child = await _spawn(source.name, "auto-complete", limits)
+    child = await _spawn(source.name, f"{source.name}_autocomplete", limits)
     content = {"location": location(source), "config": json.dumps(to_json(source.config))}
     try:
         frame = await _load_call(child, Kind.AUTO_COMPLETE, content, limits)

@@ -1,11 +1,15 @@
-"""The command line of a model process, written by the executor and read by the stub; it is also what `ps` shows."""
+"""What both ends of a model process know before they can talk: its command line, as `ps` shows it, and a signal."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass
 
 _TITLE = "charonia-instance"
+
+TRACEBACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
+"""Makes the process print the tracebacks of its threads, even while it is stuck in native code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from .api.logger import send_lines_to
 from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
 from .model_host import ModelFailure, ModelHost, ModelLocation
-from .startup_arguments import StartupArguments
+from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _PR_SET_PDEATHSIG = 1
 
@@ -102,6 +102,7 @@ def _prepare_process() -> None:
     os.register_at_fork(after_in_child=_restore_signals)
     # A segmentation fault leaves a Python traceback among the last lines, which the executor reports.
     faulthandler.enable()
+    faulthandler.register(TRACEBACK_SIGNAL)  # and so does a hang
     # A new __pycache__ in a version directory would look like a changed model to a polled repository.
     sys.dont_write_bytecode = True
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
