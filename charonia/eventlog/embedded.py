@@ -123,6 +123,8 @@ class PrivateServer:
 
     def start(self) -> None:
         """Start the child. Raises `StartupError` when there is no binary or the state directory is in use."""
+        if self._process is not None and self._process.poll() is None:
+            raise RuntimeError("the private server has been started already")
         binary = self.binary or find_server()
         self.state_dir.mkdir(parents=True, exist_ok=True)
         lock = self._lock()

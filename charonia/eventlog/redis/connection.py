@@ -316,15 +316,14 @@ class Connection:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.tls)
                 wire.batch([pack(command) for command in commands], len(commands), done)
                 replies = await answered
+            if replies is None:
+                raise ConnectionResetError("the server closed the connection")
+            for reply in replies:
+                if isinstance(reply, hiredis.ReplyError):
+                    raise Refused(str(reply))
         except BaseException:
             wire.abort()
             raise
-        if replies is None:
-            raise ConnectionResetError("the server closed the connection")
-        for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
-                wire.abort()
-                raise Refused(str(reply))
         hello = replies[0]
         self.client_id = dict(zip(hello[::2], hello[1::2], strict=True))[b"id"]
         return wire

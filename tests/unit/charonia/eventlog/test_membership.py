@@ -1,0 +1,99 @@
+"""Joining, beating, leaving, over a log in memory that can be taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.membership import Membership
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import ProcessJoined, ProcessLeft, unpack_fact
+
+
+class Log(MemoryLog):
+    """Counts beats, and is away while `away` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.beats = 0
+        self.missed = 0
+        self.changed = asyncio.Event()
+
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+        self.changed.set()
+        if self.away:
+            self.missed += 1
+            raise LogUnavailable("away")
+        self.beats += 1
+        await super().beat(role, incarnation, ttl_ms)
+
+    async def append(self, stream: bytes, fields: object) -> bytes:
+        if self.away:
+            raise LogUnavailable("away")
+        return await super().append(stream, fields)  # type: ignore[arg-type]
+
+    async def until_beats(self, beats: int, missed: int = 0) -> None:
+        async with asyncio.timeout(10):
+            while self.beats < beats or self.missed < missed:
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def facts(self) -> list[object]:
+        return [unpack_fact(entry.fields[1]) for entry in await self.range(keys.CONTROL)]
+
+
+async def test_it_joins_beats_and_leaves() -> None:
+    log = Log()
+    member = Membership(log, "executor", "e1", pool="fast", hosts_batcher=True, interval_ms=1, ttl_ms=60_000)
+
+    await member.start()
+    assert await log.alive("executor", ["e1"]) == [True]
+    await log.until_beats(5)
+    await member.leave()
+
+    joined, left = await log.facts()
+    assert isinstance(joined, ProcessJoined)
+    assert (joined.role, joined.incarnation, joined.pool, joined.hosts_batcher) == ("executor", "e1", "fast", True)
+    assert joined.pid == os.getpid()
+    assert joined.host
+    assert left == ProcessLeft("executor", "e1", "drained")
+    assert await log.alive("executor", ["e1"]) == [False]
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_losing_the_log_is_survived() -> None:
+    log = Log()
+    member = Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000)
+    await member.start()
+    await log.until_beats(2)
+
+    log.away = True
+    await log.until_beats(2, missed=3)
+    log.away = False
+    beats = log.beats
+    await log.until_beats(beats + 2)
+
+    await member.leave("drained")
+    assert len(await log.facts()) == 2
+
+
+async def test_leaving_without_the_log_is_silent() -> None:
+    log = Log()
+    member = Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000)
+    await member.start()
+    log.away = True
+    await member.leave()
+    assert len(await log.facts()) == 1
+
+
+async def test_joining_without_the_log_fails_and_leaves_nothing_running() -> None:
+    log = Log()
+    log.away = True
+    with pytest.raises(LogUnavailable):
+        await Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000).start()
+    assert len(asyncio.all_tasks()) == 1
