@@ -125,7 +125,12 @@ def _table(rows: list[list[str]]) -> None:
 def print_report(document: Mapping[str, Any]) -> None:
     """Two tables, rates and CPU, each figure as median (least..greatest), then memory and what was missed."""
     rates = [["target", "in flight", "inf/s", "p50 us", "p99 us", "requests/entry", "batch", "generator us"]]
-    cpu = [["CPU us per request", "in flight", "role", "all", "less backend", "budget", "verdict"]]
+    cpu = [["CPU us per request", "in flight", "role", "all", "less backend", "times echo", "budget", "verdict"]]
+    echoes = {
+        (one["protocol"], one["in_flight"]): one["cpu_us"]["echo"]["median"]
+        for one in document["cells"]
+        if "echo" in one["cpu_us"]
+    }
     for one in document["cells"]:
         level = str(one["in_flight"])
         rates.append(
@@ -142,7 +147,10 @@ def print_report(document: Mapping[str, Any]) -> None:
             executes = "executor" in role.split("+") and one["backend_us"] is not None
             net = _text(one["cpu_less_backend_us"][role], 1) if executes else "-"
             budget, text = ("-", "-") if verdict is None else (f"{verdict['budget']:g}", verdict["text"])
-            cpu.append([one["target"], level, role, _text(figures, 1), net, budget, text])
+            echo = echoes.get((one["protocol"], one["in_flight"]))
+            # A front costs what its bare library costs and more, and that depends on the machine.
+            times = f"{figures['median'] / echo:.2f}" if echo and role == "gateway" else "-"
+            cpu.append([one["target"], level, role, _text(figures, 1), net, times, budget, text])
     _table(rates)
     print()
     _table(cpu)

@@ -171,15 +171,17 @@ class _Lane(asyncio.Protocol):
 
     def send_next(self) -> None:
         driver = self._driver
+        if self._transport is None:  # closed by the server while idle
+            driver.reconnect(self)
+            return
         now_ns = time.perf_counter_ns()
         if not driver.recorder.gate.may_send(now_ns):
-            self._finish()
+            self.finish()
             return
         message, tensors = next(driver.messages)
         self._expected = tensors if driver.verify else None
         self.in_flight = True
         self.started_ns = now_ns
-        assert self._transport is not None
         self._transport.write(message)
 
     def give_up(self, text: str | None) -> None:
@@ -205,7 +207,7 @@ class _Lane(asyncio.Protocol):
         if transport is not None:
             transport.abort()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         if not self.finished:
             self.finished = True
             self._driver.lane_finished()
@@ -279,12 +281,13 @@ class HttpDriver:
 
     async def _reconnect(self, lane: _Lane) -> None:
         while True:
-            if not self.recorder.gate.may_send(time.perf_counter_ns()):
-                lane._finish()
-                return
             try:
                 await self._connect(lane)
             except OSError as error:
+                # The request that would have left fails here, so it is taken from the number to send.
+                if not self.recorder.gate.may_send(time.perf_counter_ns()):
+                    lane.finish()
+                    return
                 self.recorder.wrong(f"cannot connect: {error}")
                 await asyncio.sleep(RECONNECT_DELAY_S)
             else:

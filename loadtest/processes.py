@@ -28,10 +28,9 @@ def parse_stat(text: str) -> Stat:
     """Raises ValueError for text that is no /proc/PID/stat line."""
     # The command is in parentheses and may itself hold spaces and parentheses.
     fields = text[text.rindex(")") + 1 :].split()
-    try:
-        return Stat(parent_pid=int(fields[1]), cpu_ticks=sum(int(field) for field in fields[11:15]))
-    except IndexError:
-        raise ValueError(f"not a process stat line: {text[:80]!r}") from None
+    if len(fields) < 15:
+        raise ValueError(f"not a process stat line: {text[:80]!r}")
+    return Stat(parent_pid=int(fields[1]), cpu_ticks=sum(int(field) for field in fields[11:15]))
 
 
 def parse_pss(text: str) -> int:
