@@ -603,11 +603,11 @@ async def test_a_forked_child_of_the_model_does_not_keep_it_alive(load: Load) ->
         class TritonPythonModel:
             def execute(self, requests):
                 if os.fork() == 0:
-                    time.sleep(5)
+                    time.sleep(15)
                     os._exit(0)
                 os._exit(4)
     """)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(10):
         with pytest.raises(InstanceDied, match="exited with code 4"):
             await instance.execute_requests([request(numbers(1))])
 
