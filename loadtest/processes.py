@@ -46,9 +46,13 @@ def parse_pss(text: str) -> int:
 
 
 def load_roles(path: Path) -> dict[int, str]:
-    """Role by pid. Raises ValueError when the file is not such a list, OSError when it cannot be read."""
+    """Role by pid. Raises ValueError when the file is not such a list, OSError when it cannot be read.
+
+    Entries with a "parent" are left out: what a process started counts towards its role.
+    """
     try:
-        return {int(entry["pid"]): str(entry["role"]) for entry in json.loads(path.read_bytes())}
+        entries = json.loads(path.read_bytes())
+        return {int(entry["pid"]): str(entry["role"]) for entry in entries if "parent" not in entry}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a list of role and pid: {error!r}") from None
 

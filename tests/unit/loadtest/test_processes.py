@@ -10,6 +10,7 @@ import pytest
 
 from loadtest.processes import Stat, assign_roles, cpu_ns_by_role, load_roles, parse_pss, parse_stat, pss_bytes_by_role
 
+CHILD = {"role": "model instance", "pid": 7, "parent": 5}
 STAT = "{pid} ({name}) S {parent} 1 1 0 -1 4194560 9 8 7 6 {user} {system} 30 4 20 0 9 0 100 1000 10 1\n"
 
 
@@ -55,7 +56,7 @@ def test_this_very_process_is_found() -> None:
 
 def test_roles_file(tmp_path: Path) -> None:
     path = tmp_path / "processes.json"
-    path.write_text(json.dumps([{"role": "gateway", "pid": 5, "started": 1.5}, {"role": "redis", "pid": 6}]))
+    path.write_text(json.dumps([{"role": "gateway", "pid": 5, "started": 1.5}, {"role": "redis", "pid": 6}, CHILD]))
     assert load_roles(path) == {5: "gateway", 6: "redis"}
     path.write_text('[{"role": "x"}]')
     with pytest.raises(ValueError, match="role and pid"):
