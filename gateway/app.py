@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Protocol
 
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
@@ -11,9 +12,33 @@ from charonia.eventlog.port import EventLog
 from charonia.settings import GatewaySettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
-from .grpc.server import GrpcFront
-from .http.server import HttpFront
 from .service import GatewayService
+
+
+class Front(Protocol):
+    """What every front can do."""
+
+    port: int
+
+    async def start(self) -> None: ...
+
+    async def stop_accepting(self) -> None: ...
+
+    async def close(self, grace_s: float) -> None: ...
+
+
+def _fronts(settings: GatewaySettings, handler: GatewayService) -> dict[str, tuple[str, Front]]:
+    """The fronts that are on, by name, with their address; the libraries of the others are never loaded."""
+    fronts: dict[str, tuple[str, Front]] = {}
+    if settings.http_port >= 0:
+        from .http.server import HttpFront
+
+        fronts["http"] = (settings.http_address, HttpFront(settings, handler))
+    if settings.grpc_port >= 0:
+        from .grpc.server import GrpcFront
+
+        fronts["grpc"] = (settings.grpc_address, GrpcFront(settings, handler))
+    return fronts
 
 
 class GatewayApp:
@@ -32,8 +57,7 @@ class GatewayApp:
             ttl_ms=log_settings.gateway_ttl_ms,
         )
         self.service = GatewayService(log, self._control, settings)
-        self._http = HttpFront(settings, self.service) if settings.http_port >= 0 else None
-        self._grpc = GrpcFront(settings, self.service) if settings.grpc_port >= 0 else None
+        self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(
             self.service.metrics.render,
             address=settings.metrics_address,
@@ -46,13 +70,9 @@ class GatewayApp:
         """Bind the fronts and join. Raises `StartupError` when a port is taken."""
         await self._control.start()
         await self.service.start()
-        for name, address, front in (
-            ("http", self._settings.http_address, self._http),
-            ("grpc", self._settings.grpc_address, self._grpc),
-        ):
-            if front is not None:
-                await front.start()
-                self.endpoints[name] = f"{address}:{front.port}"
+        for name, (address, front) in self._fronts.items():
+            await front.start()
+            self.endpoints[name] = f"{address}:{front.port}"
         await self._metrics.start()
         if self._metrics.port:
             self.endpoints["metrics"] = f"{self._settings.metrics_address}:{self._metrics.port}"
@@ -67,7 +87,7 @@ class GatewayApp:
         """Drain and leave: False when requests were still open after `exit_timeout_secs` (R41)."""
         timeout_s = self._settings.exit_timeout_secs
         self.service.begin_drain()
-        fronts = [front for front in (self._http, self._grpc) if front is not None]
+        fronts = [front for _, front in self._fronts.values()]
         for front in fronts:
             await front.stop_accepting()
         finished = True

@@ -146,6 +146,11 @@ class PrivateServer:
         finally:
             os.close(lock)  # the child holds it from here on, past our own death
 
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The started server's process, for a parent that watches its children."""
+        return self._started()
+
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once the server answers, its append-only file read back. Raises `StartupError` if it does not."""
         deadline = time.monotonic() + timeout_s

@@ -111,12 +111,7 @@ class Supervisor:
             return
         binary = find_server(self._values["log_server"] or None)
         self._server = PrivateServer(self._state_dir, binary)
-        # SIGINT stays blocked in the server: on Ctrl-C it must outlive the parts that drain into it
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._server.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._server.start()
         self._log_url = self._server.url
         watch(asyncio.get_running_loop(), self._server.process, self._log_ended)
 

@@ -1,0 +1,166 @@
+"""The newest stock tritonclient, unchanged, against the example models; raw onnxruntime is the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpcaio
+import tritonclient.http as httpclient
+import tritonclient.http.aio as httpaio
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+MODELS = ["magika", "magika_features", "silero_vad", "ocr_det", "ocr_rec", "identity"]
+ONNX_MODELS = [m for m in MODELS if m != "magika_features"]
+
+
+def _inputs(module: Any, tensors: dict[str, np.ndarray], **options: bool) -> list[Any]:
+    inputs = []
+    for name, array in tensors.items():
+        tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, **options)
+        inputs.append(tensor)
+    return inputs
+
+
+def _outputs(result: Any, names: Any) -> dict[str, np.ndarray]:
+    return {name: result.as_numpy(name) for name in names}
+
+
+def _call(
+    kind: str, server: Any, model: str, tensors: dict[str, np.ndarray], names: list[str]
+) -> dict[str, np.ndarray]:
+    """One inference through one of the four clients."""
+    if kind == "http":
+        with httpclient.InferenceServerClient(server.http) as client:
+            return _outputs(client.infer(model, _inputs(httpclient, tensors)), names)
+    if kind == "http-json":
+        with httpclient.InferenceServerClient(server.http) as client:
+            wanted = [httpclient.InferRequestedOutput(name, binary_data=False) for name in names]
+            inputs = _inputs(httpclient, tensors, binary_data=False)
+            return _outputs(client.infer(model, inputs, outputs=wanted), names)
+    if kind == "grpc":
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            return _outputs(client.infer(model, _inputs(grpcclient, tensors)), names)
+
+    async def aio() -> dict[str, np.ndarray]:
+        if kind == "http-aio":
+            async with httpaio.InferenceServerClient(server.http) as client:
+                return _outputs(await client.infer(model, _inputs(httpclient, tensors)), names)
+        async with grpcaio.InferenceServerClient(server.grpc) as client:
+            return _outputs(await client.infer(model, _inputs(grpcclient, tensors)), names)
+
+    return asyncio.run(aio())
+
+
+@pytest.mark.parametrize("kind", ["http", "http-aio", "grpc", "grpc-aio"])
+@pytest.mark.parametrize("model", MODELS)
+def test_real_inputs_give_the_expected_answers(
+    kind: str, model: str, server: Any, examples: ModuleType, expected: ModuleType, example_models: Path
+) -> None:
+    tensors = examples.REQUESTS[model]()
+    outputs = _call(kind, server, model, tensors, list(expected.OUTPUTS[model]))
+    expected.check(model, outputs, example_models)
+    if model in ONNX_MODELS:
+        oracle = expected.onnxruntime_outputs(example_models, model, tensors)
+        for name, array in oracle.items():
+            np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["magika", "identity", "magika_features", "silero_vad"])
+def test_json_carries_the_same_answers(
+    model: str, server: Any, examples: ModuleType, expected: ModuleType, example_models: Path
+) -> None:
+    if model == "magika_features":
+        pytest.skip("its input is a file's raw bytes, which JSON cannot carry (T4)")
+    outputs = _call("http-json", server, model, examples.REQUESTS[model](), list(expected.OUTPUTS[model]))
+    expected.check(model, outputs, example_models)
+
+
+def test_http_control_calls(server: Any) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("magika")
+        assert client.is_model_ready("magika", "1")
+        assert not client.is_model_ready("magika", "7")
+        assert not client.is_model_ready("nope")
+        assert client.get_server_metadata()["name"] == "triton"
+        metadata = client.get_model_metadata("magika")
+        assert metadata["inputs"] == [{"name": "bytes", "datatype": "INT32", "shape": [-1, 2048]}]
+        assert metadata["outputs"] == [{"name": "target_label", "datatype": "FP32", "shape": [-1, 214]}]
+        assert metadata["platform"] == "onnxruntime_onnx"
+        config = client.get_model_config("magika")
+        assert config["max_batch_size"] == 64
+        assert config["backend"] == "onnxruntime"
+        assert {row["name"] for row in client.get_model_repository_index()} == set(MODELS)
+        assert {row["state"] for row in client.get_model_repository_index()} == {"READY"}
+        assert client.get_inference_statistics("identity")["model_stats"][0]["name"] == "identity"
+        with pytest.raises(InferenceServerException, match="polling is enabled"):
+            client.load_model("magika")
+
+
+def test_grpc_control_calls(server: Any) -> None:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("magika")
+        assert not client.is_model_ready("nope")
+        assert client.get_server_metadata().name == "triton"
+        metadata = client.get_model_metadata("silero_vad")
+        assert [list(i.shape) for i in metadata.inputs][0] == [-1, 576]
+        assert client.get_model_config("silero_vad").config.max_batch_size == 0
+        assert {m.name for m in client.get_model_repository_index().models} == set(MODELS)
+        assert client.get_inference_statistics("identity").model_stats[0].name == "identity"
+
+
+def test_classification_names_the_file_type(server: Any, examples: ModuleType) -> None:
+    tensors = examples.REQUESTS["magika"]()
+    with httpclient.InferenceServerClient(server.http) as client:
+        wanted = [httpclient.InferRequestedOutput("target_label", class_count=2)]
+        best = client.infer("magika", _inputs(httpclient, tensors), outputs=wanted).as_numpy("target_label")
+    assert best.shape == (1, 2)
+    assert best[0, 0].decode().split(":")[2] == "python"
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        wanted = [grpcclient.InferRequestedOutput("target_label", class_count=2)]
+        again = client.infer("magika", _inputs(grpcclient, tensors), outputs=wanted).as_numpy("target_label")
+    assert (best == again).all()
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_errors_say_what_is_wrong(kind: str, server: Any) -> None:
+    wrong = {"INPUT0": np.zeros((1, 8), np.float32)}
+    with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'INPUT0' .*Expected \[-1,16\]"):
+        _call(kind, server, "identity", wrong, ["OUTPUT0"])
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+        _call(kind, server, "nope", wrong, ["OUTPUT0"])
+
+
+def test_statistics_and_metrics_count_each_inference(server: Any) -> None:
+    def counted() -> tuple[int, int]:
+        with httpclient.InferenceServerClient(server.http) as client:
+            stats = client.get_inference_statistics("identity")["model_stats"][0]
+            return stats["inference_count"], stats["inference_stats"]["success"]["count"]
+
+    rows, requests = counted()
+    _call("http", server, "identity", {"INPUT0": np.ones((3, 16), np.float32)}, ["OUTPUT0"])
+    assert counted() == (rows + 3, requests + 1)
+    page = server.scrape()
+    for family in (
+        "nv_inference_request_success",
+        "nv_inference_request_failure",
+        "nv_inference_count",
+        "nv_inference_exec_count",
+        "nv_inference_request_duration_us",
+        "nv_inference_queue_duration_us",
+        "nv_inference_compute_input_duration_us",
+        "nv_inference_compute_infer_duration_us",
+        "nv_inference_compute_output_duration_us",
+        "nv_inference_pending_request_count",
+    ):
+        assert f"{family}" in page, family

@@ -1,0 +1,162 @@
+"""Start and end of `charonia serve`: what it starts it stops, whatever happens to it, and errors are one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_server import start
+
+CHARONIA = str(Path(sys.executable).parent / "charonia")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status != "Z"
+
+
+def _wait_gone(pids: list[int]) -> None:
+    async def poll() -> None:
+        async with asyncio.timeout(20):
+            while any(_alive(pid) for pid in pids):
+                await asyncio.sleep(0.02)
+
+    asyncio.run(poll())
+
+
+def _everyone(server: Any) -> list[int]:
+    async def poll() -> list[int]:
+        async with asyncio.timeout(20):
+            while not any(p["role"].startswith("instance:") for p in server.processes()):
+                await asyncio.sleep(0.05)
+            return [p["pid"] for p in server.processes()]
+
+    return asyncio.run(poll())
+
+
+def test_sigterm_drains_and_leaves_nothing(example_models: Path, tmp_path: Path) -> None:
+    server = start(example_models, tmp_path / "state")
+    server.wait_ready()
+    pids = _everyone(server)
+    roles = {p["role"] for p in server.processes()}
+    assert {"serve", "gateway", "executor+batcher", "redis"} <= roles
+    assert {os.getpgid(pid) for pid in pids} == {server.process.pid}
+    assert server.stop() == 0, server.log()
+    _wait_gone(pids)
+    assert "Traceback" not in server.log()
+
+
+def test_kill_9_of_the_parent_ends_every_child(example_models: Path, tmp_path: Path) -> None:
+    server = start(example_models, tmp_path / "state")
+    server.wait_ready()
+    pids = _everyone(server)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    _wait_gone(pids)
+    # and the same state directory serves again
+    again = start(example_models, tmp_path / "state")
+    again.wait_ready()
+    assert again.stop() == 0
+
+
+def _fails(*arguments: str, cwd: Path) -> str:
+    result = subprocess.run(
+        [CHARONIA, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr, result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model-repository", "nowhere"], "model repository 'nowhere' is not a directory"),
+        ([], "needs --model-repository"),
+        (["--model-repository", ".", "--nonsense"], "unknown option '--nonsense'"),
+        (["--model-repository", ".", "--cache-config=local,size=1"], "'--cache-config' is known but not supported"),
+        (["--model-repository", ".", "--http-port=x"], "--http-port must be a number, got 'x'"),
+        (
+            ["--model-repository", ".", "--model-control-mode=often"],
+            "--model-control-mode must be none, poll or explicit",
+        ),
+        (["--model-repository", ".", "--log-url=redis://127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
+def test_errors_at_start_are_one_sentence(flags: list[str], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    text = _fails(
+        "serve",
+        f"--state-dir={tmp_path / 'state'}",
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        *flags,
+        cwd=tmp_path / "empty",
+    )
+    assert sentence in text
+
+
+@pytest.mark.parametrize("front", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_named(front: str, example_models: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {"http": 0, "grpc": 0, "metrics": 0, front: port}
+        text = _fails(
+            "serve",
+            f"--model-repository={example_models}",
+            f"--state-dir={tmp_path / 'state'}",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            *(f"--{name}-port={number}" for name, number in ports.items()),
+            cwd=tmp_path,
+        )
+    assert "already in use" in text
+    assert str(port) in text
+
+
+def test_a_broken_model_ends_the_start(tmp_path: Path) -> None:
+    version = tmp_path / "models" / "broken" / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(b"not a model")
+    (version.parent / "config.pbtxt").write_text('backend: "onnxruntime"\n')
+    text = _fails(
+        "serve",
+        f"--model-repository={tmp_path / 'models'}",
+        f"--state-dir={tmp_path / 'state'}",
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        cwd=tmp_path,
+    )
+    assert "failed to load all models" in text
+    assert "broken" in text
+
+
+def test_two_servers_do_not_share_a_state_directory(server: Any, example_models: Path, tmp_path: Path) -> None:
+    text = _fails(
+        "serve",
+        f"--model-repository={example_models}",
+        f"--state-dir={server.state_dir}",
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        cwd=tmp_path,
+    )
+    assert "is used by another charonia serve" in text
