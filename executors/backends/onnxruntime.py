@@ -83,6 +83,14 @@ class OnnxRuntimeBackend:
     _shared: dict[int, _Shared] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def prefers_gpu(self) -> bool:
+        """Whether instances of kind AUTO go to a GPU: only when the installed library can use one (C8)."""
+        try:
+            import onnxruntime as ort
+        except ImportError:
+            return False
+        return "CUDAExecutionProvider" in ort.get_available_providers()
+
     async def probe(self, source: ModelSource) -> GraphSignature:
         """Names, types and dims of the graph (C71). Raises `CharoniaError` for a file that cannot be loaded."""
         return await asyncio.to_thread(self._probe, source)

@@ -1,0 +1,113 @@
+"""What executed requests add to their model's statistics: increments by name, folded by the gateways (X1-X4, M1).
+
+Pure. Written once per batch into `s:{m}`; times are ns. A batch's durations count in full for each of its requests
+(X3); requests somebody else settled first count for nobody here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from charonia.errors import CharoniaError
+from charonia.wire import RequestRecord
+
+BACKEND = "fail_BACKEND"
+OTHER = "fail_OTHER"
+REJECTED = "fail_REJECTED"
+CANCELED = "fail_CANCELED"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One successful run of a model. `indices` are its requests in the batch; `rows` includes failed ones' rows.
+
+    `start_ns` and `end_ns` are wall clock; the three durations are monotonic.
+    """
+
+    indices: tuple[int, ...]
+    rows: int
+    start_ns: int
+    end_ns: int
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed request of a batch; `reason` is one of the names above (M1), `end_ns` wall clock."""
+
+    index: int
+    error: CharoniaError
+    reason: str
+    end_ns: int
+
+
+@dataclass(slots=True)
+class Executed:
+    """The end of a batch: one response record per request, in order, and what to count."""
+
+    answers: list[bytes]
+    executions: list[Execution] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def increments(
+    records: Sequence[RequestRecord], executed: Executed, won: Sequence[bool] | None = None
+) -> dict[str, int]:
+    """The increments of a batch; with `won`, of the requests whose settlement was won only. Empty when none was."""
+    totals: dict[str, int] = {}
+    for execution in executed.executions:
+        indices = execution.indices if won is None else [i for i in execution.indices if won[i]]
+        if indices:
+            _add_execution(totals, records, execution, indices)
+    for failure in executed.failures:
+        if won is None or won[failure.index]:
+            waited = failure.end_ns - records[failure.index].accepted_ns
+            _add(totals, "fail_count", 1)
+            _add(totals, "fail_ns", max(0, waited))
+            _add(totals, failure.reason, 1)
+    return totals
+
+
+def _add_execution(
+    totals: dict[str, int], records: Sequence[RequestRecord], execution: Execution, indices: Sequence[int]
+) -> None:
+    start, end = execution.start_ns, execution.end_ns
+    count = len(indices)
+    queued = whole = rows = 0
+    for index in indices:
+        record = records[index]
+        accepted = record.accepted_ns
+        # clocks of two machines differ: never a negative duration
+        if start > accepted:
+            queued += start - accepted
+        if end > accepted:
+            whole += end - accepted
+        rows += record.rows
+    size = f"b{execution.rows}"
+    for name, value in (
+        ("success_count", count),
+        ("success_ns", whole),
+        ("queue_count", count),
+        ("queue_ns", queued),
+        ("compute_input_count", count),
+        ("compute_input_ns", count * execution.input_ns),
+        ("compute_infer_count", count),
+        ("compute_infer_ns", count * execution.infer_ns),
+        ("compute_output_count", count),
+        ("compute_output_ns", count * execution.output_ns),
+        ("inference_count", rows),
+        ("execution_count", 1),
+        (size + "_count", 1),
+        (size + "_input_ns", execution.input_ns),
+        (size + "_infer_ns", execution.infer_ns),
+        (size + "_output_ns", execution.output_ns),
+    ):
+        _add(totals, name, value)
+    totals["last_inference_ms"] = max(totals.get("last_inference_ms", 0), start // 1_000_000)
+
+
+def _add(totals: dict[str, int], name: str, value: int) -> None:
+    totals[name] = totals.get(name, 0) + value

@@ -1,0 +1,79 @@
+"""Composes one executor. The only place where its parts meet and where the environment is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from charonia.eventlog.port import EventLog
+from charonia.settings import ExecutorSettings, LogSettings
+from charonia.telemetry import MetricsEndpoint
+
+from .devices import count_gpus
+from .loading import Loader
+from .metrics import ExecutorMetrics
+from .registry import BackendRegistry
+from .service import ExecutorService
+
+
+def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings | None = None) -> ExecutorService:
+    """The service alone. Raises `StartupError` for a repository that cannot be used."""
+    loader = Loader(
+        BackendRegistry(),
+        gpus=count_gpus(os.environ),
+        auto_complete=not settings.disable_auto_complete_config,
+        backend_config=settings.backend_config,
+        retries=settings.model_load_retry_count,
+    )
+    return ExecutorService(log, settings, log_settings or LogSettings(), loader=loader, metrics=ExecutorMetrics())
+
+
+class ExecutorApp:
+    """One executor with its metrics endpoint. `on_failure` is called when it cannot go on by itself."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        settings: ExecutorSettings,
+        log_settings: LogSettings,
+        *,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._on_failure = on_failure
+        self._renderers: list[Callable[[], bytes]] = []
+        self.service = create(settings, log, log_settings)
+        self._endpoint = MetricsEndpoint(
+            self.render,
+            address=settings.metrics_address,
+            port=settings.metrics_port,
+            socket_path=settings.metrics_socket,
+        )
+
+    def add_metrics(self, render: Callable[[], bytes]) -> None:
+        """Let a part hosted in this process (the batcher) appear on the same page."""
+        self._renderers.append(render)
+
+    def render(self) -> bytes:
+        """The metrics page."""
+        return b"".join([self.service.metrics.render(), *(render() for render in self._renderers)])
+
+    async def start(self) -> None:
+        """Serve. Raises `StartupError`, then nothing is left running."""
+        await self._start_endpoint()
+        try:
+            await self.service.start()
+        except BaseException:
+            await self._endpoint.close()
+            raise
+
+    async def stop(self) -> bool:
+        """Drain and leave; False when batches were still running after `--exit-timeout-secs`."""
+        clean = await self.service.drain(self._settings.exit_timeout_secs)
+        await self.service.close()
+        await self._endpoint.close()
+        return clean
+
+    async def _start_endpoint(self) -> None:
+        if self._settings.metrics_port >= 0 or self._settings.metrics_socket:
+            await self._endpoint.start()

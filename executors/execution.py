@@ -1,0 +1,178 @@
+"""Executes one batch on one instance: plan, join, run, cut, pack. Where it runs is `executors.instance`'s.
+
+Everything between a batch's records and its answers is here, so that it can be measured and tested without threads.
+An error of one request fails that request (I13); an error of the model fails the requests it ran for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from charonia.backend import BatchInstance, InstanceDied, ModelRequest, RequestInstance
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, DeadlineExceeded, InternalError
+from charonia.models.interface import ModelInterface
+from charonia.wire import RequestRecord, pack_failure, pack_response
+
+from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
+from .assembly import Planner, RequestPlan, Workspace, cut, groups, join, request_inputs, request_outputs, wanted
+
+_log = logging.getLogger(__name__)
+
+Planned = tuple[int, RequestPlan]
+
+
+class Batch:
+    """The records of a batch and their answers as they come about."""
+
+    def __init__(self, planner: Planner, version: int, records: Sequence[RequestRecord]) -> None:
+        self.records = records
+        self.interface: ModelInterface = planner.interface
+        self.executed = Executed([b""] * len(records))
+        self._model = planner.interface.name
+        self._version = version
+        self.planned: list[Planned] = []
+        now = wall_ns()
+        for index, record in enumerate(records):
+            try:
+                if 0 < record.deadline_ns <= now:
+                    raise DeadlineExceeded("request deadline exceeded before execution")
+                self.planned.append((index, planner.plan(record)))
+            except CharoniaError as error:
+                self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)
+            except Exception as error:  # a record nobody should have accepted must not take the instance down
+                _log.exception("request for model %r cannot be read", self._model)
+                self.fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
+
+    def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
+        """Answer requests with an error."""
+        end = wall_ns()
+        for index in indices:
+            self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self._version, error)
+            self.executed.failures.append(Failure(index, error, reason, end))
+
+    def fail_all(self, error: CharoniaError) -> Executed:
+        """Answer every request that has no answer yet with an error of the backend."""
+        self.fail([i for i, answer in enumerate(self.executed.answers) if not answer], error, BACKEND)
+        return self.executed
+
+    def answer(self, index: int, packed: bytes) -> None:
+        self.executed.answers[index] = packed
+
+    def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
+        """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
+        for run in groups(self.interface, self.planned):
+            self._run_arrays(instance, workspace, run)
+        return self.executed
+
+    def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[Planned]) -> None:
+        records, interface = self.records, self.interface
+        start_wall, started = wall_ns(), monotonic_ns()
+        pairs = [(plan, records[index]) for index, plan in run]
+        try:
+            arrays = join(interface, pairs, workspace)
+        except CharoniaError as error:
+            if len(run) == 1:
+                self.fail([run[0][0]], error, OTHER)
+            else:  # one request's strings are broken; the others must not pay for it
+                for single in run:
+                    self._run_arrays(instance, workspace, [single])
+            return
+        outputs = wanted(interface, pairs)
+        joined = monotonic_ns()
+        try:
+            results = instance.execute(arrays, outputs)
+            inferred = monotonic_ns()
+            plans = [plan for _, plan in run]
+            for (index, _), tensors in zip(run, cut(interface, plans, results), strict=True):
+                self.answer(index, pack_response(records[index].id, self._model, self._version, tensors, {}))
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self.fail([index for index, _ in run], error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._model)
+            self.fail([index for index, _ in run], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        rows = sum(plan.rows for _, plan in run)
+        self._count([index for index, _ in run], rows, start_wall, (started, joined, inferred))
+
+    async def run_requests_on(self, instance: RequestInstance) -> Executed:
+        """Execute on an instance over single requests. Raises `InstanceDied` as `run_on` does."""
+        for run in groups(self.interface, self.planned):
+            await self._run_requests(instance, run)
+        return self.executed
+
+    async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        requests: list[ModelRequest] = []
+        sent: list[Planned] = []
+        for index, plan in run:
+            record = self.records[index]
+            try:
+                inputs = request_inputs(self.interface, plan, record)
+            except CharoniaError as error:
+                self.fail([index], error, OTHER)
+                continue
+            sent.append((index, plan))
+            requests.append(
+                ModelRequest(
+                    id=record.client_id,
+                    correlation_id=0,
+                    inputs=inputs,
+                    outputs=plan.outputs,
+                    parameters=dict(record.meta.parameters),
+                    timeout_us=record.timeout_us,
+                )
+            )
+        if not sent:
+            return
+        joined = monotonic_ns()
+        try:
+            responses = await instance.execute_requests(requests)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self.fail([index for index, _ in sent], error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._model)
+            self.fail([index for index, _ in sent], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        inferred = monotonic_ns()
+        if len(responses) != len(sent):
+            text = f"model '{self._model}' answered {len(responses)} of {len(sent)} requests"
+            self.fail([index for index, _ in sent], InternalError(text), BACKEND)
+            return
+        succeeded: list[int] = []
+        for (index, plan), response in zip(sent, responses, strict=True):
+            try:
+                if response.error is not None:
+                    raise response.error
+                tensors = request_outputs(self.interface, plan, response.outputs)
+            except CharoniaError as error:
+                self.fail([index], error, BACKEND)
+                continue
+            record = self.records[index]
+            self.answer(index, pack_response(record.id, self._model, self._version, tensors, response.parameters))
+            succeeded.append(index)
+        if succeeded:
+            rows = sum(plan.rows for _, plan in sent)
+            self._count(succeeded, rows, start_wall, (started, joined, inferred))
+
+    def _count(self, indices: list[int], rows: int, start_wall: int, marks: tuple[int, int, int]) -> None:
+        started, joined, inferred = marks
+        ended = monotonic_ns()
+        self.executed.executions.append(
+            Execution(
+                tuple(indices),
+                rows,
+                start_wall,
+                start_wall + ended - started,
+                joined - started,
+                inferred - joined,
+                ended - inferred,
+            )
+        )

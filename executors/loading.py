@@ -1,0 +1,185 @@
+"""Turns a model's files into instances ready to work: auto-complete, defaults, checks, instances, warm-up.
+
+Whether and when to load is `executors.lifecycle`'s; telling the log is `executors.service`'s. Everything that reads
+files or blocks runs in threads, so that heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelSource
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.models.autofill import default_max_batch_size, from_graph
+from charonia.models.config import normalise, unsupported_features, validate
+from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.models.repository import ModelDirectory, content_hash, load_labels
+from charonia.wire import RequestRecord
+from protos.model_config_pb2 import ModelConfig
+
+from .accounting import Executed
+from .instance import InstancePool
+from .registry import BackendRegistry, prefers_gpu
+from .warmup import warmup_records
+
+_log = logging.getLogger(__name__)
+
+_KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
+
+
+@dataclass(slots=True, eq=False)
+class Incarnation:
+    """One loaded version: what it is, its instances, and what its warm-up did (I12)."""
+
+    source: ModelSource
+    interface: ModelInterface
+    content_hash: str
+    pool: InstancePool
+    labels: dict[str, list[str]]
+    warmed: list[tuple[Sequence[RequestRecord], Executed]]
+    load_ns: int
+
+    @property
+    def model(self) -> str:
+        return self.source.name
+
+    @property
+    def version(self) -> int:
+        return self.source.version
+
+
+class Loader:
+    """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value."""
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        *,
+        gpus: int,
+        auto_complete: bool,
+        backend_config: Mapping[str, Mapping[str, str]],
+        retries: int = 0,
+    ) -> None:
+        self._registry = registry
+        self._gpus = gpus
+        self._auto_complete = auto_complete
+        self._backend_config = backend_config
+        self._retries = retries
+
+    async def complete(self, directory: ModelDirectory, versions: Sequence[int]) -> ModelConfig:
+        """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
+
+        Raises a `CharoniaError`; it is the reason for all of the model's versions.
+        """
+        written = directory.required_config()
+        unsupported = unsupported_features(written)
+        if unsupported:
+            raise Unsupported("; ".join(unsupported))
+        backend = await asyncio.to_thread(self._registry.get, written.backend)
+        config = written
+        if self._auto_complete and versions:
+            source = self._source(directory, versions[-1], written)
+            config = await self._probed(backend, source, written)
+        wants_gpu = self._gpus > 0 and await asyncio.to_thread(prefers_gpu, backend)
+        config = normalise(config, gpus=self._gpus, backend_prefers_gpu=wants_gpu)
+        validate(config, directory.name, gpus=self._gpus)
+        unsupported = unsupported_features(config)
+        if unsupported:
+            raise Unsupported("; ".join(unsupported))
+        return config
+
+    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        """A version with its instances made and warmed up, not started. Raises a `CharoniaError` and leaves nothing."""
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._load(directory, version, config)
+            except CharoniaError as error:
+                if attempt == self._retries:
+                    raise
+                _log.warning("loading %s version %d failed, trying again: %s", directory.name, version, error)
+        raise InternalError(f"model '{directory.name}' version {version} could not be loaded")
+
+    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        started = monotonic_ns()
+        backend = await asyncio.to_thread(self._registry.get, config.backend)
+        source = self._source(directory, version, config)
+        interface = ModelInterface.of(config)
+        digest, labels = await asyncio.to_thread(_read, source, config)
+        pool = InstancePool(interface, version, backend.create_instance)
+        try:
+            await self._instances(backend, source, pool)
+            batches = await asyncio.to_thread(_warmups, interface, source)
+            warmed = await pool.warm_up(batches)
+        except CharoniaError:
+            await pool.close()
+            raise
+        except asyncio.CancelledError:
+            await pool.close()
+            raise
+        except Exception as error:
+            await pool.close()
+            _log.exception("loading %s version %d failed", directory.name, version)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        load_ns = monotonic_ns() - started
+        return Incarnation(source, interface, digest, pool, labels, warmed, load_ns)
+
+    async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
+        try:
+            found = await backend.probe(source)
+        except CharoniaError:
+            raise
+        except Exception as error:
+            _log.exception("backend %s failed to probe %s", written.backend, source.name)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        if found is None:
+            return written
+        if isinstance(found, GraphSignature):
+            return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
+        return found
+
+    async def _instances(self, backend: Backend, source: ModelSource, pool: InstancePool) -> None:
+        wanted = [
+            (spec, group.passive)
+            for group in pool.interface.instance_groups
+            for spec in _specs(group, source, pool.interface)
+        ]
+        made = await asyncio.gather(*(backend.create_instance(spec) for spec, _ in wanted), return_exceptions=True)
+        failure: BaseException | None = None
+        for (spec, passive), instance in zip(wanted, made, strict=True):
+            if isinstance(instance, BaseException):
+                failure = failure or instance
+            else:
+                pool.add(spec, instance, passive=passive)
+        if failure is not None:
+            raise failure
+
+    def _source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
+        settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}
+        return ModelSource(directory.name, version, directory.path, config, settings)
+
+
+def _specs(group: InstanceGroup, source: ModelSource, interface: ModelInterface) -> list[InstanceSpec]:
+    """`<group>_<index>`, numbered over the group's devices (C8)."""
+    kind = _KINDS[group.kind]
+    devices = group.gpus if kind == "GPU" else (-1,)
+    places = [device for device in devices for _ in range(group.count)]
+    return [
+        InstanceSpec(f"{group.name}_{index}", kind, device, source, interface) for index, device in enumerate(places)
+    ]
+
+
+def _read(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
+    digest = content_hash(source.directory, source.version, config)
+    labels = {name: list(lines) for name, lines in load_labels(source.directory, config).items()}
+    return digest, labels
+
+
+def _warmups(interface: ModelInterface, source: ModelSource) -> list[list[RequestRecord]]:
+    batches: list[list[RequestRecord]] = []
+    for warmup in interface.warmups:
+        batches.extend([warmup_records(interface, source.version, source.directory, warmup)] * warmup.count)
+    return batches
