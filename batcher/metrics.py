@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.models.catalog import Catalog
+from charonia.telemetry import render
 
 from .service import BatcherService
 
@@ -24,7 +24,7 @@ class BatcherMetrics(Collector):
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""
-        return generate_latest(self._registry)
+        return render(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         pending = GaugeMetricFamily(

@@ -11,10 +11,15 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from .errors import StartupError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,6 +31,19 @@ _MAX_CONNECTIONS = 64
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 
 logger = logging.getLogger("charonia.metrics")
+
+
+_TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_[a-z_]+?)_total(?=[ {])", re.MULTILINE)
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The registry in text exposition 0.0.4.
+
+    Triton's counters have no `_total` suffix (M1-M3), which the client library always writes: it is taken off again.
+    """
+    from prometheus_client.exposition import generate_latest
+
+    return _TRITON_COUNTER.sub(rb"\1", generate_latest(registry))
 
 
 class MetricsEndpoint:

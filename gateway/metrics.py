@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.models.catalog import Catalog
+from charonia.telemetry import render
 
 from .dataplane import DataPlane
 from .statistics import FAILURE_REASONS
@@ -55,7 +55,7 @@ class GatewayMetrics(Collector):
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""
-        return generate_latest(self._registry)
+        return render(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         names = ["model", "version"]
