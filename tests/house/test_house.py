@@ -1,0 +1,108 @@
+"""The house rules that no linter knows: what a wheel holds, where tests lie, what no module may do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("charonia", "gateway", "batcher", "executors", "protos")
+
+
+def _modules() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+def test_a_wheel_holds_exactly_the_five_packages(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(tmp_path),
+            str(ROOT),
+        ]
+        if _has_setuptools()
+        else [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    for needed in ("charonia/eventlog/scripts/settle.lua", "charonia/py.typed", "protos/grpc_service.proto"):
+        assert needed in names
+    assert not [name for name in names if "test" in name.split("/")[0]]
+
+
+def _has_setuptools() -> bool:
+    try:
+        import setuptools
+    except ImportError:
+        return False
+    return int(setuptools.__version__.split(".")[0]) >= 77
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_can_unpickle(path: Path) -> None:
+    assert not _imports(path) & {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_its_job(path: Path) -> None:
+    if path.name.endswith(("_pb2.py", "_pb2_grpc.py")) or not path.read_text().strip():
+        pytest.skip("generated or empty")
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+def test_no_room_is_called_utils() -> None:
+    forbidden = {"utils", "util", "common", "helpers", "helper", "base", "manager"}
+    # the name of the module that Triton's python models import is part of the interface (P1)
+    assert not [path for path in _modules() if path.stem in forbidden]
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    missing = []
+    for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")):
+        folder = path.parent.relative_to(ROOT / "tests" / "unit")
+        if not (ROOT / folder).is_dir():
+            missing.append(str(path.relative_to(ROOT)))
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "charonia" / "eventlog" / "scripts").glob("*.lua")), ids=lambda p: p.name
+)
+def test_every_script_names_its_keys(path: Path) -> None:
+    text = path.read_text()
+    header = "\n".join(line for line in text.splitlines() if line.startswith("--"))
+    for used in set(re.findall(r"KEYS\[\d+\]", text)):
+        assert used in header, f"{path.name} does not explain {used}"
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+    assert commands[:2] == ["make serve", "make test"]
