@@ -192,8 +192,12 @@ Fact = (
     | RequestCancelled
 )
 
+_BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in Fact.__args__}
 _FIELDS: dict[str, tuple[str, ...]] = {kind: tuple(f.name for f in fields(cls)) for kind, cls in _KINDS.items()}
+_TYPES: dict[str, dict[str, type[Any]]] = {
+    kind: {f.name: _BUILT_IN[str(f.type).partition("[")[0]] for f in fields(cls)} for kind, cls in _KINDS.items()
+}
 
 
 def pack_fact(fact: Fact) -> bytes:
@@ -210,8 +214,14 @@ def unpack_fact(data: Buffer) -> Fact | None:
         cls = _KINDS.get(body["kind"])
         if cls is None:
             return None
-        known = _FIELDS[cls.kind]
-        fact: Fact = cls(**{name: value for name, value in body.items() if name in known})
+        types = _TYPES[cls.kind]
+        known = {name: value for name, value in body.items() if name in types}
+        for name, value in known.items():
+            if type(value) is not types[name]:
+                raise TypeError(f"'{name}' of {cls.kind} is a {type(value).__name__}")
+            if types[name] is dict:  # lists come back as tuples
+                known[name] = {k: list(v) if type(v) is tuple else v for k, v in value.items()}
+        fact: Fact = cls(**known)
         return fact
     except Exception as error:
         raise InvalidRecord(f"fact cannot be read: {error}") from None

@@ -49,7 +49,7 @@ class Tensor:
     @staticmethod
     def of(name: str, array: npt.NDArray[np.generic]) -> Tensor:
         """The tensor of an array (made contiguous if it is not). str and object arrays become BYTES, str as UTF-8."""
-        datatype = DataType.of_numpy(array.dtype)
+        datatype = DataType.of_numpy(array.dtype.newbyteorder("<"))
         if datatype is DataType.BYTES:
             return Tensor(name, datatype, tuple(array.shape), join_bytes_elements(array.ravel().tolist()))
         contiguous = np.ascontiguousarray(array)

@@ -45,6 +45,9 @@ FLAG_FINAL = 2
 _META_CACHE_LIMIT = 4096
 """Distinct tensor signatures a process remembers; past it the cache starts anew: hostile variety costs only time."""
 
+MAX_CACHED_META_BYTES = 4096
+"""Longer metas (large parameters) are decoded each time, so that the caches cannot be filled with megabytes."""
+
 MAX_CLIENT_ID_BYTES = 65535
 
 
@@ -155,7 +158,16 @@ class BatchHeader:
         except Exception as error:
             raise InvalidRecord(f"batch header cannot be read: {error}") from None
         if version != WIRE_VERSION:
-            raise InvalidRecord(f"batch header of version {version}, expected {WIRE_VERSION}")
+            raise InvalidRecord(f"batch header of version {version!r}, expected {WIRE_VERSION}")
+        if not (
+            type(batch_id) is type(model) is type(content_hash) is str
+            and type(model_version) is type(token) is int
+            and type(attempts) is tuple
+            and all(type(attempt) is int for attempt in attempts)
+            and type(report_to) is bytes
+            and type(via_owner) is bool
+        ):
+            raise InvalidRecord("batch header has a field of another type")
         return BatchHeader(batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner)
 
 
@@ -247,20 +259,28 @@ def unpack_request(record: Buffer) -> RequestRecord:
     endpoint_end = at + endpoint_length
     client_end = endpoint_end + client_id_length
     meta_end = client_end + meta_length
+    if meta_end > len(view):
+        raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
     packed = bytes(view[client_end:meta_end])
     meta = _REQUEST_METAS.get(packed)
     if meta is None:
         meta = _unpack_request_meta(packed)
-        if len(_REQUEST_METAS) >= _META_CACHE_LIMIT:
-            _REQUEST_METAS.clear()
-        _REQUEST_METAS[packed] = meta
+        if meta_length <= MAX_CACHED_META_BYTES:
+            if len(_REQUEST_METAS) >= _META_CACHE_LIMIT:
+                _REQUEST_METAS.clear()
+            _REQUEST_METAS[packed] = meta
     data = view[meta_end:]
-    if meta.inputs and meta.inputs[-1].offset + meta.inputs[-1].size_bytes != len(data):
+    if _total_size_bytes(meta.inputs) != len(data):
         raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
+    try:
+        endpoint = str(view[at:endpoint_end], "utf-8")
+        client_id = str(view[endpoint_end:client_end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"request record names cannot be read: {error}") from None
     return RequestRecord(
         request_id,
-        str(view[at:endpoint_end], "utf-8"),
-        str(view[endpoint_end:client_end], "utf-8"),
+        endpoint,
+        client_id,
         meta,
         rows,
         signature,
@@ -279,7 +299,14 @@ _REQUEST_METAS: dict[bytes, RequestMeta] = {}
 def _unpack_request_meta(packed: bytes) -> RequestMeta:
     try:
         version, content_hash, inputs, outputs, parameters, *_ = msgpack.unpackb(packed, use_list=False)
-        return RequestMeta(version, content_hash, _places(inputs), outputs, dict(parameters or {}), packed)
+        if not (
+            type(version) is int
+            and type(content_hash) is str
+            and type(outputs) is tuple
+            and all(type(name) is str for name in outputs)
+        ):
+            raise InvalidRecord("request meta has a field of another type")
+        return RequestMeta(version, content_hash, _places(inputs), outputs, _parameters(parameters), packed)
     except InvalidRecord:
         raise
     except Exception as error:
@@ -290,9 +317,31 @@ def _places(tensors: Any) -> tuple[TensorPlace, ...]:
     places = []
     offset = 0
     for name, number, shape, size in tensors:
+        if not (
+            type(name) is str
+            and type(shape) is tuple
+            and all(type(dim) is int and dim >= 0 for dim in shape)
+            and type(size) is int
+            and size >= 0
+        ):
+            raise InvalidRecord("a tensor's description has a field of another type")
         places.append(TensorPlace(name, DataType.of_number(number), shape, offset, size))
         offset += size
     return tuple(places)
+
+
+def _total_size_bytes(places: tuple[TensorPlace, ...]) -> int:
+    return places[-1].offset + places[-1].size_bytes if places else 0
+
+
+def _parameters(parameters: Any) -> Parameters:
+    if parameters is None:
+        return {}
+    if type(parameters) is not dict or not all(
+        type(key) is str and type(value) in (str, int, bool, float) for key, value in parameters.items()
+    ):
+        raise InvalidRecord("parameters have a key or value of another type")
+    return parameters
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------
@@ -321,7 +370,7 @@ def pack_response(
                 ]
             )
         )
-        if not parameters:
+        if not parameters and len(packed) <= MAX_CACHED_META_BYTES:
             if len(_PACKED_RESPONSE_METAS) >= _META_CACHE_LIMIT:
                 _PACKED_RESPONSE_METAS.clear()
             _PACKED_RESPONSE_METAS[key] = packed
@@ -349,26 +398,36 @@ def unpack_response(record: Buffer) -> ResponseRecord:
     if wire_version != WIRE_VERSION:
         raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
     meta_end = _RESPONSE.size + meta_length
+    if meta_end > len(view):
+        raise InvalidRecord(f"response record of {len(view)} bytes is cut short, its header describes {meta_end}")
     packed = bytes(view[_RESPONSE.size : meta_end])
     if flags & FLAG_ERROR:
         try:
-            model, version, message, _ = msgpack.unpackb(packed)
+            model, version, message, *_ = msgpack.unpackb(packed)
         except Exception as error:
             raise InvalidRecord(f"response error cannot be read: {error}") from None
+        if not (type(model) is type(message) is str and type(version) is int):
+            raise InvalidRecord("response error has a field of another type")
         return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message))
     meta = _RESPONSE_METAS.get(packed)
     if meta is None:
         try:
-            model, version, tensors, parameters = msgpack.unpackb(packed, use_list=False)
-            meta = (model, version, _places(tensors), dict(parameters or {}))
+            model, version, tensors, parameters, *_ = msgpack.unpackb(packed, use_list=False)
+            if not (type(model) is str and type(version) is int):
+                raise InvalidRecord("response meta has a field of another type")
+            meta = (model, version, _places(tensors), _parameters(parameters))
+        except InvalidRecord:
+            raise
         except Exception as error:
             raise InvalidRecord(f"response meta cannot be read: {error}") from None
-        if len(_RESPONSE_METAS) >= _META_CACHE_LIMIT:
-            _RESPONSE_METAS.clear()
-        _RESPONSE_METAS[packed] = meta
+        if meta_length <= MAX_CACHED_META_BYTES:
+            if len(_RESPONSE_METAS) >= _META_CACHE_LIMIT:
+                _RESPONSE_METAS.clear()
+            _RESPONSE_METAS[packed] = meta
     model, version, places, parameters = meta
     data = view[meta_end:]
-    if places and places[-1].offset + places[-1].size_bytes != len(data):
+    if _total_size_bytes(places) != len(data):
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
-    return ResponseRecord(request_id, model, version, outputs, parameters, None, bool(flags & FLAG_FINAL))
+    # a copy: the meta is shared by all responses that look the same
+    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, bool(flags & FLAG_FINAL))

@@ -57,9 +57,7 @@ class ControlPlane:
         """Fold everything written so far, then follow."""
         after = b"0-0"
         while entries := await self.log.range(keys.CONTROL, after):
-            for entry in entries:
-                for fact in facts_of(entry):
-                    self.catalog.apply(fact)
+            self._fold(entries)
             after = entries[-1].id
         self._reader.start(self._on_entries, self._on_state)
         self._reader.add(keys.CONTROL, after)
@@ -81,14 +79,17 @@ class ControlPlane:
         await self._changed.wait()
 
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
+        self._fold(entries)
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+
+    def _fold(self, entries: list[Entry]) -> None:
         for entry in entries:
             for fact in facts_of(entry):
                 try:
                     self.catalog.apply(fact)
                 except Exception:
                     _log.exception("control fact %r could not be folded", type(fact).__name__)
-        waiting, self._changed = self._changed, asyncio.Event()
-        waiting.set()
 
     def _on_state(self, up: bool) -> None:
         self.log_up = up

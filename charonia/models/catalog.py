@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from charonia.errors import CharoniaError, ErrorCode, NotFound, Unavailable
+from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.events import (
     Fact,
     ModelRequestFinished,
@@ -30,7 +30,12 @@ LOADING = "LOADING"
 UNLOADING = "UNLOADING"
 UNAVAILABLE = "UNAVAILABLE"
 
+EXECUTOR_LOST = "executor lost"
+
 _RANK = {READY: 3, UNLOADING: 2, LOADING: 1, UNAVAILABLE: 0}
+
+_REPLACED_REMEMBERED = 64
+"""Lost executors whose place was taken, kept in mind because a stalled one may come back."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,7 @@ class Catalog:
     def __init__(self) -> None:
         self.processes: dict[str, ProcessJoined] = {}
         self.executors: dict[str, ExecutorView] = {}
+        self._replaced: dict[str, ExecutorView] = {}
         self.finished: dict[tuple[str, str], ModelRequestFinished] = {}
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
@@ -118,10 +124,11 @@ class Catalog:
             listener(fact)
 
     def _joined(self, fact: ProcessJoined) -> None:
-        view = self.executors.get(fact.incarnation)
+        view = self.executors.get(fact.incarnation) or self._replaced.pop(fact.incarnation, None)
         if view is None:
-            self.executors[fact.incarnation] = ExecutorView(fact)
-        elif view.lost:
+            view = ExecutorView(fact)
+        self.executors[fact.incarnation] = view
+        if view.lost:
             # it was only stalled: what it serves it still serves
             view.lost = False
             self._refresh({model for model, _ in view.versions})
@@ -144,16 +151,21 @@ class Catalog:
         models: set[str] = set()
         if fact.ready:
             for incarnation in [i for i, v in self.executors.items() if v.lost]:
-                models |= {model for model, _ in self.executors.pop(incarnation).versions}
+                view = self.executors.pop(incarnation)
+                models |= {model for model, _ in view.versions}
+                self._replaced[incarnation] = view
+            while len(self._replaced) > _REPLACED_REMEMBERED:
+                self._replaced.pop(next(iter(self._replaced)))
         self._refresh(models)
 
     def _version(self, fact: VersionStateChanged | VersionLoaded | VersionFailed | VersionUnloaded) -> None:
-        view = self.executors.get(fact.executor)
+        view = self.executors.get(fact.executor) or self._replaced.get(fact.executor)
         if view is None:
             return
         key = (fact.model, fact.version)
         known = view.versions.get(key)
         if isinstance(fact, VersionLoaded):
+            self._parse(fact)  # one that cannot be read must leave everything as it was
             view.versions[key] = ExecutorVersion(READY, "", fact)
             self._newest[key] = fact.content_hash
         elif isinstance(fact, VersionStateChanged):
@@ -281,8 +293,11 @@ class Catalog:
             for (name, version), entry in view.versions.items():
                 if name != model:
                     continue
-                state, reason = (UNAVAILABLE, "executor lost") if view.lost else (entry.state, entry.reason)
-                if version not in best or _RANK[state] > _RANK[best[version][0]]:
+                state, reason = entry.state, entry.reason
+                if view.lost and state != UNAVAILABLE:
+                    state, reason = UNAVAILABLE, EXECUTOR_LOST
+                known = best.get(version)
+                if known is None or _RANK[state] > _RANK[known[0]] or (known[1] == EXECUTOR_LOST and not view.lost):
                     best[version] = (state, reason)
         return [(version, state, reason) for version, (state, reason) in sorted(best.items())]
 
@@ -307,4 +322,4 @@ class Catalog:
 
 def failure_of(finished: ModelRequestFinished) -> CharoniaError | None:
     """The error an executor reported for a load or unload, None when it succeeded."""
-    return CharoniaError.of(ErrorCode(finished.error_code), finished.error) if finished.error else None
+    return CharoniaError.of(finished.error_code, finished.error) if finished.error else None
