@@ -166,6 +166,16 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
+_ANY = (-(2**63), 2**63 - 1)
+_RANGES = {
+    "executors": (1, 1024),
+    "exit-timeout-secs": (0, _ANY[1]),
+    "repository-poll-secs": (0, _ANY[1]),
+    "model-load-thread-count": (1, 1024),
+    "model-load-retry-count": (0, _ANY[1]),
+    "http-max-input-size": (1, _ANY[1]),
+}
+
 
 def options_of(role: str) -> list[Option]:
     """The built options a role takes, in the table's order."""
@@ -197,7 +207,16 @@ def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: 
     for name in file:
         if name not in _BY_NAME:
             raise StartupError(f"unknown option '{name}' in the configuration file")
+        if not _BY_NAME[name].built:
+            raise StartupError(_not_built(f"'{name}' in the configuration file"))
+    for option in OPTIONS:
+        if not option.built and f"CHARONIA_{option.key.upper()}" in environment:
+            raise StartupError(_not_built(f"'CHARONIA_{option.key.upper()}' in the environment"))
     return values
+
+
+def _not_built(what: str) -> str:
+    return f"option {what} is known but not supported by this release yet; remove it to go on"
 
 
 def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
@@ -212,7 +231,7 @@ def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
         if option is None or (option.built and role not in option.roles):
             raise StartupError(f"unknown option '--{name}'; 'charonia {role} --help' lists the options")
         if not option.built:
-            raise StartupError(f"option '--{name}' is known but not supported by this release yet; remove it to go on")
+            raise StartupError(_not_built(f"'--{name}'"))
         if not equals:
             if option.kind == "flag" or (option.kind == "bool" and (not rest or rest[0].startswith("--"))):
                 value = "true"
@@ -231,13 +250,16 @@ def _repeated(option: Option, raw: Sequence[str], where: str) -> Any:
 
 
 def _value(option: Option, text: str, where: str) -> Any:
-    try:
-        if option.kind == "int":
-            return int(text)
-        if option.kind == "float":
-            return float(text)
-    except ValueError:
-        raise StartupError(f"{where} must be a number, got '{text}'") from None
+    if option.kind in ("int", "float"):
+        try:
+            number = int(text) if option.kind == "int" else float(text)
+        except ValueError:
+            raise StartupError(f"{where} must be a number, got '{text}'") from None
+        least, most = (0, 65535) if option.name.endswith("-port") else _RANGES.get(option.name, _ANY)
+        if not least <= number <= most:
+            bound = f"between {least} and {most}" if most < _ANY[1] else f"at least {least}"
+            raise StartupError(f"{where} must be {bound}, got '{text}'")
+        return number
     if option.kind in ("bool", "flag"):
         if text.lower() in _TRUE:
             return True

@@ -7,6 +7,7 @@ Histogram buckets add up like counters. Text in, text out; no metrics library is
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from pathlib import Path
 
 _TIMEOUT_S = 2.0
@@ -38,7 +39,7 @@ async def _scrape(path: Path) -> str:
     except (OSError, TimeoutError):
         return ""
     head, _, body = answer.partition(b"\r\n\r\n")
-    return body.decode() if b" 200 " in head.split(b"\r\n", 1)[0] else ""
+    return body.decode(errors="replace") if b" 200 " in head.split(b"\r\n", 1)[0] else ""
 
 
 def merge(pages: list[str]) -> bytes:
@@ -47,18 +48,21 @@ def merge(pages: list[str]) -> bytes:
     series: dict[str, dict[str, float]] = {}
     for page in pages:
         family = ""
-        for line in page.splitlines():
-            if line.startswith("# "):
-                _, word, name, *_ = [*line.split(" ", 3), "", "", ""]
-                family = name
+        for line in page.split("\n"):  # and nowhere else: a label value may hold any other line separator
+            if line.startswith(("# HELP ", "# TYPE ")):
+                _, word, family, *_ = line.split(" ", 3)
                 known = heads.setdefault(family, [])
                 if not any(head.split(" ", 2)[1] == word for head in known):
                     known.append(line)
                 series.setdefault(family, {})
-            elif line:
+            elif line and not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
+                try:
+                    amount = float(value)
+                except ValueError:
+                    continue  # one part's bad line must not cost the page
                 values = series.setdefault(family, {})
-                values[name] = values.get(name, 0.0) + float(value)
+                values[name] = values.get(name, 0.0) + amount
     lines: list[str] = []
     for family, values in series.items():
         lines += heads.get(family, [])
@@ -67,4 +71,6 @@ def merge(pages: list[str]) -> bytes:
 
 
 def _number(value: float) -> str:
+    if value != value or value in (inf, -inf):
+        return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
