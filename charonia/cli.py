@@ -6,6 +6,7 @@ stderr. Only this module and `charonia.standalone` import services.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tomllib
@@ -70,6 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        logging.getLogger(__name__).debug("charonia %s failed", command, exc_info=True)
+        print(f"charonia: internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where", file=sys.stderr)
+        return 1
 
 
 def _run(command: str, argv: list[str]) -> int:

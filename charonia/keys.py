@@ -3,7 +3,7 @@
 Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.
 
-    q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of an entry's are settled
+    q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of one entry's are done
     ql:{m}                   set of "<level>:<lane>" that have a stream
     u:{m}                    hash request id -> "<attempt>:<size_bytes>" of every unsettled request; its length is the
                              exact number of accepted, unsettled requests

@@ -1,4 +1,4 @@
-"""What an operator may set, as values: read once by a composition root and handed on. Parsing flags is `charonia.cli`'s.
+"""What an operator may set, as values: read once by a composition root and handed on. Parsing is `charonia.options`'.
 
 Names follow Triton's options (interface section 16) where it has one; defaults are Triton's newest. Precedence: flag >
 environment (`CHARONIA_`) > default.

@@ -39,7 +39,7 @@ class Tensor:
         return len(self.data)
 
     def array(self) -> npt.NDArray[np.generic]:
-        """The tensor as a NumPy array of `shape`; a read-only view of `data`, except BYTES, which is an object array."""
+        """The tensor as a NumPy array of `shape`: a read-only view of `data`, but for BYTES an array of objects."""
         if self.datatype is DataType.BYTES:
             elements = np.empty(prod(self.shape), dtype=np.object_)
             elements[:] = list(split_bytes_elements(self.data))

@@ -6,7 +6,7 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
 
     request   header | endpoint | client id | meta [version, content hash, inputs, outputs, parameters] | tensor bytes
-    batch     header | meta [executor-side facts of one dispatch], followed in the entry by the request records as they are
+    batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
 
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header) and
@@ -261,7 +261,14 @@ def unpack_request(record: Buffer) -> RequestRecord:
     meta_end = client_end + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
-    packed = bytes(view[client_end:meta_end])
+    if type(record) is bytes:  # the usual case, and slices of bytes cost less than those of views
+        endpoint = record[at:endpoint_end].decode()
+        client_id = record[endpoint_end:client_end].decode() if client_id_length else ""
+        packed = record[client_end:meta_end]
+    else:
+        endpoint = str(view[at:endpoint_end], "utf-8")
+        client_id = str(view[endpoint_end:client_end], "utf-8")
+        packed = bytes(view[client_end:meta_end])
     meta = _REQUEST_METAS.get(packed)
     if meta is None:
         meta = _unpack_request_meta(packed)
@@ -376,6 +383,35 @@ def pack_response(
             _PACKED_RESPONSE_METAS[key] = packed
     header = _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL if final else 0, 0, len(packed), request_id)
     return b"".join((header, packed, *[t.data for t in outputs]))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """What answers of equal names, types and shapes share: a record is `head + request id + meta + tensor bytes`."""
+
+    head: bytes
+    meta: bytes
+
+
+def response_template(
+    model: str, version: int, outputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+) -> ResponseTemplate:
+    """The template of final responses without parameters; `outputs` are (name, datatype, shape, size_bytes)."""
+    key = (model, version, outputs)
+    template = _RESPONSE_TEMPLATES.get(key)
+    if template is None:
+        packed = bytes(
+            msgpack.packb([model, version, [[name, t.number, shape, size] for name, t, shape, size in outputs], None])
+        )
+        header = _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL, 0, len(packed), bytes(16))
+        template = ResponseTemplate(header[:-16], packed)
+        if len(_RESPONSE_TEMPLATES) >= _META_CACHE_LIMIT:
+            _RESPONSE_TEMPLATES.clear()
+        _RESPONSE_TEMPLATES[key] = template
+    return template
+
+
+_RESPONSE_TEMPLATES: dict[Any, ResponseTemplate] = {}
 
 
 def pack_failure(request_id: bytes, model: str, version: int, error: CharoniaError) -> bytes:
