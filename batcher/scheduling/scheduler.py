@@ -296,6 +296,7 @@ class ModelScheduler:
             known = self._known.get(request.id)
             if known is None:
                 known = request
+                known.attempt = max(known.attempt, 1)
                 known.order = self._next_recovered
                 self._next_recovered += 1
                 known.state = DISPATCHED
@@ -304,7 +305,7 @@ class ModelScheduler:
                 continue
             else:
                 self._remove(known, DISPATCHED)
-                known.attempt = max(known.attempt, request.attempt)
+                known.attempt = max(known.attempt, request.attempt, 1)
             requests.append(known)
         version.queue.sweep()
         requests.sort(key=lambda request: request.order)
