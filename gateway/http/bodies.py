@@ -32,15 +32,19 @@ class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-async def read_body(message: Message, headers: dict[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body; `message` is its first ASGI message. A declared length past the limit is refused unread.
-
-    Raises a 400 `HttpRefusal` with H24's text past the limit, `ClientGone` when the client leaves first.
-    """
+def check_declared(headers: dict[bytes, bytes], limit_bytes: int) -> None:
+    """Raise a 400 `HttpRefusal` with H24's text when Content-Length announces more than the limit."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared[:20]) > limit_bytes:
         size = int(declared[:20])
         raise HttpRefusal(400, _too_large(headers, size, limit_bytes), close=size > limit_bytes * _DISCARD_LIMIT_FACTOR)
+
+
+async def read_body(message: Message, headers: dict[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body, `message` being its first ASGI message; call `check_declared` before awaiting that.
+
+    Raises a 400 `HttpRefusal` with H24's text past the limit, `ClientGone` when the client leaves first.
+    """
     parts: list[bytes] = []
     size = 0
     while True:

@@ -15,7 +15,7 @@ from charonia.inference import LATEST_VERSION
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
 
-from .bodies import AsgiApp, ClientGone, Receive, Scope, Send, deflate, inflate, read_body
+from .bodies import AsgiApp, ClientGone, Message, Receive, Scope, Send, check_declared, deflate, inflate, read_body
 from .compression import IDENTITY, choose_encoding
 from .errors import (
     INTERNAL_BODY,
@@ -35,6 +35,9 @@ from .restrictions import HeaderForwarding, Restrictions
 RAW_HEADERS = "charonia.raw_headers"
 """Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
 
+RESPOND = "charonia.respond"
+"""Key in the scope's state of the protocol's way to write a whole response at once."""
+
 CLIENT_LEFT = "charonia.client_left"
 """Key in the scope's state that says why the request was cancelled."""
 
@@ -46,6 +49,9 @@ DECOUPLED = "HTTP end point doesn't support models with decoupled transaction po
 
 _SINGLE_PIECE_BYTES = 65_536
 """A body that came in one piece and is no larger takes the short way past the bounded reader."""
+
+_SHORT_LENGTH_DIGITS = 4
+"""A Content-Length of so few digits is not worth a look before the body has come."""
 
 _ROUTES_LIMIT = 4096
 _MAX_VERSION_DIGITS = 19
@@ -113,6 +119,8 @@ class HttpApplication:
             self._restrictions.check(route.group, scope["headers"])
         if self.draining:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
+        if len(headers.get(b"content-length", b"")) > _SHORT_LENGTH_DIGITS:
+            check_declared(headers, self._max_input_size_bytes)
         message = await receive()
         body: bytes = message.get("body", b"")
         # anything but a short body that came whole goes the long way
@@ -135,14 +143,9 @@ class HttpApplication:
             if encoding != IDENTITY:
                 reply = await deflate(encoding, reply)
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [*reply_headers, (b"content-length", b"%d" % len(reply))],
-            }
-        )
-        await send({"type": "http.response.body", "body": reply})
+        respond = scope["state"].get(RESPOND) if "state" in scope else None
+        if respond is None or not respond(_head(reply_headers, len(reply)), reply):
+            await _reply(send, 200, reply_headers, reply)
 
     # -- health and what is not here -----------------------------------------------------------------------------------
 
@@ -173,7 +176,20 @@ class HttpApplication:
             from .routes import control_app
 
             control = self._control = control_app(self._settings, self._handler)
-        await control(scope, receive, send)
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await control(scope, receive, noting)
+        except Exception:
+            # FastAPI answers and then raises, so that the server may log it
+            if not started:
+                raise
+            logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
 
 
 async def _reply(send: Send, status: int, headers: Headers, body: bytes) -> None:
@@ -185,6 +201,12 @@ async def _reply(send: Send, status: int, headers: Headers, body: bytes) -> None
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+def _head(headers: Headers, size_bytes: int) -> bytes:
+    """The head of a successful HTTP/1.1 response."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (lines, size_bytes)
 
 
 def _version(digits: str) -> int:

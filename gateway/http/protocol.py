@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from .errors import error_body
-from .fastpath import CLIENT_LEFT, RAW_HEADERS
+from .fastpath import CLIENT_LEFT, RAW_HEADERS, RESPOND
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -34,6 +34,9 @@ BODY_MIN_BYTES = 1024
 
 IDLE_TIMEOUT_S = 300
 """Clients keep pools of idle connections; closing those early costs them a failed request."""
+
+_JOIN_BYTES = 65_536
+"""Up to here copying a body behind its head is cheaper than a second write."""
 
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
@@ -113,6 +116,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         # pipelined requests wait for one another, so a connection runs one at a time
         self._task, self._task_cycle = task, cycle
+        if cycle.keep_alive:
+            cycle.scope["state"][RESPOND] = self._respond
+
+    def _respond(self, head: bytes, body: bytes) -> bool:
+        """Write a whole response in one go: what two ASGI messages do, at a third of their price.
+
+        `head` is the status line and all headers. False when it cannot be done now (the client reads slowly, or the
+        connection is to end), and the caller sends ASGI messages.
+        """
+        cycle = self._task_cycle
+        if cycle is None or self.flow.write_paused or cycle.response_started or not cycle.keep_alive:
+            return False
+        if cycle.disconnected:
+            return True
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        self.transport.write(head + body if len(body) <= _JOIN_BYTES else head)
+        if len(body) > _JOIN_BYTES:
+            self.transport.write(body)
+        cycle.on_response()
+        return True
 
     def on_response_complete(self) -> None:
         # uvicorn arms a timer after each response and disarms it at the next request; `sweep` needs neither

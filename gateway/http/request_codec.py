@@ -38,6 +38,9 @@ _CACHE_LIMIT = 1024
 _CACHED_HEADER_LIMIT = 4096
 """At most 4 MiB of remembered headers; past the count the cache starts anew: hostile variety costs only time."""
 
+_COPIED_BYTES = 1024
+"""Up to here a copy of the tensor is cheaper than a view of the body, and lets go of it."""
+
 _HEADER_LENGTH = re.compile(rb"[+-]?[0-9]{1,19}")
 _LEADING_ID = re.compile(rb'\{"id":\s?"([^"\\\x00-\x1f]*)",\s?')
 
@@ -171,12 +174,15 @@ def parse_header_length(value: bytes) -> int:
 
 
 def _assemble(template: Template, request_id: str, model: str, version: int, body: bytes, at: int) -> InferenceRequest:
-    """The request of a template and the bytes behind its JSON part; tensors are views of `body`."""
+    """The request of a template and the bytes behind its JSON part; tensors are views of `body`, or copies."""
     if len(body) - at != template.binary_bytes:
         _refuse_binary_size(template, model, len(body) - at)
     slots = template.inputs
     tensors: list[Tensor] = []
-    if template.binary_bytes:
+    if len(slots) == 1 and 0 < template.binary_bytes <= _COPIED_BYTES:
+        slot = slots[0]
+        tensors.append(Tensor(slot.name, slot.datatype, slot.shape, body[at:]))
+    elif template.binary_bytes:
         view = memoryview(body)
         for slot in slots:
             data: Buffer

@@ -18,8 +18,9 @@ from charonia.settings import GatewaySettings
 from gateway.handler import Handler
 
 from . import control_json, log_settings
-from .bodies import AsgiApp, read_body
+from .bodies import AsgiApp, check_declared, read_body
 from .errors import (
+    INTERNAL_BODY,
     METHOD_NOT_ALLOWED_BODY,
     NOT_FOUND_BODY,
     HttpRefusal,
@@ -50,9 +51,9 @@ def _json(value: Any) -> Response:
 
 async def _body(request: Request, settings: GatewaySettings) -> bytes:
     """The request's body within `--http-max-input-size` (H24)."""
-    return await read_body(
-        await request.receive(), dict(request.scope["headers"]), request.receive, settings.http_max_input_size
-    )
+    headers = dict(request.scope["headers"])
+    check_declared(headers, settings.http_max_input_size)
+    return await read_body(await request.receive(), headers, request.receive, settings.http_max_input_size)
 
 
 def _check_version(version: str) -> str:
@@ -69,6 +70,10 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, (CharoniaError, HttpRefusal))
         status, headers, body = render_error(error)
         return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+    @app.exception_handler(Exception)
+    async def unexpected(_request: Request, _error: Exception) -> Response:
+        return Response(INTERNAL_BODY, 500, media_type="application/json")
 
     @app.exception_handler(HTTPException)
     async def plain(_request: Request, error: HTTPException) -> Response:

@@ -1,0 +1,384 @@
+"""The HTTP front on real sockets: a stock client, shutdown, disconnects, and senders that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from charonia.errors import StartupError
+from charonia.settings import GatewaySettings
+from gateway.http import protocol
+from gateway.http.server import HttpFront, listen
+
+_ECHO = Path(__file__).parents[1] / "unit/gateway/http/echo_handler.py"
+
+
+def _load_echo() -> Any:
+    spec = importlib.util.spec_from_file_location("integration_echo_handler", _ECHO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+echo = _load_echo()
+
+
+@pytest.fixture
+def handler() -> Any:
+    return echo.EchoHandler()
+
+
+@pytest.fixture
+def settings() -> GatewaySettings:
+    return GatewaySettings(incarnation="test", http_address="127.0.0.1", http_port=0)
+
+
+@pytest.fixture
+async def front(settings: GatewaySettings, handler: Any) -> AsyncIterator[HttpFront]:
+    front = HttpFront(settings, handler)
+    await front.start()
+    yield front
+    await front.close(1.0)
+
+
+def request(path: str = "/v2/models/identity/infer", size: int = 64, extra: str = "") -> bytes:
+    text = json.dumps(
+        {
+            "inputs": [
+                {"name": "INPUT0", "shape": [1, size // 4], "datatype": "FP32",
+                 "parameters": {"binary_data_size": size}}
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()  # fmt: skip
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(text)}\r\n{extra}"
+        f"Content-Length: {len(text) + size}\r\n\r\n"
+    )
+    return head.encode() + text + b"\x01" * size
+
+
+async def read_reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def exchange(front: HttpFront, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(read_reply(reader), 10)
+    finally:
+        writer.close()
+
+
+class TestStockClient:
+    """tritonclient blocks, so it works in a thread while the front runs in the loop."""
+
+    async def test_control_calls(self, front: HttpFront, handler: Any) -> None:
+        def calls() -> None:
+            with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+                assert client.is_server_live()
+                assert client.is_server_ready()
+                assert client.is_model_ready("simple")
+                assert not client.is_model_ready("nope")
+                assert client.get_server_metadata()["name"] == "triton"
+                assert client.get_model_metadata("simple", "1")["inputs"][0]["shape"] == [-1, 16]
+                assert client.get_model_config("simple")["max_batch_size"] == 8
+                assert client.get_inference_statistics("simple")["model_stats"][0]["inference_count"] == 2
+                assert client.get_model_repository_index()[1] == {"name": "never"}
+                client.load_model("simple", config="{}", files={"file:1/model.onnx": b"\0bytes"})
+                client.unload_model("simple", unload_dependents=True)
+                assert client.get_log_settings()["log_format"] == "default"
+                assert client.get_system_shared_memory_status() == []
+                with pytest.raises(triton.InferenceServerException, match="Client shared memory is disabled"):
+                    client.register_system_shared_memory("r", "/k", 64)
+
+        await asyncio.to_thread(calls)
+        assert handler.loads == [("simple", "{}", {"1/model.onnx": b"\0bytes"})]
+        assert handler.unloads == [("simple", True)]
+
+    @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+    @pytest.mark.parametrize("binary", [True, False])
+    async def test_inference(self, front: HttpFront, binary: bool, compression: str | None) -> None:
+        values = np.arange(32, dtype=np.int32).reshape(2, 16)
+
+        def calls() -> None:
+            with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+                inputs = []
+                for name, array in (("INPUT0", values), ("INPUT1", -values)):
+                    tensor = triton.InferInput(name, list(array.shape), "INT32")
+                    tensor.set_data_from_numpy(array, binary_data=binary)
+                    inputs.append(tensor)
+                for outputs in (
+                    None,
+                    [triton.InferRequestedOutput(f"OUTPUT{i}", binary_data=i == 0) for i in range(2)],
+                ):
+                    result = client.infer(
+                        "simple", inputs, outputs=outputs, request_id="r",
+                        request_compression_algorithm=compression, response_compression_algorithm=compression,
+                    )  # fmt: skip
+                    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), values)
+                    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), -values)
+                    assert result.get_response()["id"] == "r"
+                wanted = triton.InferRequestedOutput("OUTPUT0", class_count=2)
+                best = client.infer("simple", inputs, outputs=[wanted]).as_numpy("OUTPUT0")
+                assert best.tolist() == [[b"15:15", b"14:14"], [b"31:15", b"30:14"]]
+
+        await asyncio.to_thread(calls)
+
+    @pytest.mark.parametrize(
+        ("datatype", "dtype"),
+        [
+            ("BOOL", "?"), ("UINT8", "u1"), ("INT64", "i8"), ("FP16", "f2"), ("FP32", "f4"), ("FP64", "f8"),
+            ("BYTES", "O"),
+        ],
+    )  # fmt: skip
+    async def test_every_kind_of_tensor(self, front: HttpFront, datatype: str, dtype: str) -> None:
+        values: list[Any] = [b"", b"ab", b"\xff\0", b"x"] if datatype == "BYTES" else [0, 1, 1, 0]
+        array = np.array(values, dtype=dtype)
+
+        def calls() -> None:
+            with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+                tensor = triton.InferInput("INPUT0", [4], datatype)
+                tensor.set_data_from_numpy(array)
+                assert client.infer(f"any_{datatype}", [tensor]).as_numpy("OUTPUT0").tolist() == array.tolist()
+
+        await asyncio.to_thread(calls)
+
+    async def test_errors_carry_text_and_status(self, front: HttpFront) -> None:
+        def calls() -> None:
+            with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+                tensor = triton.InferInput("INPUT0", [1], "FP32")
+                tensor.set_data_from_numpy(np.zeros(1, dtype=np.float32))
+                with pytest.raises(triton.InferenceServerException) as caught:
+                    client.infer("nope", [tensor])
+                assert caught.value.message() == "Request for unknown model: 'nope' is not found"
+                assert caught.value.status() == "404"
+
+        await asyncio.to_thread(calls)
+
+
+class TestConnections:
+    async def test_one_connection_serves_many_requests(self, front: HttpFront, handler: Any) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        for _ in range(5):
+            writer.write(request())
+            status, _, body = await read_reply(reader)
+            assert (status, body[-64:]) == (200, b"\x01" * 64)
+        writer.write(request() * 3)  # pipelined
+        for _ in range(3):
+            assert (await read_reply(reader))[0] == 200
+        writer.close()
+        assert len(handler.requests) == 8
+
+    async def test_large_tensors(self, front: HttpFront) -> None:
+        size = 4_000_000
+        status, _, body = await exchange(front, request("/v2/models/identity/infer", size))
+        assert status == 200
+        assert body[-size:] == b"\x01" * size
+
+    async def test_answers_do_not_wait_for_more_data(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request())
+        await read_reply(reader)
+        (accepted,) = front._state.connections
+        accepted_socket = accepted.transport.get_extra_info("socket")
+        assert accepted_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+
+    async def test_http_1_0_ends_the_connection(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        whole = await asyncio.wait_for(reader.read(), 10)
+        assert b"connection: close" in whole
+        assert whole.endswith(b"\x01" * 64)
+        writer.close()
+
+    async def test_expect_continue(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        head, body = request(extra="Expect: 100-continue\r\n").split(b"\r\n\r\n", 1)
+        writer.write(head + b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await read_reply(reader))[0] == 200
+        writer.close()
+
+    async def test_a_client_that_leaves_cancels_its_request(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request())
+        await asyncio.wait_for(handler.waiting.wait(), 10)
+        writer.close()
+        await asyncio.wait_for(handler.cancelled.wait(), 10)
+
+    async def test_a_percent_encoded_name(self, front: HttpFront) -> None:
+        assert (await exchange(front, request("/v2/models/ident%69ty/infer")))[0] == 200
+        status, _, body = await exchange(front, request("/v2/models/..%2fidentity/infer"))
+        assert (status, body) == (404, b'{"error":"Not Found"}')
+
+
+class TestForwardedHeaders:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(
+            incarnation="test", http_address="127.0.0.1", http_port=0, http_header_forward_pattern="(?-i)My-.*"
+        )
+
+    async def test_names_keep_their_case(self, front: HttpFront, handler: Any) -> None:
+        await exchange(front, request(extra="My-Key: a\r\nmy-key2: b\r\n"))
+        assert handler.requests[0].parameters == {"My-Key": "a"}
+
+
+class TestHostileSenders:
+    async def test_millions_of_chunks(self, front: HttpFront) -> None:
+        head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        status, headers, body = await exchange(front, head + b"1\r\n \r\n" * (protocol.MAX_CHUNKS + 1))
+        assert (status, headers["connection"]) == (400, "close")
+        assert json.loads(body) == {"error": "request body has more than 65536 chunks"}
+
+    async def test_a_chunked_body_within_the_cap(self, front: HttpFront) -> None:
+        head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 0\r\n"
+        status, _, _ = await exchange(
+            front, head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n\0\r\n" * 64 + b"0\r\n\r\n"
+        )
+        assert status == 200
+
+    @pytest.mark.parametrize(
+        ("head", "status"),
+        [
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 300 + b"\r\n", 431),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\na: " + b"b" * 300_000, 431),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+            (
+                b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n",
+                400,
+            ),
+            (b"not http at all\r\n\r\n", 400),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n", 400),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000000\r\n\r\n", 400),
+        ],
+    )
+    async def test_broken_and_oversized_framing(self, front: HttpFront, head: bytes, status: int) -> None:
+        got, headers, body = await exchange(front, head)
+        assert (got, headers["connection"]) == (status, "close")
+        assert json.loads(body)["error"]
+        assert (await exchange(front, request()))[0] == 200
+
+    async def test_a_body_over_the_limit_gets_its_answer_on_a_living_connection(self, front: HttpFront) -> None:
+        size = 70_000_000
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(size // 1_000_000):
+            writer.write(b" " * 1_000_000)
+            await writer.drain()
+        status, _, body = await asyncio.wait_for(read_reply(reader), 10)
+        assert status == 400
+        assert json.loads(body)["error"].startswith("request JSON size of 70000000 bytes exceeds")
+        writer.write(request())
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+        writer.close()
+
+    @pytest.mark.parametrize(
+        ("sent", "status"),
+        [
+            (b"", None),
+            (b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\n", 408),
+            (b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nab", 408),
+        ],
+    )
+    async def test_stalled_connections_are_ended(self, front: HttpFront, sent: bytes, status: int | None) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(sent)
+        # an answer on another connection shows that the bytes before it have arrived
+        assert (await exchange(front, request()))[0] == 200
+        stalled = [c for c in front._state.connections if isinstance(c, protocol.BoundedHttpProtocol)]
+        for connection in stalled:
+            connection.sweep(protocol.HEADERS_TIMEOUT_S - 1)
+        assert not any(c.transport.is_closing() for c in stalled if c._phase != "idle")
+        for connection in stalled:
+            connection.sweep(protocol.IDLE_TIMEOUT_S)
+        if status is not None:
+            assert (await asyncio.wait_for(read_reply(reader), 10))[0] == status
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+    async def test_a_waiting_request_is_no_stall(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request())
+        await handler.waiting.wait()
+        for connection in list(front._state.connections):
+            connection.sweep(protocol.IDLE_TIMEOUT_S + 1)  # type: ignore[union-attr]
+        handler.gate.set()
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+        writer.close()
+
+
+class TestShutdown:
+    async def test_a_taken_port_is_a_sentence(self, front: HttpFront, handler: Any) -> None:
+        other = HttpFront(GatewaySettings(incarnation="test", http_address="127.0.0.1", http_port=front.port), handler)
+        with pytest.raises(StartupError) as caught:
+            await other.start()
+        assert str(caught.value) == (
+            f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{front.port}' already in use"
+        )
+
+    async def test_an_address_that_is_not_ours(self) -> None:
+        with pytest.raises(StartupError, match=r"cannot listen on '192\.0\.2\.1:0'"):
+            listen("192.0.2.1", 0)
+
+    async def test_what_is_under_way_finishes_and_nothing_new_begins(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", front.port)
+        idle_writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await read_reply(idle_reader))[0] == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request())
+        await handler.waiting.wait()
+        await front.stop_accepting()
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", front.port)
+        idle_writer.write(request())
+        status, headers, body = await read_reply(idle_reader)
+        assert (status, headers["connection"], body) == (503, "close", b'{"error":"Server exiting"}')
+        closing = asyncio.create_task(front.close(10))
+        handler.gate.set()
+        status, headers, body = await asyncio.wait_for(read_reply(reader), 10)
+        assert (status, body[-64:]) == (200, b"\x01" * 64)
+        await asyncio.wait_for(closing, 10)
+        assert await reader.read() == b""
+        writer.close()
+        idle_writer.close()
+
+    async def test_past_the_grace_the_rest_is_told(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request())
+        await handler.waiting.wait()
+        await front.close(0)
+        status, _, body = await asyncio.wait_for(read_reply(reader), 10)
+        assert (status, body) == (503, b'{"error":"Server exiting"}')
+        assert handler.cancelled.is_set()
+        writer.close()
+
+
+def test_the_wire_numbers_are_what_the_client_packs() -> None:
+    assert request()[-64:] == struct.pack("<16I", *[0x01010101] * 16)

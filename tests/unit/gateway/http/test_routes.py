@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from charonia.errors import InternalError
+from charonia.settings import EXTENSIONS
+
+
+async def test_server_metadata(client: httpx2.AsyncClient) -> None:
+    reply = await client.get("/v2")
+    assert reply.json() == {"name": "triton", "version": "2.73.0", "extensions": list(EXTENSIONS)}
+    assert reply.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("url", ["/v2/models/identity", "/v2/models/identity/versions/1"])
+async def test_model_metadata(client: httpx2.AsyncClient, url: str) -> None:
+    assert (await client.get(url)).json() == {
+        "name": "identity", "versions": ["1"], "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+        "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["/v2/models/identity/config", "/v2/models/identity/versions/1/config"])
+async def test_model_config(client: httpx2.AsyncClient, url: str) -> None:
+    config = (await client.get(url)).json()
+    assert (config["name"], config["max_batch_size"]) == ("identity", 64)
+
+
+@pytest.mark.parametrize("url", ["/v2/models/stats", "/v2/models/simple/stats", "/v2/models/simple/versions/1/stats"])
+async def test_statistics(client: httpx2.AsyncClient, url: str) -> None:
+    zero, some = {"count": 0, "ns": 0}, {"count": 2, "ns": 3000}
+    assert (await client.get(url)).json() == {
+        "model_stats": [
+            {
+                "name": "simple", "version": "1", "last_inference": 5, "inference_count": 2, "execution_count": 1,
+                "inference_stats": {
+                    "success": some, "fail": zero, "queue": zero, "compute_input": zero, "compute_infer": zero,
+                    "compute_output": zero, "cache_hit": zero, "cache_miss": zero,
+                },
+                "response_stats": {},
+                "batch_stats": [
+                    {"batch_size": 2, "compute_input": some, "compute_infer": some, "compute_output": some}
+                ],
+                "memory_usage": [],
+            }
+        ]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "status", "error"),
+    [
+        ("GET", "/v2/models/nope", 404, "Request for unknown model: 'nope' is not found"),
+        ("GET", "/v2/models/nope/config", 404, "Request for unknown model: 'nope' is not found"),
+        ("GET", "/v2/models/simple/versions/99", 404, "Request for unknown model: 'simple' version 99 is not found"),
+        ("GET", "/v2/models/simple/versions/99/config", 404,
+         "Request for unknown model: 'simple' version 99 is not found"),
+        ("GET", "/v2/models/simple/versions/99/stats", 400,
+         "requested model version is not available for model 'simple'"),
+        ("GET", "/v2/models/nope/stats", 400, "requested model 'nope' is not available"),
+        ("GET", "/v2/models/simple/versions/abc", 404, "Not Found"),
+        ("GET", "/v2/models/simple/versions/abc/stats", 404, "Not Found"),
+        ("GET", "/v2/", 404, "Not Found"),
+        ("GET", "/", 404, "Not Found"),
+        ("POST", "/v2/repository/mine/index", 501, "'repository_name' specification is not supported"),
+        ("POST", "/v2/repository/mine/models/m/load", 501, "'repository_name' specification is not supported"),
+        ("POST", "/v2/repository/mine/models/m/unload", 501, "'repository_name' specification is not supported"),
+        ("POST", "/v2/systemsharedmemory/region/r/register", 501,
+         "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."),
+        ("POST", "/v2/cudasharedmemory/unregister", 501,
+         "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."),
+        ("GET", "/v2/systemsharedmemory/region/r/status", 404, "Unable to find system shared memory region: 'r'"),
+        ("GET", "/v2/trace/setting", 501, "tracing is not built yet"),
+    ],
+)  # fmt: skip
+async def test_refusals(client: httpx2.AsyncClient, method: str, url: str, status: int, error: str) -> None:
+    reply = await client.request(method, url)
+    assert (reply.status_code, reply.json()) == (status, {"error": error})
+    assert reply.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "url"), [("POST", "/v2"), ("GET", "/v2/repository/index"), ("DELETE", "/v2/models/simple")]
+)
+async def test_wrong_methods(client: httpx2.AsyncClient, method: str, url: str) -> None:
+    reply = await client.request(method, url)
+    assert (reply.status_code, reply.headers["content-type"]) == (405, "text/plain")
+    assert reply.content == b'{"error":"Method Not Allowed"}'
+
+
+class TestRepository:
+    async def test_index(self, client: httpx2.AsyncClient) -> None:
+        ready = {"name": "simple", "version": "1", "state": "READY", "reason": ""}
+        assert (await client.post("/v2/repository/index")).json() == [ready, {"name": "never"}]
+        assert (await client.post("/v2/repository/index", json={"ready": True})).json() == [ready]
+        reply = await client.post("/v2/repository/index", json={"ready": 1})
+        assert (reply.status_code, reply.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
+
+    async def test_load_with_nothing_and_with_overrides(self, client: httpx2.AsyncClient, handler: Any) -> None:
+        assert (await client.post("/v2/repository/models/m n/load")).content == b""
+        parameters = {"config": '{"a":1}', "file:1/model.onnx": base64.b64encode(b"\0\1").decode()}
+        reply = await client.post("/v2/repository/models/m/load", json={"parameters": parameters})
+        assert (reply.status_code, reply.content) == (200, b"")
+        assert handler.loads == [("m n", None, {}), ("m", '{"a":1}', {"1/model.onnx": b"\0\1"})]
+
+    @pytest.mark.parametrize(
+        ("content", "status", "error"),
+        [
+            (b'{"parameters":{"other":"x"}}', 500, "unexpected error on creating Triton parameter"),
+            (b'{"parameters":{"config":5}}', 500, "unexpected error on creating Triton parameter"),
+            (b'{"parameters":[]}', 500, "Unable to parse 'parameters': attempt to get members for non-object"),
+            (b'{"parameters":{"file:1/m":"%%%"}}', 400, "load parameter 'file:1/m' is not valid base64"),
+            (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
+        ],
+    )
+    async def test_bad_load_requests(
+        self, client: httpx2.AsyncClient, handler: Any, content: bytes, status: int, error: str
+    ) -> None:
+        reply = await client.post("/v2/repository/models/m/load", content=content)
+        assert (reply.status_code, reply.json()) == (status, {"error": error})
+        assert not handler.loads
+
+    async def test_a_failed_load(self, client: httpx2.AsyncClient, handler: Any) -> None:
+        handler.failure = InternalError("failed to load 'm', failed to poll from model repository")
+        reply = await client.post("/v2/repository/models/m/load")
+        assert (reply.status_code, reply.json()) == (500, {"error": handler.failure.message})
+
+    async def test_an_unexpected_failure_tells_nothing(self, client: httpx2.AsyncClient, handler: Any) -> None:
+        handler.failure = RuntimeError("internals")
+        reply = await client.post("/v2/repository/models/m/load")
+        assert (reply.status_code, reply.json()) == (500, {"error": "internal server error"})
+
+    async def test_unload(self, client: httpx2.AsyncClient, handler: Any) -> None:
+        await client.post("/v2/repository/models/m/unload")
+        await client.post("/v2/repository/models/m/unload", json={"parameters": {"unload_dependents": True}})
+        assert handler.unloads == [("m", False), ("m", True)]
+
+
+class TestSettings:
+    @pytest.fixture(autouse=True)
+    def root_level(self) -> Iterator[None]:
+        level = logging.getLogger().level
+        yield
+        logging.getLogger().setLevel(level)
+
+    async def test_a_partial_change_is_effective_and_answered_in_full(self, client: httpx2.AsyncClient) -> None:
+        reply = await client.post("/v2/logging", json={"log_info": False, "unknown": 1, "log_verbose_level": 0})
+        assert reply.json() == (await client.get("/v2/logging")).json()
+        assert reply.json() == {
+            "log_file": "", "log_info": False, "log_warning": True, "log_error": True, "log_verbose_level": 0,
+            "log_format": "default",
+        }  # fmt: skip
+        assert logging.getLogger().level == logging.WARNING
+
+    @pytest.mark.parametrize(
+        ("wanted", "status", "error"),
+        [
+            ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
+            ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
+            ({"log_format": "odd"}, 400, "invalid argument for --log_format, got: odd"),
+        ],
+    )
+    async def test_all_or_nothing(
+        self, client: httpx2.AsyncClient, wanted: dict[str, Any], status: int, error: str
+    ) -> None:
+        before = (await client.get("/v2/logging")).json()
+        reply = await client.post("/v2/logging", json={"log_error": False, **wanted})
+        assert (reply.status_code, reply.json()) == (status, {"error": error})
+        assert (await client.get("/v2/logging")).json() == before
+
+    @pytest.mark.parametrize("kind", ["system", "cuda"])
+    async def test_no_shared_memory_regions(self, client: httpx2.AsyncClient, kind: str) -> None:
+        assert (await client.get(f"/v2/{kind}sharedmemory/status")).json() == []
+
+
+async def test_the_api_is_described(client: httpx2.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert {"/v2", "/v2/repository/index", "/v2/models/{model}/config"} <= set(paths)
+    assert (await client.get("/docs")).status_code == 200
