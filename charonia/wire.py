@@ -261,14 +261,9 @@ def unpack_request(record: Buffer) -> RequestRecord:
     meta_end = client_end + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
-    if type(record) is bytes:  # the usual case, and slices of bytes cost less than those of views
-        endpoint = record[at:endpoint_end].decode()
-        client_id = record[endpoint_end:client_end].decode() if client_id_length else ""
-        packed = record[client_end:meta_end]
-    else:
-        endpoint = str(view[at:endpoint_end], "utf-8")
-        client_id = str(view[endpoint_end:client_end], "utf-8")
-        packed = bytes(view[client_end:meta_end])
+    # slices of bytes, the usual case, cost less than those of a view
+    raw = record if type(record) is bytes else view
+    packed = bytes(raw[client_end:meta_end])
     meta = _REQUEST_METAS.get(packed)
     if meta is None:
         meta = _unpack_request_meta(packed)
@@ -280,8 +275,8 @@ def unpack_request(record: Buffer) -> RequestRecord:
     if _total_size_bytes(meta.inputs) != len(data):
         raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
     try:
-        endpoint = str(view[at:endpoint_end], "utf-8")
-        client_id = str(view[endpoint_end:client_end], "utf-8")
+        endpoint = str(raw[at:endpoint_end], "utf-8")
+        client_id = str(raw[endpoint_end:client_end], "utf-8") if client_id_length else ""
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"request record names cannot be read: {error}") from None
     return RequestRecord(

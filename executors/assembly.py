@@ -1,13 +1,14 @@
-"""Joins the tensors of many requests into batch arrays and cuts batch results apart again.
+"""Joins the tensors of many requests into batch arrays.
 
-Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays and
-packing the answers is `executors.instance`'s. A request is checked once per signature (`Planner`), so that a batch
-costs slice assignments and little else; a request whose bytes do not fit the interface fails alone (I1-I3, H28).
+Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays is
+`executors.execution`'s, cutting results apart `executors.answers`'s. A request is checked once per signature
+(`Planner`), so that a batch costs slice assignments and little else; a request whose bytes do not fit the interface
+fails alone (I1-I3, H28).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,14 +17,12 @@ import numpy as np
 
 from charonia.backend import Array
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
-from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.errors import CharoniaError, InvalidArgument
+from charonia.models.interface import ModelInterface
 from charonia.tensors import (
-    Buffer,
     Tensor,
     check_bytes_elements,
     expected_size_bytes,
-    join_bytes_elements,
     shape_text,
     split_bytes_elements,
 )
@@ -146,7 +145,7 @@ class Planner:
             )
         head = place.shape[:1] if interface.batching else ()
         dims = place.shape[len(head) :]
-        if not _fits(dims, spec.dims):
+        if not fits(dims, spec.dims):
             raise InvalidArgument(
                 f"unexpected shape for input '{place.name}' for model '{interface.name}'. Expected "
                 f"{shape_text(interface.client_shape(spec))}, got {shape_text(place.shape)}. "
@@ -158,7 +157,7 @@ class Planner:
                     f"input byte size mismatch for input '{place.name}' for model '{interface.name}'. Expected "
                     f"{expected}, got {place.size_bytes}"
                 )
-        tail = dims if spec.reshape is None else _translate(dims, spec.dims, spec.reshape)
+        tail = dims if spec.reshape is None else translate(dims, spec.dims, spec.reshape)
         return InputPlan(
             place.name, place.datatype, place.datatype.numpy, place.offset, place.size_bytes, (*head, *tail), tail
         )
@@ -240,8 +239,9 @@ def join(
         at = 0
         for plan, record in run:
             own = plan.inputs[index]
-            end = at + own.size_bytes
-            target[at:end] = record.data[own.offset : own.offset + own.size_bytes]
+            size, data = own.size_bytes, record.data
+            end = at + size
+            target[at:end] = data if size == len(data) else data[own.offset : own.offset + size]
             at = end
         arrays[place.name] = flat.view(place.dtype).reshape(shape)
     return arrays
@@ -254,55 +254,6 @@ def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRe
         return first
     union = {name for plan, _ in run for name in plan.outputs}
     return tuple(name for name in interface.outputs if name in union)
-
-
-def cut(interface: ModelInterface, plans: Sequence[RequestPlan], results: Mapping[str, Array]) -> list[list[Tensor]]:
-    """Each request's output tensors, as views of the results, with the shapes clients see (I7).
-
-    Raises `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is
-    not the number of rows executed (H28, I5): handing rows out anyway would give one caller another's answer.
-    """
-    rows = sum(plan.rows for plan in plans)
-    parts = {name: _Part.of(interface, name, results, rows) for name in {n for plan in plans for n in plan.outputs}}
-    cuts: list[list[Tensor]] = []
-    start = 0
-    for plan in plans:
-        end = start + plan.rows
-        cuts.append([parts[name].slice(start, end) for name in plan.outputs])
-        start = end
-    return cuts
-
-
-@dataclass(slots=True)
-class _Part:
-    """One output of a batch, ready to be sliced by rows."""
-
-    name: str
-    datatype: DataType
-    batching: bool
-    tail: Shape
-    raw: Buffer
-    row_bytes: int
-    elements: Array | None
-
-    @staticmethod
-    def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> _Part:
-        spec = interface.outputs[name]
-        array = results.get(name)
-        if array is None:
-            raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
-        tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
-        if spec.datatype is DataType.BYTES:
-            return _Part(name, spec.datatype, interface.batching, tail, b"", 0, array)
-        raw = Tensor.of(name, array).data
-        return _Part(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
-
-    def slice(self, start: int, end: int) -> Tensor:
-        shape = (end - start, *self.tail) if self.batching else self.tail
-        if self.elements is not None:
-            chosen = self.elements[start:end] if self.batching else self.elements
-            return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen.ravel().tolist()))
-        return Tensor(self.name, self.datatype, shape, self.raw[start * self.row_bytes : end * self.row_bytes])
 
 
 def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:
@@ -319,63 +270,14 @@ def request_inputs(interface: ModelInterface, plan: RequestPlan, record: Request
     return tensors
 
 
-def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """One request's answer from what its model returned: only requested outputs, in their order, client shapes.
-
-    A requested output the model did not return is left out, as Triton's python backend does. Raises `InternalError`
-    for another type than configured, another batch dimension than the request's, or bytes that are not the shape (H28).
-    """
-    returned = {tensor.name: tensor for tensor in outputs}
-    chosen = []
-    for name in plan.outputs:
-        tensor = returned.get(name)
-        if tensor is None:
-            continue
-        spec = interface.outputs[name]
-        tail = _output_tail(interface, spec, tensor.datatype, tensor.shape, plan.rows)
-        fixed = tensor.datatype is not DataType.BYTES
-        if fixed and len(tensor.data) != prod(tensor.shape) * tensor.datatype.size_bytes:
-            raise InternalError(
-                f"output '{name}' of model '{interface.name}' holds {len(tensor.data)} bytes, which is not shape "
-                f"{shape_text(tensor.shape)} of {tensor.datatype.value}"
-            )
-        shape = (plan.rows, *tail) if interface.batching else tail
-        chosen.append(Tensor(name, tensor.datatype, shape, tensor.data))
-    return chosen
-
-
-def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
-    """The client's shape of a result without the batch dimension, after the checks of H28."""
-    if datatype is not spec.datatype:
-        raise InternalError(
-            f"unexpected datatype {datatype.config_name} for inference output '{spec.name}' of model "
-            f"'{interface.name}', expecting {spec.datatype.config_name}"
-        )
-    tail = shape
-    if interface.batching:
-        if not shape or shape[0] != rows:
-            raise InternalError(
-                f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model "
-                f"'{interface.name}', expecting a batch dimension of {rows}"
-            )
-        tail = shape[1:]
-    if spec.reshape is None:
-        return tail
-    if not _fits(tail, spec.reshape):
-        raise InternalError(
-            f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model '{interface.name}', "
-            f"expecting {shape_text(interface.backend_shape(spec))}"
-        )
-    return _translate(tail, spec.reshape, spec.dims)
-
-
-def _fits(dims: Shape, pattern: Shape) -> bool:
+def fits(dims: Shape, pattern: Shape) -> bool:
+    """Whether sizes are what a configuration's dims allow; -1 there allows any."""
     if len(dims) != len(pattern):
         return False
     return all(want in (-1, got) for got, want in zip(dims, pattern, strict=True))
 
 
-def _translate(dims: Shape, source: Shape, target: Shape) -> Shape:
+def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
     """`dims`, which fit `source`, in the form of `target`; variable sizes are matched in order (I7)."""
     sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
     return tuple(next(sizes) if size == -1 else size for size in target)
@@ -405,13 +307,6 @@ def _aligned(size_bytes: int) -> Array:
     raw = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size_bytes]
-
-
-def _datatype(array: Array) -> DataType:
-    try:
-        return DataType.of_numpy(array.dtype)
-    except InvalidArgument as error:
-        raise InternalError(error.message) from None
 
 
 def _missing_text(interface: ModelInterface, got: list[str], missing: list[str]) -> str:

@@ -16,7 +16,8 @@ from charonia.models.interface import ModelInterface
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
-from .assembly import Planner, RequestPlan, Workspace, cut, groups, join, request_inputs, request_outputs, wanted
+from .answers import pack_answers, request_outputs
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +58,6 @@ class Batch:
         self.fail([i for i, answer in enumerate(self.executed.answers) if not answer], error, BACKEND)
         return self.executed
 
-    def answer(self, index: int, packed: bytes) -> None:
-        self.executed.answers[index] = packed
-
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
         for run in groups(self.interface, self.planned):
@@ -84,9 +82,7 @@ class Batch:
         try:
             results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
-            plans = [plan for _, plan in run]
-            for (index, _), tensors in zip(run, cut(interface, plans, results), strict=True):
-                self.answer(index, pack_response(records[index].id, self._model, self._version, tensors, {}))
+            packed = pack_answers(interface, self._version, pairs, results)
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -96,7 +92,11 @@ class Batch:
             _log.exception("model %r failed to execute a batch", self._model)
             self.fail([index for index, _ in run], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
             return
-        rows = sum(plan.rows for _, plan in run)
+        answers = self.executed.answers
+        rows = 0
+        for (index, plan), answer in zip(run, packed, strict=True):
+            answers[index] = answer
+            rows += plan.rows
         self._count([index for index, _ in run], rows, start_wall, (started, joined, inferred))
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
@@ -156,7 +156,8 @@ class Batch:
                 self.fail([index], error, BACKEND)
                 continue
             record = self.records[index]
-            self.answer(index, pack_response(record.id, self._model, self._version, tensors, response.parameters))
+            packed = pack_response(record.id, self._model, self._version, tensors, response.parameters)
+            self.executed.answers[index] = packed
             succeeded.append(index)
         if succeeded:
             rows = sum(plan.rows for _, plan in sent)

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from charonia.datatypes import DataType
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.assembly import Planner, Workspace, cut, groups, join
+from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from executors.answers import pack_answers
+from executors.assembly import Planner, Workspace, groups, join
 
 FIXED = [t for t in DataType if t is not DataType.BYTES]
 
 shapes = st.lists(st.integers(0, 4), min_size=0, max_size=3).map(tuple)
 
 
-def _record(tensors: list[Tensor], rows: int, pad: int, outputs: tuple[str, ...]) -> RequestRecord:
+def _record(number: int, tensors: list[Tensor], rows: int, pad: int, outputs: tuple[str, ...]) -> RequestRecord:
     packed = pack_request(
-        bytes(16),
+        number.to_bytes(16, "big"),
         b"e" * pad,
         b"",
         request_meta(1, "h", tensors, outputs, {}),
@@ -57,7 +58,7 @@ def test_every_answer_is_made_of_its_own_request_alone(
     )
     planner, workspace = Planner(model), Workspace()
     records, sent = [], []
-    for count in rows:
+    for number, count in enumerate(rows):
         own = data.draw(st.sampled_from([dims, dims[::-1]]))
         size = count * int(np.prod(own)) * datatype.size_bytes
         raw = data.draw(st.binary(min_size=size, max_size=size))
@@ -68,7 +69,7 @@ def test_every_answer_is_made_of_its_own_request_alone(
         if data.draw(st.booleans()):
             tensors.reverse()
         outputs = data.draw(st.sampled_from([(), ("y",), ("t", "y")]))
-        records.append(_record(tensors, count, data.draw(st.integers(0, 3)), outputs))
+        records.append(_record(number, tensors, count, data.draw(st.integers(0, 3)), outputs))
         sent.append({t.name: t for t in tensors})
     planned = [(index, planner.plan(record)) for index, record in enumerate(records)]
     seen = []
@@ -76,8 +77,12 @@ def test_every_answer_is_made_of_its_own_request_alone(
         pairs = [(plan, records[index]) for index, plan in run]
         arrays = join(model, pairs, workspace)
         assert sum(plan.rows for plan, _ in pairs) <= limit
-        answers = cut(model, [plan for plan, _ in pairs], {"y": arrays["x"], "t": arrays["s"]})
-        # the buffers may be written again as soon as the answers are packed, not before
+        packed = pack_answers(model, 1, pairs, {"y": arrays["x"], "t": arrays["s"]})
+        for array in arrays.values():  # the buffers may be written again as soon as the answers are packed
+            if array.flags.writeable and array.dtype != np.object_:
+                array.view(np.uint8).fill(0xAA)
+        assert [unpack_response(answer).id for answer in packed] == [record.id for _, record in pairs]
+        answers = [unpack_response(answer).outputs for answer in packed]
         for (index, plan), answer in zip(run, answers, strict=True):
             seen.append(index)
             assert [t.name for t in answer] == list(plan.outputs)

@@ -1,4 +1,4 @@
-"""Joining requests into batch arrays and cutting results apart."""
+"""Joining requests into batch arrays and cutting results apart into response records."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
+from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from executors.answers import pack_answers, request_outputs
 from executors.assembly import (
     Planner,
     Workspace,
-    cut,
     groups,
     join,
     request_inputs,
-    request_outputs,
     wanted,
 )
 
@@ -51,6 +50,14 @@ def record(*tensors: Tensor, rows: int = 1, outputs: tuple[str, ...] = (), pad: 
     return unpack_request(packed)
 
 
+def cut(model: ModelInterface, run: list, results: dict[str, np.ndarray]) -> list[list[Tensor]]:
+    """The answers as a gateway decodes them."""
+    responses = [unpack_response(packed) for packed in pack_answers(model, 1, run, results)]
+    assert [response.id for response in responses] == [r.id for _, r in run]
+    assert all((r.model, r.version, r.final, r.error) == (model.name, 1, True, None) for r in responses)
+    return [response.outputs for response in responses]
+
+
 FP32 = TensorSpec("x", DataType.FP32, (4,))
 OUT = TensorSpec("y", DataType.FP32, (-1,))
 
@@ -63,7 +70,7 @@ def test_requests_of_several_sizes_become_one_array_and_come_apart_again() -> No
     run = [(planner.plan(r), r) for r in records]
     arrays = join(model, run, Workspace())
     assert np.array_equal(arrays["x"], np.concatenate(parts))
-    cuts = cut(model, [p for p, _ in run], {"y": arrays["x"] * 2})
+    cuts = cut(model, run, {"y": arrays["x"] * 2})
     for part, (tensor,) in zip(parts, cuts, strict=True):
         assert tensor.shape == part.shape
         assert np.array_equal(tensor.array(), part * 2)
@@ -107,7 +114,7 @@ def test_bytes_tensors_are_object_arrays_of_bytes_both_ways() -> None:
     arrays = join(model, run, Workspace())
     assert arrays["s"].dtype == np.object_
     assert arrays["s"].tolist() == [p.tolist()[0] for p in parts]
-    cuts = cut(model, [p for p, _ in run], {"t": arrays["s"]})
+    cuts = cut(model, run, {"t": arrays["s"]})
     assert [c[0].array().tolist() for c in cuts] == [p.tolist() for p in parts]
 
 
@@ -120,7 +127,7 @@ def test_bf16_and_fp16_keep_their_bits() -> None:
         run = [(planner.plan(r), r) for r in (record(Tensor.of("x", part)) for part in parts)]
         arrays = join(model, run, Workspace())
         assert arrays["x"].dtype == datatype.numpy
-        cuts = cut(model, [p for p, _ in run], {"y": arrays["x"]})
+        cuts = cut(model, run, {"y": arrays["x"]})
         assert [bytes(c[0].data) for c in cuts] == [bytes(Tensor.of("x", part).data) for part in parts]
 
 
@@ -135,7 +142,7 @@ def test_reshape_is_applied_for_the_model_and_undone_for_the_client() -> None:
     plan = planner.plan(r)
     assert join(model, [(plan, r)], Workspace())["x"].shape == (2, 2, 3, 1, 5)
     assert request_inputs(model, plan, r)[0].shape == (2, 2, 3, 1, 5)
-    (tensor,) = cut(model, [plan], {"y": np.zeros((2,), np.float32)})[0]
+    (tensor,) = cut(model, [(plan, r)], {"y": np.zeros((2,), np.float32)})[0]
     assert tensor.shape == (2, 1)
     returned = request_outputs(model, plan, [Tensor.of("y", np.ones((2,), np.float32))])
     assert returned[0].shape == (2, 1)
@@ -148,7 +155,7 @@ def test_without_batching_a_request_is_a_batch_of_its_own_and_shapes_are_exact()
     planned = [(i, planner.plan(r)) for i, r in enumerate(records)]
     assert [[i for i, _ in run] for run in groups(model, planned)] == [[0], [1], [2]]
     assert join(model, [(planned[2][1], records[2])], Workspace())["x"].shape == (3, 2)
-    (tensor,) = cut(model, [planned[2][1]], {"y": np.ones((7,), np.float32)})[0]
+    (tensor,) = cut(model, [(planned[2][1], records[2])], {"y": np.ones((7,), np.float32)})[0]
     assert tensor.shape == (7,)
 
 
@@ -171,7 +178,7 @@ def test_only_requested_outputs_are_computed_and_sent() -> None:
     records = [record(Tensor.of("x", one), outputs=("c",)), record(Tensor.of("x", one), outputs=("c", "a"))]
     run = [(planner.plan(r), r) for r in records]
     assert wanted(model, run) == ("a", "c")
-    cuts = cut(model, [p for p, _ in run], {"a": np.ones((2, 1), np.float32), "c": np.zeros((2, 1), np.float32)})
+    cuts = cut(model, run, {"a": np.ones((2, 1), np.float32), "c": np.zeros((2, 1), np.float32)})
     assert [[t.name for t in c] for c in cuts] == [["c"], ["c", "a"]]
     everything = record(Tensor.of("x", one))
     assert planner.plan(everything).outputs == ("a", "b", "c")
@@ -182,7 +189,7 @@ def test_results_that_are_not_contiguous_are_made_so() -> None:
     planner = Planner(model)
     part = np.arange(8, dtype=np.float32).reshape(2, 4)
     r = record(Tensor.of("x", part), rows=2)
-    (tensor,) = cut(model, [planner.plan(r)], {"y": np.asfortranarray(part)})[0]
+    (tensor,) = cut(model, [(planner.plan(r), r)], {"y": np.asfortranarray(part)})[0]
     assert np.array_equal(tensor.array(), part)
 
 
@@ -201,7 +208,7 @@ def test_a_wrong_result_is_a_typed_error(result: dict[str, np.ndarray], message:
     model = interface([FP32], [OUT])
     r = record(Tensor.of("x", np.ones((2, 4), np.float32)), rows=2)
     with pytest.raises(InternalError, match=message):
-        cut(model, [Planner(model).plan(r)], result)
+        cut(model, [(Planner(model).plan(r), r)], result)
 
 
 @pytest.mark.parametrize(
