@@ -166,6 +166,11 @@ class HttpApplication:
         else:
             await _reply(send, 400, [JSON_CONTENT_TYPE], error_body("Model version not ready"))
 
+    def _load_control(self) -> AsgiApp:
+        from .routes import control_app
+
+        return control_app(self._settings, self._handler)
+
     async def _answer_control(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._restrictions:
             self._restrictions.check(group_of(scope["path"]), scope["headers"])
@@ -173,9 +178,8 @@ class HttpApplication:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
         control = self._control
         if control is None:
-            from .routes import control_app
-
-            control = self._control = control_app(self._settings, self._handler)
+            # in a thread, so that inferences do not wait for the import
+            control = self._control = await asyncio.to_thread(self._load_control)
         started = False
 
         async def noting(message: Message) -> None:

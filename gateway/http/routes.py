@@ -28,7 +28,7 @@ from .errors import (
     render_error,
 )
 from .jsontext import parse_json
-from .request_codec import SHARED_MEMORY_DISABLED
+from .request_json import SHARED_MEMORY_DISABLED
 
 _MODEL = "/v2/models/{model}"
 _VERSION = "/v2/models/{model}/versions/{version}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
@@ -160,6 +161,23 @@ class TestStockClient:
                 assert client.infer(f"any_{datatype}", [tensor]).as_numpy("OUTPUT0").tolist() == array.tolist()
 
         await asyncio.to_thread(calls)
+
+    @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+    async def test_the_asyncio_client(self, front: HttpFront, compression: str | None) -> None:
+        values = np.arange(16, dtype=np.float32).reshape(1, 16)
+        async with triton_aio.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+            assert await client.is_server_ready()
+            assert (await client.get_model_metadata("identity"))["name"] == "identity"
+            for binary in (True, False):
+                tensor = triton_aio.InferInput("INPUT0", [1, 16], "FP32")
+                tensor.set_data_from_numpy(values, binary_data=binary)
+                result = await client.infer(
+                    "identity", [tensor], request_compression_algorithm=compression,
+                    response_compression_algorithm=compression,
+                )  # fmt: skip
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), values)
+            with pytest.raises(triton.InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+                await client.infer("nope", [tensor])
 
     async def test_errors_carry_text_and_status(self, front: HttpFront) -> None:
         def calls() -> None:
