@@ -21,6 +21,7 @@ from .observations import QueuedRequest, RequestState
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
 
+NEVER_NS = 1 << 127
 _MIN_STALE = 64
 """Fewer stale places than this are not worth a sweep."""
 
@@ -54,40 +55,29 @@ def delays(policy: QueuePolicy) -> bool:
 
 
 class LevelQueue:
-    """The requests of one level: first those in time, then the delayed ones (S22)."""
+    """The requests of one level: `live`, those in time, then the `delayed` ones (S22); both with stale places."""
 
-    __slots__ = ("_delayed", "_live", "_stale", "size")
+    __slots__ = ("_stale", "delayed", "live", "size")
 
     def __init__(self) -> None:
-        self._live: deque[QueuedRequest] = deque()
-        self._delayed: deque[QueuedRequest] = deque()
+        self.live: deque[QueuedRequest] = deque()
+        self.delayed: deque[QueuedRequest] = deque()
         self._stale = 0
         self.size = 0
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In order of service."""
-        for request in self._live:
+        for request in self.live:
             if request.state is QUEUED:
                 yield request
-        for request in self._delayed:
+        for request in self.delayed:
             if request.state is DELAYED:
                 yield request
-
-    @property
-    def has_delayed(self) -> bool:
-        """Whether something may be served after the last request in time."""
-        return bool(self._delayed)
-
-    def append(self, request: QueuedRequest) -> None:
-        """Last of those in time."""
-        request.state = QUEUED
-        self._live.append(request)
-        self.size += 1
 
     def delay(self, request: QueuedRequest) -> None:
         """A queued request's time-out passed: behind all others."""
         request.state = DELAYED
-        self._delayed.append(request)
+        self.delayed.append(request)
         self._went_stale()
 
     def put_back(self, request: QueuedRequest) -> None:
@@ -98,9 +88,9 @@ class LevelQueue:
         self.size += 1
         if request.delayed:
             request.state = DELAYED
-            self._delayed.appendleft(request)
+            self.delayed.appendleft(request)
             return
-        live = self._live
+        live = self.live
         passed: list[QueuedRequest] = []
         while live and (live[0].state is not QUEUED or live[0].order < request.order):
             first = live.popleft()
@@ -120,14 +110,14 @@ class LevelQueue:
     def take(self, count: int) -> list[QueuedRequest]:
         """Remove up to `count` requests from the front."""
         taken: list[QueuedRequest] = []
-        live = self._live
+        live = self.live
         while live and count > len(taken):
             request = live.popleft()
             if request.state is QUEUED:
                 taken.append(request)
             else:
                 self._stale -= 1
-        delayed = self._delayed
+        delayed = self.delayed
         while delayed and count > len(taken):
             request = delayed.popleft()
             if request.state is DELAYED:
@@ -139,8 +129,8 @@ class LevelQueue:
 
     def sweep(self) -> None:
         """Give up the places of requests that left."""
-        self._live = deque(request for request in self._live if request.state is QUEUED)
-        self._delayed = deque(request for request in self._delayed if request.state is DELAYED)
+        self.live = deque(request for request in self.live if request.state is QUEUED)
+        self.delayed = deque(request for request in self.delayed if request.state is DELAYED)
         self._stale = 0
 
     def _went_stale(self) -> None:
@@ -174,10 +164,12 @@ class VersionQueue:
         """Queue a new request on its `queue_level`; whether it is now the last to be served."""
         number = request.queue_level
         level = self._levels.get(number) or self._open(number)
-        level.append(request)
+        request.state = QUEUED
+        level.live.append(request)
+        level.size += 1
         self.size += 1
         self.rows += request.rows
-        return -self._descending[0] == number and not level.has_delayed
+        return -self._descending[0] == number and not level.delayed
 
     def put_back(self, request: QueuedRequest) -> None:
         """Queue a request again that had been dispatched, at the front of its level."""
@@ -244,12 +236,14 @@ class VersionQueue:
 class DueTimes:
     """When queued requests time out or pass their deadline (S21, S23): a heap whose stale entries are skipped."""
 
-    __slots__ = ("_armed", "_heap", "_pushes")
+    __slots__ = ("_armed", "_heap", "_pushes", "nearest_ns")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, QueuedRequest]] = []
         self._pushes = 0
         self._armed = 0
+        self.nearest_ns = NEVER_NS
+        """Nothing is due before; `next_ns` is exact."""
 
     def arm(self, request: QueuedRequest) -> None:
         """Set the request's `due_ns` from its time-out and deadline."""
@@ -260,6 +254,8 @@ class DueTimes:
             self._armed += 1
             self._pushes += 1
             heappush(self._heap, (due_ns, self._pushes, request))
+            if due_ns < self.nearest_ns:
+                self.nearest_ns = due_ns
 
     def disarm(self, request: QueuedRequest) -> None:
         """The request left the queue; its entry no longer counts, and is kept no longer than the others are many."""
@@ -277,6 +273,7 @@ class DueTimes:
         heap = self._heap
         while heap and heap[0][2].due_ns != heap[0][0]:
             heappop(heap)
+        self.nearest_ns = heap[0][0] if heap else NEVER_NS
         return heap[0][0] if heap else 0
 
     def pop(self, now_ns: int) -> QueuedRequest | None:

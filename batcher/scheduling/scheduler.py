@@ -40,14 +40,13 @@ from .observations import (
     VersionWithdrawn,
 )
 from .preserve_ordering import ReleaseOrder
-from .queueing import DueTimes, QueueRules, VersionQueue, delays
+from .queueing import NEVER_NS, DueTimes, QueueRules, VersionQueue, delays
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
 DISPATCHED = RequestState.DISPATCHED
 ENDED = RequestState.ENDED
 
-NEVER_NS = 1 << 127
 FIRST_RECOVERED_ORDER = -(1 << 62)
 """What a predecessor dispatched came before whatever is queued."""
 
@@ -121,13 +120,15 @@ class ModelScheduler:
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:
         """Several facts arrived together: decide once, after the last."""
         decisions: list[Decision] = []
-        self._expire(now_ns, decisions)
+        if self._due.nearest_ns <= now_ns:
+            self._expire(now_ns, decisions)
         for event in events:
             if type(event) is RequestQueued:
                 self._enqueue(event, now_ns, decisions)
             else:
                 self._fold(event, now_ns, decisions)
-        self._decide(now_ns, decisions)
+        if self._changed or self._paused or self._due.nearest_ns <= now_ns:
+            self._decide(now_ns, decisions)
         return decisions
 
     def advance(self, now_ns: int) -> list[Decision]:
@@ -204,7 +205,8 @@ class ModelScheduler:
     def _enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
         if request.id in self._known:
             return
-        level, policy = self._queueing.place(request.level)
+        queueing = self._queueing
+        level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(request.level)
         request.queue_level = level
         limit = policy.max_queue_size
         # A request that has been in a batch was admitted once (by another owner): the limit is for new ones.
@@ -215,7 +217,8 @@ class ModelScheduler:
                 return
         request.order = self._next_order
         self._next_order += 1
-        if not self._may_queue(request, now_ns, decisions):
+        # The other reasons do not exist for a new request, and one row always fits.
+        if (request.deadline_ns or request.rows > 1) and not self._may_queue(request, now_ns, decisions):
             return
         self._known[request.id] = request
         version = self._versions.get(request.version) or self._version(request.version)
@@ -395,6 +398,20 @@ class ModelScheduler:
         if request.due_ns:
             self._due.disarm(request)
 
+    def _uncount_all(self, requests: list[QueuedRequest]) -> None:
+        if requests[0].queue_level == requests[-1].queue_level:
+            # In order of service, so all are of one level: the first stands for the rest.
+            level, others = requests[0].queue_level, len(requests) - 1
+            self._levels[level] -= others
+            self._queued -= others
+            for request in requests[1:]:
+                if request.due_ns:
+                    self._due.disarm(request)
+            self._uncount(requests[0])
+        else:
+            for request in requests:
+                self._uncount(request)
+
     def _expire(self, now_ns: int, decisions: list[Decision]) -> None:
         """Requests whose time-out or deadline has come (S21-S23)."""
         while (request := self._due.pop(now_ns)) is not None:
@@ -438,7 +455,8 @@ class ModelScheduler:
             self._paused.pop(number, None)
 
     def _decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        self._expire(now_ns, decisions)
+        if self._due.nearest_ns <= now_ns:
+            self._expire(now_ns, decisions)
         if self._paused:
             for number in [number for number, until_ns in self._paused.items() if until_ns <= now_ns]:
                 self._touch(number)
@@ -476,7 +494,7 @@ class ModelScheduler:
             for request in requests:
                 request.state = DISPATCHED
                 request.attempt += 1
-                self._uncount(request)
+            self._uncount_all(requests)
             self._next_batch += 1
             batch_id = f"{self._batch_prefix}-{self._next_batch}"
             first = requests[0].order

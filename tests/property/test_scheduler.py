@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batcher.scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
+from batcher.scheduling.dynamic_batching import NO_BOUNDARY, form_batch
 from batcher.scheduling.observations import (
     BatchFinished,
     BatchReturned,
@@ -28,6 +29,9 @@ MICROSECOND_NS = 1000
 EXECUTORS = ("a", "b", "c")
 VERSIONS = (1, 2)
 HUGE_LEVELS = 2**64 - 1
+
+Shape = tuple[int, int, int, int, int, int | None, int]
+"""version, level, rows, signature, time-out us, deadline us from now, us it spent on its way."""
 
 
 @st.composite
@@ -97,16 +101,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.policy_changes = 0
         self.recovered: set[bytes] = set()
 
-    @initialize(interface=interfaces(), prefetch=st.integers(0, 1))
-    def start(self, interface: ModelInterface, prefetch: int) -> None:
+    @initialize(interface=interfaces(), prefetch=st.integers(0, 1), steady=st.integers(0, 3))
+    def start(self, interface: ModelInterface, prefetch: int, steady: int) -> None:
         self.interface = interface
+        self.steady = steady > 0
         self.prefetch = prefetch
         self.scheduler = ModelScheduler("p", prefetch)
         self.apply(self.scheduler.observe(PolicyChanged(interface), self.now_ns))
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
-    def make(self, version: int, level: int, rows: int, signature: int, timeout_us: int, deadline_us: int | None):
+    def make(
+        self,
+        version: int,
+        level: int,
+        rows: int,
+        signature: int,
+        timeout_us: int,
+        deadline_us: int | None,
+        lag_us: int = 0,
+    ) -> RequestQueued:
         self.count += 1
         request = RequestQueued(
             id=self.count.to_bytes(16, "little"),
@@ -116,7 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             signature=signature,
             timeout_us=timeout_us,
             deadline_ns=0 if deadline_us is None else self.now_ns + deadline_us * MICROSECOND_NS,
-            enqueued_ns=self.now_ns,
+            enqueued_ns=self.now_ns - lag_us * MICROSECOND_NS,
             attempt=0,
             carrier=self.count,
         )
@@ -132,10 +146,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         st.sampled_from((7, 7, 7, 8)),
         st.sampled_from((0, 0, 4, 30)),
         st.sampled_from((None, None, None, 0, 6, 25)),
+        st.sampled_from((0, 0, 0, 4, 11)),
     )
 
     @rule(shapes=st.lists(requests_strategy, min_size=1, max_size=5))
-    def arrive(self, shapes: list[tuple[int, int, int, int, int, int | None]]) -> None:
+    def arrive(self, shapes: list[Shape]) -> None:
         made = [self.make(*shape) for shape in shapes]
         if len(made) == 1:
             self.apply(self.scheduler.observe(made[0], self.now_ns))
@@ -214,9 +229,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert before[0] >= self.scheduler.pending_count()
 
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), settled=st.booleans())
-    def cancel(self, data: st.DataObject, settled: bool) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+    @rule(data=st.data(), settled=st.booleans(), stale=st.integers(0, 4))
+    def cancel(self, data: st.DataObject, settled: bool, stale: int) -> None:
+        candidates = [i for i in self.requests if stale == 0 or i not in self.outcomes] or list(self.requests)
+        request_id = data.draw(st.sampled_from(candidates))
         dispatched = any(request_id == r.id for batch in self.running.values() for r in batch.requests)
         if request_id not in self.outcomes:
             if not settled:
@@ -245,6 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.apply(self.scheduler.advance(self.now_ns))
         self.check_wakeup()
 
+    @precondition(lambda self: not self.steady)
     @rule(interface=interfaces())
     def change_policy(self, interface: ModelInterface) -> None:
         self.interface = interface
@@ -252,7 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.apply(self.scheduler.observe(PolicyChanged(interface), self.now_ns))
 
     @rule(executor=st.sampled_from(EXECUTORS), shapes=st.lists(requests_strategy, max_size=3), queued=st.booleans())
-    def recover(self, executor: str, shapes: list[tuple[int, int, int, int, int, int | None]], queued: bool) -> None:
+    def recover(self, executor: str, shapes: list[Shape], queued: bool) -> None:
         """A predecessor's batch comes to light; with `queued`, after its requests were read from the queue."""
         made = [self.make(1, *shape[1:]) for shape in shapes]
         for request in made:
@@ -261,7 +278,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         via_owner = bool(self.interface.dynamic_batching and self.interface.dynamic_batching.preserve_ordering)
         self.recoveries += 1
         batch_id = f"old-{self.recoveries}"
-        if queued and (1 not in [version for _, version in self.slots]):
+        if queued:
+            # A new owner reads the queue before it hears of capacity.
+            for executor_version in [key for key in self.slots if key[1] == 1]:
+                self.withdraw(*executor_version)
             copies = [
                 RequestQueued(
                     r.id, r.version, r.level, r.rows, r.signature, r.timeout_us, r.deadline_ns, r.enqueued_ns, 1
@@ -319,7 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert attempt == self.attempts[request.id] + 1
             self.attempts[request.id] = attempt
             assert request.carrier == self.arrivals[request.id] or request.carrier is None
-            if request.id not in self.rerun and request.id not in self.recovered:
+            if request.id not in self.rerun:
                 self.first_dispatches.append(request)
             if block and not request.delayed and request.id not in self.rerun and not self.policy_changes:
                 policy = block.queue_policy(block.level(request.level))
@@ -351,8 +371,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
         in_batches = {request.id for batch in self.running.values() for request in batch.requests}
         unended = len(self.requests) - len(self.outcomes)
         assert self.scheduler.outstanding_requests() == len(in_batches)
@@ -362,6 +380,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(count > 0 for count in levels.values())
         outstanding = self.scheduler.outstanding()
         assert sum(outstanding.values()) == len(self.running)
+
+    @invariant()
+    def no_instance_idles_while_a_batch_is_due(self) -> None:
+        """Whatever was skipped to save work, looking at everything afresh changes nothing."""
+        rules = self.scheduler._batching
+        assert rules is not None
+        for version in self.scheduler._versions.values():
+            seat = version.instances.best()
+            if seat is None or not version.queue.size:
+                continue
+            head = next(iter(version.queue)).order
+            boundary = version.releases.boundary(head) if rules.preserve_ordering else NO_BOUNDARY
+            verdict = form_batch(list(version.queue), rules, self.now_ns, boundary)
+            if seat.free_slots > 0:
+                assert verdict.size == 0
+                wakeup_ns = self.scheduler.next_wakeup()
+                assert wakeup_ns is not None
+                assert wakeup_ns <= verdict.until_ns
+            else:
+                assert not verdict.saturated
 
     @invariant()
     def order_within_a_level(self) -> None:
@@ -413,7 +451,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.outstanding() == {}
 
 
-SchedulerMachine.TestCase.settings = settings(
+class OrderedMachine(SchedulerMachine):
+    """The same with preserve_ordering, capacity from the start and frequent losses, where S6 is hardest."""
+
+    withdraw = recover = change_policy = arrive_again = wait_for_wakeup = None  # type: ignore[assignment]
+
+    @initialize(max_batch_size=st.integers(1, 4), slots=st.integers(1, 2))
+    def start(self, max_batch_size: int, slots: int) -> None:
+        self.steady = True
+        self.prefetch = 0
+        self.interface = ModelInterface(
+            name="m",
+            backend="",
+            platform="",
+            max_batch_size=max_batch_size,
+            inputs={},
+            outputs={},
+            scheduling="dynamic_batching",
+            dynamic_batching=DynamicBatching(preserve_ordering=True),
+        )
+        self.scheduler = ModelScheduler("p")
+        self.apply(self.scheduler.observe(PolicyChanged(self.interface), self.now_ns))
+        for executor in EXECUTORS:
+            self.serve(executor, 1, slots)
+
+
+SETTINGS = settings(
     max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = SETTINGS
+TestOrdered = OrderedMachine.TestCase
+TestOrdered.settings = SETTINGS

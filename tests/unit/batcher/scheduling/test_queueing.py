@@ -84,7 +84,7 @@ def test_removed_requests_do_not_pile_up() -> None:
         queue.append(passing)
         queue.remove(passing, RequestState.ENDED)
     assert orders(queue) == [0]
-    assert len(queue._levels[0]._live) < 200
+    assert len(queue._levels[0].live) < 200
 
 
 def test_due_times_come_in_order_and_stale_ones_are_skipped() -> None:
