@@ -70,7 +70,8 @@ class ExecutorApp:
     async def stop(self) -> bool:
         """Drain and leave; False when batches were still running after `--exit-timeout-secs`."""
         clean = await self.service.drain(self._settings.exit_timeout_secs)
-        await self.service.close()
+        # whatever outlasted the drain has had its time
+        await self.service.close(self._settings.exit_timeout_secs if clean else 1.0)
         await self._endpoint.close()
         return clean
 

@@ -13,21 +13,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from charonia import keys
-from charonia.errors import CharoniaError, InvalidRecord
+from charonia.errors import InvalidRecord
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.events import FIELD_FACT, BatchFinished, BatchReturned, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, RequestRecord, unpack_request
 
 from .accounting import Executed, increments
+from .announcing import insist
 from .instance import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 
 _log = logging.getLogger(__name__)
-
-_FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 2.0
 
 
 class Intake:
@@ -137,14 +135,14 @@ class Intake:
                 if mine:
                     await self._log.add_statistics(key, mine)
 
-        await self._insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
+        await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
         await self._delete(job.entry_id)
 
     async def _return(self, report_to: bytes, fact: bytes, entry_id: bytes) -> None:
         async def tell() -> None:
             await self._log.append(report_to, [FIELD_FACT, fact])
 
-        await self._insist(tell, "a batch cannot be given back")
+        await insist(tell, "a batch cannot be given back")
         await self._delete(entry_id)
 
     async def _delete(self, entry_id: bytes) -> None:
@@ -153,20 +151,8 @@ class Intake:
             async def delete() -> None:
                 await self._log.delete_entries(self.stream, [entry_id])
 
-            await self._insist(delete, "a batch entry cannot be deleted")
+            await insist(delete, "a batch entry cannot be deleted")
         self._held.pop(entry_id, None)
-
-    async def _insist(self, step: Callable[[], Coroutine[Any, Any, None]], complaint: str) -> None:
-        """Repeat an idempotent step until the log takes it: the outcome exists only once it is there."""
-        delay_s = _FIRST_RETRY_S
-        while True:
-            try:
-                await step()
-                return
-            except CharoniaError as error:
-                _log.warning("%s, trying again: %s", complaint, error)
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, _LAST_RETRY_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

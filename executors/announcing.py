@@ -1,0 +1,45 @@
+"""Writes that must reach the log, however long it is away: control facts and the ends of batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from charonia import keys
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog
+from charonia.events import FIELD_FACT, Fact, pack_fact
+
+_log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+
+
+async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
+    """Repeat an idempotent step until the log takes it; only cancellation ends it sooner."""
+    delay_s = _FIRST_RETRY_S
+    while True:
+        try:
+            await step()
+            return
+        except CharoniaError as error:
+            _log.warning("%s, trying again: %s", complaint, error)
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, _LAST_RETRY_S)
+
+
+class Announcer:
+    """Control facts of one process, in the order of the calls."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    async def tell(self, fact: Fact) -> None:
+        """Write a fact, whatever it takes: everybody else's view hangs on it."""
+        await insist(lambda: self.try_tell(fact), f"the log does not take {fact.kind}")
+
+    async def try_tell(self, fact: Fact) -> None:
+        """Write a fact once. Raises `LogUnavailable`."""
+        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

@@ -1,0 +1,285 @@
+"""The versions an executor serves: brings loads and unloads about, one model at a time, and tells the log.
+
+`executors.lifecycle` decides what differs, `executors.loading` makes instances. A new incarnation works before the old
+one stops taking batches, and the old one finishes what it has (R22). When to load is `executors.service`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from charonia import keys
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.port import EventLog
+from charonia.events import ModelRequested, VersionLoaded
+from charonia.models.config import from_json
+from charonia.models.errors import StructureError
+from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
+
+from . import overrides
+from .accounting import increments
+from .announcing import Announcer
+from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
+from .loading import Incarnation, Loader
+from .metrics import ExecutorMetrics
+
+_log = logging.getLogger(__name__)
+
+
+class Deployment:
+    """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        *,
+        repository: ModelRepository,
+        lifecycle: Lifecycle,
+        loader: Loader,
+        announcer: Announcer,
+        metrics: ExecutorMetrics,
+        concurrent_loads: int,
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._loader = loader
+        self._announcer = announcer
+        self._metrics = metrics
+        self._serving: dict[tuple[str, int], Incarnation] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._loads = asyncio.Semaphore(max(1, concurrent_loads))
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def find(self, model: str, version: int) -> Incarnation | None:
+        """What serves a version now."""
+        return self._serving.get((model, version))
+
+    def incarnations(self) -> list[Incarnation]:
+        return list(self._serving.values())
+
+    async def idle(self) -> None:
+        """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
+        await asyncio.gather(*(incarnation.pool.idle() for incarnation in self.incarnations()))
+        if self._retiring:
+            await asyncio.wait(set(self._retiring))
+
+    async def close(self, grace_s: float) -> None:
+        """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
+        incarnations = self.incarnations()
+        self._serving.clear()
+        for incarnation in incarnations:
+            self._spawn(self._retire(incarnation))
+        if self._retiring:
+            _, hanging = await asyncio.wait(set(self._retiring), timeout=grace_s)
+            for task in hanging:
+                task.cancel()
+            if hanging:
+                _log.error("%d model versions did not unload within %g s", len(hanging), grace_s)
+                await asyncio.wait(hanging)
+        for directory in self._override_directories({incarnation.model for incarnation in incarnations}):
+            await asyncio.to_thread(overrides.remove, directory)
+
+    def _override_directories(self, models: Iterable[str]) -> list[Path]:
+        forgotten = [self._lifecycle.forget(model) for model in models]
+        return [override.directory for override in forgotten if override is not None and override.directory is not None]
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    async def load_all(self, decisions: list[LoadModel]) -> dict[str, str]:
+        """Load several models at once; the reason of each that failed."""
+        failures: dict[str, str] = {}
+
+        async def one(model: str) -> None:
+            try:
+                await self.load(model, None)
+            except CharoniaError as error:
+                cause = error.__cause__
+                failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
+
+        await asyncio.gather(*(one(decision.model) for decision in decisions))
+        return failures
+
+    async def load(self, model: str, request: ModelRequested | None) -> None:
+        """Load what is new or changed of a model. Raises the error the caller is told (R20, R21, C62)."""
+        lock = self._locks.setdefault(model, asyncio.Lock())
+        async with lock, self._loads:
+            kept = self._lifecycle.override(model)
+            override = await self._override(model, request, kept)
+            try:
+                directory = await asyncio.to_thread(self._find, model, override)
+                loaded = await self._load_versions(directory)
+            except BaseException:
+                if override is not None and override is not kept and override.directory is not None:
+                    await asyncio.to_thread(overrides.remove, override.directory)
+                raise
+            if override is not None and override is not kept:
+                before = self._lifecycle.set_override(model, override)
+                if before is not None and before.directory is not None:
+                    self._discard_after(before.directory, model)
+            if loaded:
+                _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
+
+    async def _override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
+        if request is None or not request.config_json:
+            return kept
+        if not request.files:
+            return Override(request.config_json)
+        contents = await overrides.fetch(self._log, model, request.files)
+        return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+
+    def _find(self, model: str, override: Override | None) -> ModelDirectory:
+        """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
+        if override is not None and override.directory is not None:
+            directory: ModelDirectory | None = self._repository.read(override.directory, name=model)
+        else:
+            directory = self._repository.find(model)
+        if directory is None:
+            raise poll_failure(model)
+        if override is None:
+            return directory
+        try:
+            return directory.with_config(from_json(override.config_json))
+        except CharoniaError as error:
+            _log.error("configuration of the load request for %s: %s", model, error)
+            raise poll_failure(model) from error
+
+    async def _load_versions(self, directory: ModelDirectory) -> bool:
+        """Load what differs from what is served; False when nothing did (R22)."""
+        model = directory.name
+        if directory.config is None:
+            await self._refuse(directory)
+        try:
+            selected = directory.selected_versions()
+        except CharoniaError as error:
+            self._lifecycle.unreadable(directory)
+            await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            raise load_failure(model, {NO_VERSION: error}) from None
+        plan = self._lifecycle.plan(directory, selected)
+        failures: dict[int, CharoniaError] = {}
+        if plan.load:
+            for version in plan.load:
+                await self._announcer.tell(self._lifecycle.loading(model, version))
+            failures = await self._load_planned(directory, selected, plan.load)
+        if failures:
+            raise load_failure(model, failures)
+        for version in plan.unload:
+            await self._unload_version(model, version)
+        return bool(plan.load)
+
+    async def _load_planned(
+        self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...]
+    ) -> dict[int, CharoniaError]:
+        model = directory.name
+        failures: dict[int, CharoniaError] = {}
+        try:
+            config = await self._loader.complete(directory, selected)
+        except CharoniaError as error:
+            for version in planned:
+                failures[version] = error
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            if isinstance(error, StructureError):
+                _log.error("configuration of %s: %s", model, error)
+                raise poll_failure(model) from error
+            return failures
+        for version in planned:
+            try:
+                incarnation = await self._loader.load(directory, version, config)
+            except CharoniaError as error:
+                failures[version] = error
+                _log.error("failed to load %s version %d: %s", model, version, error)
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            else:
+                await self._install(incarnation, directory)
+        return failures
+
+    async def _refuse(self, directory: ModelDirectory) -> None:
+        """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
+        error = directory.error or poll_failure(directory.name)
+        self._lifecycle.unreadable(directory)
+        version = directory.versions[-1] if directory.versions else NO_VERSION
+        _log.error("configuration of %s: %s", directory.name, error)
+        await self._announcer.tell(self._lifecycle.failed(directory.name, version, error))
+        if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
+            raise poll_failure(directory.name) from error
+        raise load_failure(directory.name, {version: error})
+
+    async def _install(self, incarnation: Incarnation, directory: ModelDirectory) -> None:
+        """Serve a loaded version from now on; its predecessor finishes what it has (R22)."""
+        key = (incarnation.model, incarnation.version)
+        incarnation.pool.start()
+        before = self._serving.get(key)
+        self._serving[key] = incarnation
+        self._metrics.loaded(*key, incarnation.pool.slots, incarnation.load_ns)
+        fact = VersionLoaded(
+            self._executor,
+            incarnation.model,
+            incarnation.version,
+            incarnation.content_hash,
+            incarnation.pool.slots,
+            incarnation.source.config.SerializeToString(deterministic=True),
+            incarnation.labels,
+            incarnation.load_ns,
+        )
+        statistics = keys.statistics(*key, incarnation.content_hash)
+        for records, executed in incarnation.warmed:
+            with contextlib.suppress(LogUnavailable):
+                await self._log.add_statistics(statistics, increments(records, executed))
+        await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
+        if before is not None:
+            self._spawn(self._retire(before))
+
+    # -- unloading ----------------------------------------------------------------------------------------------------
+
+    async def unload(self, model: str) -> None:
+        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27)."""
+        lock = self._locks.setdefault(model, asyncio.Lock())
+        async with lock:
+            for version in self._lifecycle.ready_versions(model):
+                await self._unload_version(model, version)
+            override = self._lifecycle.forget(model)
+            if override is not None and override.directory is not None:
+                self._discard_after(override.directory, model)
+
+    async def _unload_version(self, model: str, version: int) -> None:
+        await self._announcer.tell(self._lifecycle.unloading(model, version))
+        incarnation = self._serving.pop((model, version), None)
+        if incarnation is not None:
+            self._spawn(self._retire(incarnation, tell=True))
+
+    async def _retire(self, incarnation: Incarnation, *, tell: bool = False) -> None:
+        """Finish an incarnation's batches, then finalize it."""
+        await incarnation.pool.idle()
+        await incarnation.pool.close()
+        if tell:
+            fact = self._lifecycle.unloaded(incarnation.model, incarnation.version)
+            if fact is not None:
+                self._metrics.unloaded(incarnation.model, incarnation.version)
+                await self._announcer.tell(fact)
+
+    def _discard_after(self, directory: Path, model: str) -> None:
+        """Remove a temporary model directory when nobody loaded from it runs any more."""
+        waiting = list(self._retiring)
+
+        async def discard() -> None:
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.to_thread(overrides.remove, directory)
+
+        self._spawn(discard())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._retiring.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._retiring.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("unloading a model failed", exc_info=error)

@@ -1,0 +1,248 @@
+"""Workers of one version: the common queue, failures, instances that die and come back, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument, Unavailable
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.tensors import Tensor
+from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
+from executors.accounting import Executed
+from executors.instance import InstancePool, Job
+from protos.model_config_pb2 import ModelConfig
+
+MODEL = ModelInterface(
+    "m",
+    "test",
+    "",
+    4,
+    {"x": TensorSpec("x", DataType.FP32, (1,))},
+    {"y": TensorSpec("y", DataType.FP32, (1,))},
+    required_inputs=frozenset("x"),
+)
+SPEC = InstanceSpec("m_0", "CPU", -1, ModelSource("m", 1, Path("/none"), ModelConfig()), MODEL)
+DEADLY, WRONG, BROKEN = 666.0, 13.0, 99.0
+
+
+class Doubling:
+    """Doubles; dies of 666, answers wrongly to 13, raises for 99."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.gate, self.closed, self.threads = gate, False, set[int]()
+
+    def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+        self.threads.add(threading.get_ident())
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        x = inputs["x"]
+        if (x == DEADLY).any():
+            raise InstanceDied("gone", "last words")
+        if (x == BROKEN).any():
+            raise ZeroDivisionError("nought")
+        return {"y": np.concatenate([x, x]) if (x == WRONG).any() else x * 2}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DoublingRequests:
+    """The same over single requests."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        await asyncio.sleep(0)
+        answers = []
+        for request in requests:
+            x = request.inputs[0].array()
+            if (x == DEADLY).any():
+                raise InstanceDied("gone")
+            if (x == BROKEN).any():
+                answers.append(ModelResponse(error=InvalidArgument("not this one")))
+            else:
+                answers.append(ModelResponse([Tensor.of("y", x * 2)], {"p": 1}))
+        return answers[:-1] if any((r.inputs[0].array() == WRONG).any() for r in requests) else answers
+
+    async def close_instance(self) -> None:
+        self.closed = True
+
+
+def record(value: float, number: int = 0, deadline_ns: int = 0) -> RequestRecord:
+    tensor = Tensor.of("x", np.full((1, 1), value, np.float32))
+    packed = pack_request(
+        number.to_bytes(16, "big"),
+        b"gw",
+        b"",
+        request_meta(1, "", [tensor], (), {}),
+        [tensor.data],
+        rows=1,
+        signature=0,
+        level=0,
+        accepted_ns=1,
+        deadline_ns=deadline_ns,
+    )
+    return unpack_request(packed)
+
+
+class Pool:
+    """A pool and what comes out of it."""
+
+    def __init__(self, *instances: Any, create: Any = None, passive: bool = False) -> None:
+        async def none(_spec: InstanceSpec) -> Any:
+            raise Unavailable("no instance to be had")
+
+        self.pool = InstancePool(MODEL, 1, create or none)
+        for instance in instances:
+            self.pool.add(SPEC, instance, passive=passive)
+        self.pool.start()
+
+    def submit(self, *values: float) -> asyncio.Future[list[ResponseRecord]]:
+        future: asyncio.Future[list[ResponseRecord]] = asyncio.get_running_loop().create_future()
+
+        def done(_job: Job, executed: Executed) -> None:
+            future.set_result([unpack_response(answer) for answer in executed.answers])
+
+        self.pool.submit(Job([record(value, i) for i, value in enumerate(values)], done))
+        return future
+
+
+def values(responses: list[ResponseRecord]) -> list[float]:
+    return [float(response.outputs[0].array()[0, 0]) for response in responses]
+
+
+async def test_batches_run_in_threads_of_the_instances_own() -> None:
+    instance = Doubling()
+    under = Pool(instance)
+    assert values(await under.submit(1, 2, 3)) == [2, 4, 6]
+    await under.pool.close()
+    assert instance.closed
+    assert threading.get_ident() not in instance.threads
+
+
+async def test_a_busy_instance_holds_nothing_back_from_a_free_one() -> None:
+    gate = threading.Event()
+    under = Pool(Doubling(gate), Doubling())
+    assert under.pool.slots == 2
+    answers = [under.submit(i) for i in range(6)]
+    # one of them is stuck behind the gate; the other instance does all the rest
+    _done, stuck = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    while len(stuck) > 1:
+        more, stuck = await asyncio.wait(stuck, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        assert more
+    gate.set()
+    assert [values(await answer) for answer in answers] == [[2 * i] for i in range(6)]
+    await under.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(BROKEN, "ZeroDivisionError: nought"), (WRONG, "expecting a batch dimension of 2")],
+)
+async def test_a_batch_that_fails_fails_whole_and_the_next_one_runs(value: float, text: str) -> None:
+    under = Pool(Doubling())
+    for response in await under.submit(1, value):
+        assert response.error is not None
+        assert text in response.error.message
+    assert values(await under.submit(5)) == [10]
+    await under.pool.close()
+
+
+async def test_what_is_past_its_deadline_never_starts() -> None:
+    under = Pool(Doubling())
+    future: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
+    under.pool.submit(
+        Job([record(1, 0, deadline_ns=1), record(2, 1)], lambda _job, executed: future.set_result(executed))
+    )
+    executed = await future
+    late, fine = (unpack_response(answer) for answer in executed.answers)
+    assert late.error is not None
+    assert late.error.code.name == "DEADLINE_EXCEEDED"
+    assert values([fine]) == [4]
+    assert [failure.reason for failure in executed.failures] == ["fail_REJECTED"]
+    await under.pool.close()
+
+
+async def test_requests_of_an_instance_over_requests_fail_alone() -> None:
+    """I13."""
+    instance = DoublingRequests()
+    under = Pool(instance)
+    good, bad = await under.submit(1, BROKEN)
+    assert values([good]) == [2]
+    assert good.parameters == {"p": 1}
+    assert bad.error is not None
+    assert bad.error.message == "not this one"
+    for response in await under.submit(1, WRONG):
+        assert response.error is not None
+        assert "answered 1 of 2 requests" in response.error.message
+    await under.pool.close()
+    assert instance.closed
+
+
+@pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
+async def test_an_instance_that_dies_fails_its_batch_and_is_made_again(kind: Any) -> None:
+    """P19."""
+    first, created = kind(), []
+
+    async def create(spec: InstanceSpec) -> Any:
+        assert spec is SPEC
+        created.append(kind())
+        return created[-1]
+
+    under = Pool(first, create=create)
+    for response in await under.submit(1, DEADLY):
+        assert response.error is not None
+        assert response.error.message == "Stub process 'm_0' is not healthy."
+    assert values(await under.submit(4)) == [8]
+    assert first.closed
+    assert len(created) == 1
+    await under.pool.close()
+    assert created[0].closed
+
+
+@pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
+async def test_waiting_batches_are_failed_when_no_instance_can_be_made(kind: Any) -> None:
+    under = Pool(kind())
+    answers = [under.submit(DEADLY), under.submit(1), under.submit(2)]
+    for answer in answers:
+        (response,) = await asyncio.wait_for(answer, 30)
+        assert response.error is not None
+        assert response.error.message == "Stub process 'm_0' is not healthy."
+    await asyncio.wait_for(under.pool.close(), 30)
+
+
+async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> None:
+    gate, instance = threading.Event(), Doubling()
+    instance.gate = gate
+    under = Pool(instance)
+    running = under.submit(1)
+    while not instance.threads:
+        await asyncio.sleep(0)
+    under.submit(2)
+    under.submit(3)
+    assert len(under.pool.take_back()) == 2
+    assert under.pool.unfinished == 1
+    gate.set()
+    await under.pool.idle()
+    assert values(await running) == [2]
+    await under.pool.close()
+
+
+async def test_a_passive_instance_gets_no_work_but_is_closed() -> None:
+    """C8."""
+    instance = Doubling()
+    under = Pool(instance, passive=True)
+    assert under.pool.slots == 0
+    await under.pool.close()
+    assert instance.closed
+    assert not instance.threads
