@@ -384,7 +384,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def no_instance_idles_while_a_batch_is_due(self) -> None:
         """Whatever was skipped to save work, looking at everything afresh changes nothing."""
-        rules = self.scheduler._batching
+        rules = self.scheduler._ledger.batching
         assert rules is not None
         for version in self.scheduler._versions.values():
             seat = version.instances.best()

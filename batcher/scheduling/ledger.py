@@ -1,0 +1,107 @@
+"""The requests a scheduler answers for: which are known, how many wait on which level, when they are due, how they end.
+
+Counts are over all versions of the model (S7). The queues themselves are `queueing`'s.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ErrorCode
+from charonia.models.interface import ModelInterface
+
+from .decisions import Decision, RejectReason, RejectRequest
+from .dynamic_batching import BatchRules
+from .observations import QueuedRequest, RequestState
+from .queueing import DueTimes, QueueRules
+
+ENDED = RequestState.ENDED
+
+QUEUE_FULL = "Exceeds maximum queue size"
+TIMED_OUT = "Request timeout expired"
+NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
+DEADLINE_PASSED = "Deadline exceeded before execution"
+
+
+class RequestLedger:
+    """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
+
+    __slots__ = ("batching", "due", "known", "levels", "model", "queued", "queueing")
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.batching: BatchRules | None = None
+        """None until the first configuration is known."""
+        self.queueing = QueueRules.of(None)
+        self.known: dict[bytes, QueuedRequest] = {}
+        self.levels: dict[int, int] = {}
+        self.queued = 0
+        self.due = DueTimes()
+
+    def adopt_policy(self, interface: ModelInterface) -> bool:
+        """Whether the rules of this configuration differ from those before."""
+        batching, queueing = BatchRules.of(interface), QueueRules.of(interface)
+        self.model = interface.name
+        changed = batching != self.batching or queueing != self.queueing
+        self.batching, self.queueing = batching, queueing
+        return changed
+
+    def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
+        """Whether a request that is in no queue may go into one; otherwise it ends here."""
+        if request.settled:
+            self.known.pop(request.id, None)
+            request.state = ENDED
+        elif request.cancelled:
+            self.reject(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+        elif request.deadline_ns and request.deadline_ns <= now_ns:
+            self.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
+        elif self.batching is not None and request.rows > self.batching.max_rows:
+            # Its gateway checked against an older configuration (I3).
+            message = f"inference request batch-size must be <= {self.batching.max_rows} for '{self.model}'"
+            self.reject(request, ErrorCode.INVALID_ARG, message, "OTHER", decisions)
+        else:
+            return True
+        return False
+
+    def count_again(self, request: QueuedRequest) -> None:
+        """Level, count and times of a request that goes back into a queue, by the rules of now."""
+        level, policy = self.queueing.place(request.level)
+        request.queue_level = level
+        self.levels[level] = self.levels.get(level, 0) + 1
+        self.queued += 1
+        timeout_us = 0 if request.delayed else policy.timeout_us(request.timeout_us)
+        request.timeout_ns = request.enqueued_ns + request.away_ns + timeout_us * 1000 if timeout_us else 0
+        self.due.arm(request)
+
+    def uncount(self, request: QueuedRequest) -> None:
+        """A request left its queue."""
+        self.queued -= 1
+        level = request.queue_level
+        left = self.levels[level] - 1
+        if left:
+            self.levels[level] = left
+        else:
+            del self.levels[level]
+        if request.due_ns:
+            self.due.disarm(request)
+
+    def uncount_all(self, requests: list[QueuedRequest]) -> None:
+        """These requests left their queue, in order of service; at least one."""
+        if requests[0].queue_level == requests[-1].queue_level:
+            # In order of service, so all are of one level: the first stands for the rest.
+            level, others = requests[0].queue_level, len(requests) - 1
+            self.levels[level] -= others
+            self.queued -= others
+            for request in requests[1:]:
+                if request.due_ns:
+                    self.due.disarm(request)
+            self.uncount(requests[0])
+        else:
+            for request in requests:
+                self.uncount(request)
+
+    def reject(
+        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """A request that is in no queue ends with an error."""
+        request.state = ENDED
+        self.known.pop(request.id, None)
+        decisions.append(RejectRequest(request, code, message, reason))
