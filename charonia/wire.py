@@ -9,8 +9,8 @@ add up raise `InvalidRecord`: such an entry is quarantined by its reader, never 
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
 
-All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header) and
-`r` (record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
+`r` (one record) and `m` (many, each behind its length: a field costs the log as much as a small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from .tensors import Buffer, Tensor
 WIRE_VERSION = 1
 FIELD_HEADER = b"h"
 FIELD_RECORD = b"r"
+FIELD_RECORDS = b"m"
 
 # version, flags, endpoint length, client id length, meta length, rows, id, accepted ns, deadline ns, timeout us,
 # level, signature
 _REQUEST = struct.Struct("<BBHHxxII16sQQQQQ")
 # version, flags, error code, reserved, meta length, id
 _RESPONSE = struct.Struct("<BBBxI16s")
+
+_LENGTH = struct.Struct("<I")
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
@@ -169,6 +172,42 @@ class BatchHeader:
         ):
             raise InvalidRecord("batch header has a field of another type")
         return BatchHeader(batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner)
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+def record_fields(records: Sequence[Buffer]) -> list[Buffer]:
+    """The entry fields that carry these records; several share one field."""
+    if len(records) == 1:
+        return [FIELD_RECORD, records[0]]
+    parts: list[Buffer] = []
+    for record in records:
+        parts.append(_LENGTH.pack(len(record)))
+        parts.append(record)
+    return [FIELD_RECORDS, b"".join(parts)]
+
+
+def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
+    """The records an entry carries, in order, as views; other fields are skipped. Raises `InvalidRecord`."""
+    records: list[Buffer] = []
+    for at in range(0, len(fields) - 1, 2):
+        name = fields[at]
+        if name == FIELD_RECORD:
+            records.append(fields[at + 1])
+        elif name == FIELD_RECORDS:
+            view = memoryview(fields[at + 1])
+            start, end = 0, len(view)
+            while start < end:
+                if end - start < 4:
+                    raise InvalidRecord(f"{end - start} bytes after the last record are no length")
+                (length,) = _LENGTH.unpack_from(view, start)
+                start += 4
+                if length > end - start:
+                    raise InvalidRecord(f"a record of {length} bytes has only {end - start} left")
+                records.append(view[start : start + length])
+                start += length
+    return records
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
