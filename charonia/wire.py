@@ -9,8 +9,9 @@ add up raise `InvalidRecord`: such an entry is quarantined by its reader, never 
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
 
-All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
-`r` (one record) and `m` (many, each behind its length: a field costs the log as much as a small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header), `r`
+(one record) and `m` (many: their number, their lengths, then themselves; a field costs the log as much as a small record).
+Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
 """
 
 from __future__ import annotations
@@ -181,11 +182,8 @@ def record_fields(records: Sequence[Buffer]) -> list[Buffer]:
     """The entry fields that carry these records; several share one field."""
     if len(records) == 1:
         return [FIELD_RECORD, records[0]]
-    parts: list[Buffer] = []
-    for record in records:
-        parts.append(_LENGTH.pack(len(record)))
-        parts.append(record)
-    return [FIELD_RECORDS, b"".join(parts)]
+    lengths = struct.pack(f"<{len(records) + 1}I", len(records), *map(len, records))
+    return [FIELD_RECORDS, b"".join((lengths, *records))]
 
 
 def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
@@ -196,18 +194,22 @@ def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
         if name == FIELD_RECORD:
             records.append(fields[at + 1])
         elif name == FIELD_RECORDS:
-            view = memoryview(fields[at + 1])
-            start, end = 0, len(view)
-            while start < end:
-                if end - start < 4:
-                    raise InvalidRecord(f"{end - start} bytes after the last record are no length")
-                (length,) = _LENGTH.unpack_from(view, start)
-                start += 4
-                if length > end - start:
-                    raise InvalidRecord(f"a record of {length} bytes has only {end - start} left")
-                records.append(view[start : start + length])
-                start += length
+            _split(memoryview(fields[at + 1]), records)
     return records
+
+
+def _split(view: memoryview, records: list[Buffer]) -> None:
+    size = len(view)
+    count = _LENGTH.unpack_from(view)[0] if size >= 4 else -1
+    start = 4 * (count + 1)
+    if not 0 <= start <= size or count < 0:
+        raise InvalidRecord(f"{size} bytes cannot hold the lengths of {count} records")
+    lengths = struct.unpack_from(f"<{count}I", view, 4)
+    if start + sum(lengths) != size:
+        raise InvalidRecord(f"{count} records fill {start + sum(lengths)} bytes, the field has {size}")
+    for length in lengths:
+        records.append(view[start : start + length])
+        start += length
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
