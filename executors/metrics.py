@@ -1,14 +1,20 @@
 """What this executor did, for Prometheus: executions, rows, compute times, failures, loads. A registry of its own.
 
-Counted once per batch, in the event loop. Request counts and durations are the gateways' (design page, section 2).
+Counted once per batch as plain numbers, which become metric families when somebody scrapes: the client library's
+locked counters cost as much as an execution of a small model. Request counts and durations are the gateways' (design
+page, section 2).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from .accounting import Executed
 
@@ -17,89 +23,108 @@ _LABELS = ("model", "version")
 
 
 @dataclass(slots=True)
-class _Children:
-    """The series of one version: looking them up by label costs as much as an execution of a small model."""
+class _Totals:
+    """Of one model version since the executor's start; times in ns."""
 
-    executions: Counter
-    rows: Histogram
-    input: Counter
-    infer: Counter
-    output: Counter
-    failures: Counter
+    executions: int = 0
+    rows: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    failures: int = 0
+    returned: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
 
 
-class ExecutorMetrics:
-    """The executor's families. `render` gives the text exposition (H54)."""
+class ExecutorMetrics(Collector):
+    """The executor's families. `render` gives the text exposition (H54). Event loop only."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-        self._children: dict[tuple[str, int], _Children] = {}
-        self._executions = Counter("charonia_executor_executions", "Model executions", _LABELS, registry=registry)
-        self._rows = Histogram(
-            "charonia_executor_batch_rows", "Rows per execution", _LABELS, registry=registry, buckets=_BUCKETS
-        )
-        self._compute = Counter(
-            "charonia_executor_compute_seconds",
-            "Time in executions by phase (input, infer, output)",
-            (*_LABELS, "phase"),
-            registry=registry,
-        )
-        self._failures = Counter(
-            "charonia_executor_request_failures", "Requests answered with an error", _LABELS, registry=registry
-        )
-        self._returned = Counter(
-            "charonia_executor_batches_returned", "Batches given back unexecuted", _LABELS, registry=registry
-        )
-        self._invalid = Counter(
-            "charonia_executor_invalid_entries", "Entries that held no readable batch", registry=registry
-        )
-        self._loaded = Gauge(
-            "charonia_executor_loaded_instances", "Instances of a loaded version", _LABELS, registry=registry
-        )
-        self._load_seconds = Gauge(
-            "nv_model_load_duration_secs", "Model load time in seconds", _LABELS, registry=registry
-        )
+        self._totals: dict[tuple[str, str], _Totals] = {}
+        self._loads: dict[tuple[str, str], tuple[int, int]] = {}
+        self._invalid = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
 
     def executed(self, model: str, version: int, executed: Executed) -> None:
         """Count one batch."""
-        children = self._children.get((model, version))
-        if children is None:
-            children = self._children[(model, version)] = self._of(model, str(version))
+        totals = self._of(model, version)
         for execution in executed.executions:
-            children.executions.inc()
-            children.rows.observe(execution.rows)
-            children.input.inc(execution.input_ns / 1e9)
-            children.infer.inc(execution.infer_ns / 1e9)
-            children.output.inc(execution.output_ns / 1e9)
-        if executed.failures:
-            children.failures.inc(len(executed.failures))
-
-    def _of(self, model: str, version: str) -> _Children:
-        return _Children(
-            self._executions.labels(model, version),
-            self._rows.labels(model, version),
-            self._compute.labels(model, version, "input"),
-            self._compute.labels(model, version, "infer"),
-            self._compute.labels(model, version, "output"),
-            self._failures.labels(model, version),
-        )
+            totals.executions += 1
+            totals.rows += execution.rows
+            totals.buckets[bisect_left(_BUCKETS, execution.rows)] += 1
+            totals.input_ns += execution.input_ns
+            totals.infer_ns += execution.infer_ns
+            totals.output_ns += execution.output_ns
+        totals.failures += len(executed.failures)
 
     def returned(self, model: str, version: int) -> None:
-        self._returned.labels(model, str(version)).inc()
+        """Count one batch given back unexecuted."""
+        self._of(model, version).returned += 1
 
     def invalid(self) -> None:
-        self._invalid.inc()
+        """Count one entry that held no batch (H27)."""
+        self._invalid += 1
 
     def loaded(self, model: str, version: int, instances: int, load_ns: int) -> None:
-        self._loaded.labels(model, str(version)).set(instances)
-        self._load_seconds.labels(model, str(version)).set(load_ns / 1e9)
+        """A version is served by so many instances; its series exist from now on."""
+        self._of(model, version)
+        self._loads[(model, str(version))] = (instances, load_ns)
 
     def unloaded(self, model: str, version: int) -> None:
         """The version's gauges go; its counters stay, as a counter must."""
-        labels = (model, str(version))
-        for gauge in (self._loaded, self._load_seconds):
-            if labels in {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}:
-                gauge.remove(*labels)
+        self._loads.pop((model, str(version)), None)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families as they are now."""
+        yield self._counter("executions", "Model executions", lambda totals: totals.executions)
+        yield self._rows_histogram()
+        compute = CounterMetricFamily(
+            "charonia_executor_compute_seconds", "Time in executions by phase", labels=(*_LABELS, "phase")
+        )
+        for labels, totals in self._totals.items():
+            compute.add_metric((*labels, "input"), totals.input_ns / 1e9)
+            compute.add_metric((*labels, "infer"), totals.infer_ns / 1e9)
+            compute.add_metric((*labels, "output"), totals.output_ns / 1e9)
+        yield compute
+        yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
+        yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
+        yield CounterMetricFamily(
+            "charonia_executor_invalid_entries", "Entries that held no readable batch", value=self._invalid
+        )
+        instances = GaugeMetricFamily(
+            "charonia_executor_loaded_instances", "Instances of a loaded version", labels=_LABELS
+        )
+        seconds = GaugeMetricFamily("nv_model_load_duration_secs", "Model load time in seconds", labels=_LABELS)
+        for labels, (count, load_ns) in self._loads.items():
+            instances.add_metric(labels, count)
+            seconds.add_metric(labels, load_ns / 1e9)
+        yield instances
+        yield seconds
+
+    def _of(self, model: str, version: int) -> _Totals:
+        key = (model, str(version))
+        totals = self._totals.get(key)
+        if totals is None:
+            totals = self._totals[key] = _Totals()
+        return totals
+
+    def _counter(self, name: str, what: str, value: Callable[[_Totals], int]) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"charonia_executor_{name}", what, labels=_LABELS)
+        for labels, totals in self._totals.items():
+            family.add_metric(labels, value(totals))
+        return family
+
+    def _rows_histogram(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily("charonia_executor_batch_rows", "Rows per execution", labels=_LABELS)
+        for labels, totals in self._totals.items():
+            below = 0
+            buckets: list[tuple[str, float]] = []
+            for bound, count in zip((*_BUCKETS, "+Inf"), totals.buckets, strict=True):
+                below += count
+                buckets.append((str(bound), below))
+            family.add_metric(labels, buckets, sum_value=totals.rows)
+        return family
