@@ -15,7 +15,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Cancelled, CharoniaError, InvalidRecord
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import Entry, EventLog, Reply, StreamReader
+from charonia.eventlog.port import START, Entry, EventLog, Reply, StreamReader
 from charonia.events import BatchFinished, BatchReturned, LaneOpened, RequestCancelled
 from charonia.models.catalog import ServedVersion
 from charonia.tensors import Buffer
@@ -26,6 +26,8 @@ from .scheduling.decisions import Decision, DispatchBatch, RejectRequest, Releas
 from .scheduling.scheduler import ModelScheduler
 
 _log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
 
 
 class CarrierEntry:
@@ -40,12 +42,27 @@ class CarrierEntry:
 
 
 class Carried:
-    """What the scheduler hands back with a request: its record and the entry that carries it."""
+    """What the scheduler hands back with a request: its record and the entry that carries it.
 
-    __slots__ = ("entry", "record")
+    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced.
+    """
 
-    def __init__(self, record: RequestRecord, entry: CarrierEntry) -> None:
+    __slots__ = ("begun", "entry", "record", "settled")
+
+    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int) -> None:
         self.record = record
+        self.entry = entry
+        self.begun = begun
+        self.settled = False
+
+
+class HeldReplies:
+    """Replies that wait for their order, and the fact entry that keeps them should this owner die."""
+
+    __slots__ = ("entry", "replies")
+
+    def __init__(self, replies: tuple[tuple[str, bytes], ...], entry: CarrierEntry) -> None:
+        self.replies = replies
         self.entry = entry
 
 
@@ -81,8 +98,10 @@ class OwnedModel:
         self._streams: dict[bytes, bytes] = {}
         self._paused = False
         self._deletions: dict[bytes, list[bytes]] = {}
-        self._held_replies: dict[str, tuple[tuple[str, bytes], ...]] = {}
-        self._batches: dict[str, list[seen.RequestQueued]] = {}
+        self._held_replies: dict[str, HeldReplies] = {}
+        self._batches: dict[str, tuple[str, list[seen.RequestQueued]]] = {}
+        self._facts_after = START
+        self._keeps_facts: bool | None = None
         self._policy_hash = ""
         self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
@@ -93,12 +112,20 @@ class OwnedModel:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def follow(self, lanes: Iterable[tuple[bytes, bytes]]) -> None:
-        """Start reading: queue streams, each from after an entry id, and both fact streams."""
+        """Start reading queue streams, each from after an entry id. Facts follow with the first `on_served`."""
         for stream, after in lanes:
-            self._streams[stream] = after
-            self._reader.add(stream, after)
-        for stream in self.fact_streams:
-            self._reader.add(stream, consume=True)
+            if stream not in self._streams:
+                self._streams[stream] = after
+                self._reader.add(stream, after)
+
+    def _follow_facts(self, keep: bool) -> None:
+        """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""
+        if self._keeps_facts is None and self._local_executor:
+            self._reader.add(self._facts_local, consume=True)
+        if self._keeps_facts is None or (keep and not self._keeps_facts):
+            self._reader.remove(self._facts_shared)
+            self._reader.add(self._facts_shared, self._facts_after, consume=not keep)
+            self._keeps_facts = keep
 
     def close(self) -> None:
         """Stop deciding; what is queued stays in the log for the next owner."""
@@ -122,7 +149,9 @@ class OwnedModel:
             return
         if stream in (self._facts_shared, self._facts_local):
             for entry in entries:
-                self._on_facts(entry)
+                self._on_facts(stream, entry)
+            if stream == self._facts_shared:
+                self._facts_after = entries[-1].id
         else:
             self._streams[stream] = entries[-1].id
             self._queue(stream, entries, None)
@@ -141,7 +170,7 @@ class OwnedModel:
 
     def restore_running(self, header: BatchHeader, executor: str, requests: list[seen.RequestQueued]) -> None:
         """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members."""
-        self._batches[header.batch_id] = requests
+        self._batches[header.batch_id] = (executor, requests)
         running = seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner)
         self._apply(self.scheduler.observe(running, monotonic_ns()))
 
@@ -160,6 +189,7 @@ class OwnedModel:
             carrier = CarrierEntry(stream, entry.id, len(records))
             for record in records:
                 enqueued_ns = record.accepted_ns + offset
+                begun = attempts[record.id] if attempts is not None else 0
                 queued.append(
                     seen.RequestQueued(
                         record.id,
@@ -170,8 +200,8 @@ class OwnedModel:
                         record.timeout_us,
                         record.deadline_ns + offset if record.deadline_ns else 0,
                         enqueued_ns if enqueued_ns < now else now,
-                        attempts[record.id] if attempts is not None else 0,
-                        Carried(record, carrier),
+                        begun,
+                        Carried(record, carrier, begun),
                     )
                 )
         decisions = self.scheduler.observe_all(queued, now)
@@ -185,27 +215,34 @@ class OwnedModel:
     def _records(entry: Entry, attempts: dict[bytes, int] | None) -> list[RequestRecord]:
         """The entry's requests, without those that `attempts` knows to be settled."""
         records: list[RequestRecord] = []
-        for record in entry.fields[1::2]:
+        fields = entry.fields
+        for i in range(1, len(fields), 2):
+            if bytes(fields[i - 1]) != FIELD_RECORD:
+                continue
             try:
-                records.append(unpack_request(record))
+                records.append(unpack_request(fields[i]))
             except InvalidRecord as error:
                 _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
         if attempts is not None:
             return [r for r in records if attempts.get(r.id, -1) >= 0]
         return records
 
-    def _on_facts(self, entry: Entry) -> None:
+    def _on_facts(self, stream: bytes, entry: Entry) -> None:
         now = monotonic_ns()
-        for fact in facts_of(entry):
+        facts = facts_of(entry)
+        keeper = CarrierEntry(stream, entry.id, 1)
+        for fact in facts:
             if isinstance(fact, BatchFinished):
-                if fact.replies:
-                    self._held_replies[fact.batch_id] = fact.replies
+                if fact.replies and fact.batch_id not in self._held_replies:
+                    self._held_replies[fact.batch_id] = HeldReplies(fact.replies, keeper)
+                    keeper.remaining += 1
                 self._batch_settled(fact.batch_id)
                 finished = seen.BatchFinished(fact.batch_id, fact.executor, bool(fact.replies))
                 self._apply(self.scheduler.observe(finished, now))
             elif isinstance(fact, BatchReturned):
                 self._batches.pop(fact.batch_id, None)
                 self._apply(self.scheduler.observe(seen.BatchReturned(fact.batch_id, fact.executor), now))
+                self._refuse_unheld(now)
             elif isinstance(fact, RequestCancelled):
                 self._apply(self.scheduler.observe(seen.RequestCancelled(fact.id), now))
             elif isinstance(fact, LaneOpened):
@@ -214,6 +251,13 @@ class OwnedModel:
                     self._streams[stream] = b"0-0"
                     if not self._paused:
                         self._reader.add(stream)
+        self._handled(keeper)
+
+    def _handled(self, keeper: CarrierEntry) -> None:
+        """One reason less to keep a fact entry; facts that the reader consumes are deleted by it."""
+        keeper.remaining -= 1
+        if keeper.remaining == 0 and self._keeps_facts and keeper.stream == self._facts_shared:
+            self._delete(keeper.stream, keeper.entry_id)
 
     @property
     def fact_streams(self) -> tuple[bytes, ...]:
@@ -228,6 +272,8 @@ class OwnedModel:
         if self.closed:
             return
         now = monotonic_ns()
+        batching = versions[max(versions)].interface.dynamic_batching if versions else None
+        self._follow_facts(batching is not None and batching.preserve_ordering)
         if versions:
             newest = versions[max(versions)]
             if newest.content_hash != self._policy_hash:
@@ -248,9 +294,19 @@ class OwnedModel:
         self._apply(self.scheduler.observe(seen.VersionsAbandoned(self._held), now))
         self._arm()
 
+    def _refuse_unheld(self, now_ns: int) -> None:
+        """What came back from an executor may be for a version that was unloaded meanwhile."""
+        if self._held is not None:
+            self._apply(self.scheduler.observe(seen.VersionsAbandoned(self._held), now_ns))
+
     def on_executor_lost(self, executor: str) -> None:
         if not self.closed:
-            self._apply(self.scheduler.observe(seen.ExecutorLost(executor), monotonic_ns()))
+            # a late report of these must not be taken for the end of the runs that follow
+            for batch_id in [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]:
+                del self._batches[batch_id]
+            now = monotonic_ns()
+            self._apply(self.scheduler.observe(seen.ExecutorLost(executor), now))
+            self._refuse_unheld(now)
             self._arm()
 
     # -- what the scheduler decides -----------------------------------------------------------------------------------
@@ -259,7 +315,7 @@ class OwnedModel:
         rejected: list[RejectRequest] = []
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
-                self._batches[decision.batch_id] = decision.requests
+                self._batches[decision.batch_id] = (decision.executor, decision.requests)
                 self._spawn(self._dispatch(decision))
             elif isinstance(decision, RejectRequest):
                 rejected.append(decision)
@@ -283,7 +339,8 @@ class OwnedModel:
                 decision.content_hash,
                 self.token,
                 decision.attempts,
-                self._facts_local if local else self._facts_shared,
+                # held replies are all there is of settled work: they must outlive this process
+                self._facts_local if local and not decision.via_owner else self._facts_shared,
                 decision.via_owner,
             )
             fields: list[Buffer] = [FIELD_HEADER, header.pack()]
@@ -297,13 +354,14 @@ class OwnedModel:
         except CharoniaError as error:
             # not dispatched, or not known to be: a duplicate run is settled once
             _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
-            self._loop.call_later(0.2, self._returned, decision)
+            self._loop.call_later(_RETRY_S, self._returned, decision)
 
     def _returned(self, decision: DispatchBatch) -> None:
         if not self.closed:
             self._batches.pop(decision.batch_id, None)
             now = monotonic_ns()
             self._apply(self.scheduler.observe(seen.BatchReturned(decision.batch_id, decision.executor), now))
+            self._refuse_unheld(now)
             self._arm()
 
     async def _begin_attempts(self, decision: DispatchBatch) -> DispatchBatch:
@@ -316,13 +374,17 @@ class OwnedModel:
                 going = [True] * len(members)
             else:
                 going = await self._log.begin_attempt(self.model, self.token, [r.id for r in members], attempt)
+                for request in members:
+                    carried: Carried = request.carrier  # type: ignore[assignment]
+                    carried.begun = max(carried.begun, attempt)
             for request, goes in zip(members, going, strict=True):
                 if goes:
                     kept.append(request)
                     attempts.append(attempt)
                 else:
                     self._request_settled(request)
-        self._batches[decision.batch_id] = kept
+        if decision.batch_id in self._batches:
+            self._batches[decision.batch_id] = (decision.executor, kept)
         return DispatchBatch(
             decision.batch_id,
             decision.executor,
@@ -343,12 +405,13 @@ class OwnedModel:
         by_endpoint: dict[str, list[Buffer]] = {}
         for decision in rejected:
             record = decision.request.carrier.record  # type: ignore[attr-defined]
-            prefix = f"[request id: {record.client_id or '<id_unknown>'}] "
+            # E10; a cancellation has a code and no text (G26)
+            prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if decision.message else ""
             error = CharoniaError.of(decision.code, prefix + decision.message)
             fields = by_endpoint.setdefault(record.endpoint, [])
             fields += [FIELD_RECORD, pack_failure(record.id, self.model, record.meta.version, error)]
         replies = [Reply(keys.replies(endpoint), fields) for endpoint, fields in by_endpoint.items()]
-        requests = [(d.request.id, max(1, d.request.attempt)) for d in rejected]
+        requests = [(d.request.id, max(1, d.request.attempt, d.request.carrier.begun)) for d in rejected]  # type: ignore[attr-defined]
         counts = self._refusals(rejected)
         try:
             # one version's counters go with the settlement; the rare rest is added for what was really won
@@ -360,7 +423,7 @@ class OwnedModel:
                     await self._log.add_statistics(key, increments)
         except CharoniaError as error:
             _log.warning("%d refusals could not be recorded, trying again: %s", len(rejected), error)
-            self._loop.call_later(0.5, self._reject_again, rejected)
+            self._loop.call_later(_RETRY_S, self._reject_again, rejected)
             return
         for decision in rejected:
             self._request_settled(decision.request)
@@ -383,33 +446,47 @@ class OwnedModel:
         return counts
 
     def _release(self, batch_id: str) -> None:
+        held = self._held_replies.pop(batch_id, None)
+        if held is None:
+            return
         by_endpoint: dict[str, list[Buffer]] = {}
-        for endpoint, record in self._held_replies.pop(batch_id, ()):
+        for endpoint, record in held.replies:
             by_endpoint.setdefault(endpoint, []).extend((FIELD_RECORD, record))
+        held.entry.remaining += len(by_endpoint)
         for endpoint, fields in by_endpoint.items():
-            self._spawn(self._append_reply(keys.replies(endpoint), fields))
+            self._spawn(self._append_reply(keys.replies(endpoint), fields, held.entry))
+        self._handled(held.entry)
 
-    async def _append_reply(self, stream: bytes, fields: list[Buffer]) -> None:
-        try:
-            await self._log.append(stream, fields)
-        except CharoniaError as error:
-            _log.error("a reply held for its order could not be sent: %s", error)
+    async def _append_reply(self, stream: bytes, fields: list[Buffer], keeper: CarrierEntry) -> None:
+        """Send what was held; its requests are settled, so nobody else ever would."""
+        while True:
+            try:
+                await self._log.append(stream, fields)
+                break
+            except CharoniaError as error:
+                _log.warning("a reply held for its order could not be sent, trying again: %s", error)
+            await asyncio.sleep(_RETRY_S)
+        self._handled(keeper)
 
     # -- tidying ------------------------------------------------------------------------------------------------------
 
     def _batch_settled(self, batch_id: str) -> None:
-        requests = self._batches.pop(batch_id, None)
-        if requests:
-            for request in requests:
+        batch = self._batches.pop(batch_id, None)
+        if batch is not None:
+            for request in batch[1]:
                 self._request_settled(request)
 
     def _request_settled(self, request: seen.RequestQueued) -> None:
+        carried: Carried = request.carrier  # type: ignore[assignment]
+        if carried.settled:
+            return
+        carried.settled = True
         self.settled_requests += 1
-        carrier: CarrierEntry = request.carrier.entry  # type: ignore[attr-defined]
+        carrier = carried.entry
         carrier.remaining -= 1
         if carrier.remaining == 0:
             self._delete(carrier.stream, carrier.entry_id)
-        if self._paused and self.scheduler.pending_count() < self._window // 2:
+        if self._paused and not self.closed and self.scheduler.pending_count() <= self._window // 2:
             self._resume()
 
     def _delete(self, stream: bytes, entry_id: bytes) -> None:
@@ -427,7 +504,11 @@ class OwnedModel:
             await self._log.delete_entries(stream, ids)
         except CharoniaError:
             # the settlements are recorded; keep the wish until the log is back
-            self._loop.call_later(0.5, lambda: self._spawn(self._delete_entries(stream, ids)))
+            self._loop.call_later(_RETRY_S, self._delete_again, stream, ids)
+
+    def _delete_again(self, stream: bytes, ids: list[bytes]) -> None:
+        if not self.closed:
+            self._spawn(self._delete_entries(stream, ids))
 
     def _pause(self) -> None:
         self._paused = True

@@ -25,21 +25,29 @@ _PAGE = 500
 
 async def recover(log: EventLog, owned: OwnedModel, executors: Iterable[str]) -> int:
     """Restore `owned` from the log and start following it; returns the number of requests found unsettled."""
-    followed: list[tuple[bytes, bytes]] = []
+    followed: dict[bytes, bytes] = {}
     queued: dict[bytes, RequestQueued] = {}
-    for level, lane in await log.lanes(owned.model):
-        stream = keys.queue(owned.model, level, lane)
-        after = START
-        while entries := await log.range(stream, after, _PAGE):
-            ids = [request_id for entry in entries for request_id in _request_ids(entry)]
-            attempts = dict(zip(ids, await log.unsettled(owned.model, ids), strict=True))
-            queued |= owned.restore(stream, entries, attempts)
-            after = entries[-1].id
-        followed.append((stream, after))
+    # until no lane is new: the fact of one opened meanwhile may have gone to a former owner that knew no better yet
+    while lanes := [
+        s for level, lane in await log.lanes(owned.model) if (s := keys.queue(owned.model, level, lane)) not in followed
+    ]:
+        for stream in lanes:
+            followed[stream] = await _restore_queue(log, owned, stream, queued)
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
-    owned.follow(followed)
+    owned.follow(followed.items())
     return len(queued)
+
+
+async def _restore_queue(log: EventLog, owned: OwnedModel, stream: bytes, queued: dict[bytes, RequestQueued]) -> bytes:
+    """Restore one queue stream, adding to `queued`; the id of its last entry."""
+    after = START
+    while entries := await log.range(stream, after, _PAGE):
+        ids = [request_id for entry in entries for request_id in _request_ids(entry)]
+        attempts = dict(zip(ids, await log.unsettled(owned.model, ids), strict=True))
+        queued |= owned.restore(stream, entries, attempts)
+        after = entries[-1].id
+    return after
 
 
 async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 
+from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import Fact, ProcessLeft
+from charonia.events import Fact, ProcessJoined, ProcessLeft
 from charonia.settings import BatcherSettings
 
 from . import ownership
@@ -18,6 +19,9 @@ from .recovery import recover
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
+_SWEEP_S = 5.0
+_GONE_REMEMBERED = 120
+"""Sweeps after which no reply can come any more to a gateway that left."""
 
 
 class BatcherService:
@@ -35,6 +39,8 @@ class BatcherService:
         self._owned: dict[str, OwnedModel] = {}
         self._routes: dict[bytes, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
+        self._gone: dict[bytes, int] = {}
+        self._sweeping: asyncio.Task[None] | None = None
         self._closing = False
 
     async def start(self) -> None:
@@ -46,8 +52,10 @@ class BatcherService:
     async def drain(self) -> None:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
         self._closing = True
-        for task in self._taking.values():
+        taking = list(self._taking.values())
+        for task in taking:
             task.cancel()
+        await asyncio.gather(*taking, return_exceptions=True)
         for model in list(self._owned):
             owned = self._drop(model)
             with contextlib.suppress(CharoniaError):
@@ -56,6 +64,11 @@ class BatcherService:
     async def close(self) -> None:
         if not self._closing:
             await self.drain()
+        self._catalog.listeners.remove(self._on_model)
+        self._catalog.process_listeners.remove(self._on_process)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._reader.close()
 
     @property
@@ -66,7 +79,8 @@ class BatcherService:
     # -- ownership ----------------------------------------------------------------------------------------------------
 
     def _consider_all(self) -> None:
-        for model in self._catalog.served_models():
+        # also those that nobody serves any more: what was queued for them must be refused by somebody
+        for model in {row.model for row in self._catalog.index()} | {*self._catalog.served_models()}:
             self._on_model(model)
 
     def _on_model(self, model: str) -> None:
@@ -77,7 +91,7 @@ class BatcherService:
         if owned is not None:
             owned.on_served(held)
             return
-        if not held or model in self._taking:
+        if model in self._taking:
             return
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
@@ -88,6 +102,8 @@ class BatcherService:
         try:
             while not self._closing:
                 try:
+                    if not self._catalog.held(model) and await self._log.pending(model) == (0, 0):
+                        return
                     token = await ownership.take(self._log, self._catalog, model, self._settings.incarnation)
                     if not token:
                         return
@@ -95,12 +111,10 @@ class BatcherService:
                     return
                 except CharoniaError as error:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
-                    await asyncio.sleep(_RETRY_S)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            _log.exception("model '%s' could not be recovered", model)
-            self._drop_if_owned(model)
+                except Exception:
+                    # nobody else will: this process is alive and the log says that it is the owner
+                    _log.exception("model '%s' could not be recovered", model)
+                await asyncio.sleep(_RETRY_S)
         finally:
             self._taking.pop(model, None)
 
@@ -116,11 +130,18 @@ class BatcherService:
             window_requests=self._settings.window_requests,
             lost_ownership=self._drop_if_owned,
         )
-        self._owned[model] = owned
+        remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
         for stream in owned.fact_streams:
             self._routes[stream] = owned
-        remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
-        found = await recover(self._log, owned, remote)
+        try:
+            found = await recover(self._log, owned, remote)
+        except BaseException:
+            self._end(owned)
+            raise
+        # only now does it hear of capacity: until here a request may be with an executor already
+        self._owned[model] = owned
+        for gone in set(remote) - set(self._catalog.live_executors()):
+            owned.on_executor_lost(gone)
         owned.on_served(self._catalog.held(model))
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
@@ -130,10 +151,13 @@ class BatcherService:
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)
-        owned.close()
-        for stream in owned.fact_streams:
-            self._routes.pop(stream, None)
+        self._end(owned)
         return owned
+
+    def _end(self, owned: OwnedModel) -> None:
+        owned.close()
+        for stream in [stream for stream, routed in self._routes.items() if routed is owned]:
+            del self._routes[stream]
 
     # -- what the log says --------------------------------------------------------------------------------------------
 
@@ -144,15 +168,22 @@ class BatcherService:
             if owned is None:
                 return
             self._routes[stream] = owned
-        if owned.closed:
-            self._routes.pop(stream, None)
-            return
         owned.on_entries(stream, entries)
 
     def _on_process(self, fact: Fact) -> None:
-        if not isinstance(fact, ProcessLeft) or self._closing:
+        if self._closing:
             return
-        if fact.role == "executor":
+        if isinstance(fact, ProcessJoined):
+            self._gone.pop(keys.replies(fact.incarnation), None)
+            if fact.incarnation == self._settings.incarnation:
+                self._consider_all()
+        elif not isinstance(fact, ProcessLeft):
+            return
+        elif fact.role == "gateway":
+            self._gone[keys.replies(fact.incarnation)] = _GONE_REMEMBERED
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="reply sweep")
+        elif fact.role == "executor":
             for owned in self._owned.values():
                 owned.on_executor_lost(fact.incarnation)
         elif fact.incarnation == self._settings.incarnation:
@@ -161,6 +192,18 @@ class BatcherService:
                 self._drop(model)
         else:
             self._consider_all()
+
+    async def _sweep(self) -> None:
+        """Delete the reply streams of gateways that left, again and again: work under way still answers them."""
+        while self._gone:
+            for stream, left in list(self._gone.items()):
+                with contextlib.suppress(CharoniaError):
+                    await self._log.delete_stream(stream)
+                    if left > 1 and stream in self._gone:
+                        self._gone[stream] = left - 1
+                    else:
+                        self._gone.pop(stream, None)
+            await asyncio.sleep(_SWEEP_S)
 
     def _on_log_state(self, up: bool) -> None:
         if up:

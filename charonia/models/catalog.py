@@ -180,6 +180,11 @@ class Catalog:
             view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.message)
         else:
             view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.reason)
+        if view.versions[key].state == UNLOADING or isinstance(fact, VersionUnloaded):
+            # what is unloaded on purpose is not waited for on account of an executor that is gone
+            for other in self.executors.values():
+                if other.lost and other is not view:
+                    other.versions.pop(key, None)
         self._refresh({fact.model})
 
     def _refresh(self, models: set[str]) -> None:
