@@ -14,7 +14,7 @@ from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
-from charonia.wire import RequestMeta, batch_signature, request_meta
+from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
 
 UNKNOWN_ID = "<id_unknown>"
 
@@ -64,10 +64,12 @@ class Admission:
         admitted = self._known.get(key)
         if admitted is None:
             admitted = self._check(request)
-            if len(self._known) >= _SIGNATURES_REMEMBERED:
-                self._known.clear()
             # 1, 1.0 and True are one dictionary key but not one parameter: such requests are checked each time
-            if not parameters or all(isinstance(value, str) for value in parameters.values()):
+            if len(admitted.meta.packed) <= MAX_CACHED_META_BYTES and (
+                not parameters or all(isinstance(value, str) for value in parameters.values())
+            ):
+                if len(self._known) >= _SIGNATURES_REMEMBERED:
+                    self._known.clear()
                 self._known[key] = admitted
         if admitted.bytes_inputs:
             try:

@@ -19,13 +19,17 @@ from charonia.wire import FIELD_RECORD
 
 @dataclass(slots=True)
 class Outgoing:
-    """One packed request on its way into the log; `failed` is called with the reason when it was not accepted."""
+    """One packed request on its way into the log; `failed` is called with the reason when it was not accepted.
+
+    `accepted` is true once the log has it, `withdrawn` when its caller has gone before that.
+    """
 
     id: bytes
     record: bytes
     size_bytes: int
     failed: Callable[[CharoniaError], None]
     withdrawn: bool = False
+    accepted: bool = False
 
 
 @dataclass(slots=True)
@@ -116,6 +120,8 @@ class Coalescer:
             await self._log.accept(
                 self._model, self._level, 0, [(o.id, o.size_bytes) for o in entry], fields, self._limits
             )
+            for outgoing in entry:
+                outgoing.accepted = True
             self._counts.entries += 1
             self._counts.requests += len(entry)
         except ResourceExhausted as error:

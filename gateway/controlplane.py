@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from charonia import keys
@@ -41,18 +42,19 @@ class ModelControl:
         check_model_name(name)
         if files and not config_json:
             raise InvalidArgument("Load parameter 'config' must be specified for model file override")
-        blobs: dict[str, str] = {}
-        for path, content in files.items():
-            blob_id = os.urandom(16).hex()
-            await self._control.log.put_blob(blob_id, content, _FILE_TTL_S)
-            blobs[path] = blob_id
+        blobs = {path: os.urandom(16).hex() for path in files}
         request_id = os.urandom(16).hex()
         try:
+            for path, content in files.items():
+                await self._control.log.put_blob(blobs[path], content, _FILE_TTL_S)
             await self._ask(ModelRequested("load", name, request_id, config_json or "", blobs))
             await self._answers(request_id)
+        except TimeoutError:
+            raise Unavailable(f"no answer to the load of '{name}' within {self._max_wait_s:g} s") from None
         finally:
-            # an override with files lives in the executors once they have answered
-            await self._control.log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
+            # an override with files lives in the executors once they have answered; what is left here expires
+            with contextlib.suppress(CharoniaError):
+                await self._control.log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Returns once the wish is in the log; the unload goes on by itself (H42). Unknown models are no error."""

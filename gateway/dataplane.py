@@ -13,7 +13,7 @@ import os
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InvalidRecord, LogUnavailable, ResourceExhausted
+from charonia.errors import CharoniaError, InvalidRecord, LogUnavailable, ResourceExhausted, Unavailable
 from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
@@ -26,20 +26,21 @@ from .coalescing import AppendCounts, Coalescer, Outgoing
 
 _log = logging.getLogger(__name__)
 
-OUTCOME_UNKNOWN = "the event log was lost while the request was in flight: its outcome is unknown"
-_RECHECK_S = 0.5
+OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
+EXITING = "Server exiting"
+_RECHECK_S = 1.0
+_RECHECK_IDS = 1000
 
 
 class _Pending:
-    """One caller waiting; `model` tells where to ask and to cancel."""
+    """One caller waiting; `model` tells where to ask."""
 
-    __slots__ = ("future", "model", "outgoing", "size_bytes")
+    __slots__ = ("future", "model", "outgoing")
 
-    def __init__(self, model: str, size_bytes: int, future: asyncio.Future[ResponseRecord]) -> None:
+    def __init__(self, model: str, outgoing: Outgoing, future: asyncio.Future[ResponseRecord]) -> None:
         self.model = model
-        self.size_bytes = size_bytes
+        self.outgoing = outgoing
         self.future = future
-        self.outgoing: Outgoing | None = None
 
 
 class _Ids:
@@ -73,6 +74,8 @@ class DataPlane:
         self._coalescers: dict[tuple[str, int], Coalescer] = {}
         self._ids = _Ids()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._up = True
+        self._unanswered: set[bytes] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.counts = AppendCounts()
@@ -81,10 +84,16 @@ class DataPlane:
     async def start(self) -> None:
         self._reader.start(self._on_replies, self._on_log_state)
         self._reader.add(self._stream, consume=True)
+        self._spawn(self._watch())
 
     async def close(self) -> None:
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for waiter in self._pending.values():
+            if not waiter.future.done():
+                waiter.future.set_exception(Unavailable(EXITING))
         await self._reader.close()
         with contextlib.suppress(CharoniaError):
             await self._log.delete_stream(self._stream)
@@ -132,8 +141,6 @@ class DataPlane:
                 f"{self._settings.max_pending_per_gateway_bytes}; retry later"
             )
         future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
-        pending = _Pending(request.model, size, future)
-        self._pending[request_id] = pending
         self._pending_size_bytes += size
         self._idle.clear()
 
@@ -142,6 +149,7 @@ class DataPlane:
                 future.set_exception(error)
 
         outgoing = Outgoing(request_id, record, size, failed)
+        self._pending[request_id] = _Pending(served.model, outgoing, future)
         self._coalescer(served, level).submit(outgoing, min_interval_s)
         try:
             return await future
@@ -201,23 +209,42 @@ class DataPlane:
                 waiter.future.set_result(response)
 
     def _on_log_state(self, up: bool) -> None:
-        if up and self._pending:
-            self._spawn(self._recheck({**self._pending}))
+        self._up = up
+        self._unanswered.clear()
 
-    async def _recheck(self, suspects: dict[bytes, _Pending]) -> None:
-        """The log is back: requests it does not know and whose reply does not come were lost with it."""
-        try:
-            lost: list[_Pending] = []
-            for model in {p.model for p in suspects.values()}:
-                ids = [i for i, p in suspects.items() if p.model == model]
-                attempts = await self._log.unsettled(model, ids)
-                lost += [suspects[i] for i, attempt in zip(ids, attempts, strict=True) if attempt < 0]
-            await asyncio.sleep(_RECHECK_S)  # a settled request's reply is in our stream already, read it first
-            for waiter in lost:
-                if not waiter.future.done():
-                    waiter.future.set_exception(LogUnavailable(OUTCOME_UNKNOWN))
-        except CharoniaError:
-            return  # down again: the next `up` starts a new check
+    async def _watch(self) -> None:
+        """No caller waits for ever: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
+        before: set[bytes] = set()
+        while True:
+            await asyncio.sleep(_RECHECK_S)
+            try:
+                await self._recheck(before)
+            except CharoniaError:
+                self._unanswered.clear()
+            except Exception:
+                _log.exception("pending requests could not be checked")
+            before = set(self._pending)
+
+    async def _recheck(self, before: set[bytes]) -> None:
+        """Fail requests that two looks in a row find settled or unknown, with no reply in between."""
+        if not self._up:
+            return
+        suspects: dict[str, list[bytes]] = {}
+        for request_id in before:
+            waiter = self._pending.get(request_id)
+            if waiter is not None and waiter.outgoing.accepted:
+                suspects.setdefault(waiter.model, []).append(request_id)
+        unanswered: set[bytes] = set()
+        for model, ids in suspects.items():
+            for at in range(0, len(ids), _RECHECK_IDS):
+                part = ids[at : at + _RECHECK_IDS]
+                attempts = await self._log.unsettled(model, part)
+                unanswered.update(i for i, attempt in zip(part, attempts, strict=True) if attempt < 0)
+        for request_id in unanswered & self._unanswered:
+            waiter = self._pending.get(request_id)
+            if waiter is not None and not waiter.future.done():
+                waiter.future.set_exception(LogUnavailable(OUTCOME_UNKNOWN))
+        self._unanswered = unanswered
 
     def _spawn(self, coroutine: object) -> None:
         task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]

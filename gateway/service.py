@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
 SERVER_EXITING = "Server exiting"
-_DIGITS = re.compile(r"[0-9]{1,18}")
+_DIGITS = re.compile(r"-?[0-9]{1,18}")
 _FAILURE_FLUSH_S = 0.2
 
 
@@ -195,8 +195,16 @@ class GatewayService:
             self._refused_timer.cancel()
             self._refused_timer = None
         refused, self._refused = self._refused, {}
-        for key, increments in refused.items():
-            await self._log.add_statistics(key, increments)
+        while refused:
+            key, increments = refused.popitem()
+            try:
+                await self._log.add_statistics(key, increments)
+            except CharoniaError:
+                for kept, amounts in [(key, increments), *refused.items()]:
+                    totals = self._refused.setdefault(kept, {})
+                    for name, amount in amounts.items():
+                        totals[name] = totals.get(name, 0) + amount
+                raise
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 
