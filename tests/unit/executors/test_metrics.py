@@ -11,7 +11,8 @@ from executors.metrics import ExecutorMetrics
 
 def samples(metrics: ExecutorMetrics) -> dict[tuple[str, ...], float]:
     return {
-        (sample.name, *sample.labels.values()): sample.value
+        # label names in the text are in alphabetical order
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
@@ -32,9 +33,9 @@ def test_batches_are_counted_by_model_and_version() -> None:
     assert found[("charonia_executor_executions_total", "m", "1")] == 2
     assert found[("charonia_executor_request_failures_total", "m", "1")] == 1
     assert found[("charonia_executor_compute_seconds_total", "m", "infer", "1")] == 2e-6
-    assert found[("charonia_executor_batch_rows_bucket", "m", "1", "2")] == 0
-    assert found[("charonia_executor_batch_rows_bucket", "m", "1", "4")] == 1
-    assert found[("charonia_executor_batch_rows_bucket", "m", "1", "+Inf")] == 2
+    assert found[("charonia_executor_batch_rows_bucket", "2", "m", "1")] == 0
+    assert found[("charonia_executor_batch_rows_bucket", "4", "m", "1")] == 1
+    assert found[("charonia_executor_batch_rows_bucket", "+Inf", "m", "1")] == 2
     assert found[("charonia_executor_batch_rows_sum", "m", "1")] == 303
     assert found[("charonia_executor_batches_returned_total", "m", "2")] == 1
     assert found[("charonia_executor_invalid_entries_total",)] == 1
