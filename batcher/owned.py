@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from itertools import chain, repeat
 from typing import Any
 
 from charonia import keys
@@ -19,7 +20,16 @@ from charonia.eventlog.port import START, Entry, EventLog, Reply, StreamReader
 from charonia.events import BatchFinished, BatchReturned, LaneOpened, RequestCancelled
 from charonia.models.catalog import ServedVersion
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, RequestRecord, pack_failure, unpack_request
+from charonia.wire import (
+    FIELD_HEADER,
+    FIELD_RECORD,
+    BatchHeader,
+    RequestRecord,
+    pack_failure,
+    record_fields,
+    records_of,
+    unpack_request,
+)
 
 from .scheduling import observations as seen
 from .scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
@@ -28,6 +38,15 @@ from .scheduling.scheduler import ModelScheduler
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+
+
+def carried(entry: Entry) -> list[Buffer]:
+    """The records of an entry; one whose fields cannot be told apart carries none, and is logged (H27)."""
+    try:
+        return records_of(entry.fields)
+    except InvalidRecord as error:
+        _log.error("entry %s carries no readable records: %s", entry.id.decode(errors="replace"), error)
+        return []
 
 
 class CarrierEntry:
@@ -215,12 +234,9 @@ class OwnedModel:
     def _records(entry: Entry, attempts: dict[bytes, int] | None) -> list[RequestRecord]:
         """The entry's requests, without those that `attempts` knows to be settled."""
         records: list[RequestRecord] = []
-        fields = entry.fields
-        for i in range(1, len(fields), 2):
-            if bytes(fields[i - 1]) != FIELD_RECORD:
-                continue
+        for record in carried(entry):
             try:
-                records.append(unpack_request(fields[i]))
+                records.append(unpack_request(record))
             except InvalidRecord as error:
                 _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
         if attempts is not None:
@@ -343,10 +359,13 @@ class OwnedModel:
                 self._facts_local if local and not decision.via_owner else self._facts_shared,
                 decision.via_owner,
             )
+            records: list[Buffer] = [request.carrier.record.record for request in decision.requests]  # type: ignore[attr-defined]
             fields: list[Buffer] = [FIELD_HEADER, header.pack()]
-            for request in decision.requests:
-                fields.append(FIELD_RECORD)
-                fields.append(request.carrier.record.record)  # type: ignore[attr-defined]
+            if local:
+                # nothing is copied on the way to an executor in this process
+                fields += chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
+            else:
+                fields += record_fields(records)
             stream = keys.batches(decision.executor)
             await self._log.append(keys.LOCAL + stream if local else stream, fields)
         except Cancelled:
@@ -408,9 +427,9 @@ class OwnedModel:
             # E10; a cancellation has a code and no text (G26)
             prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if decision.message else ""
             error = CharoniaError.of(decision.code, prefix + decision.message)
-            fields = by_endpoint.setdefault(record.endpoint, [])
-            fields += [FIELD_RECORD, pack_failure(record.id, self.model, record.meta.version, error)]
-        replies = [Reply(keys.replies(endpoint), fields) for endpoint, fields in by_endpoint.items()]
+            answers = by_endpoint.setdefault(record.endpoint, [])
+            answers.append(pack_failure(record.id, self.model, record.meta.version, error))
+        replies = [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
         requests = [(d.request.id, max(1, d.request.attempt, d.request.carrier.begun)) for d in rejected]  # type: ignore[attr-defined]
         counts = self._refusals(rejected)
         try:
@@ -451,10 +470,10 @@ class OwnedModel:
             return
         by_endpoint: dict[str, list[Buffer]] = {}
         for endpoint, record in held.replies:
-            by_endpoint.setdefault(endpoint, []).extend((FIELD_RECORD, record))
+            by_endpoint.setdefault(endpoint, []).append(record)
         held.entry.remaining += len(by_endpoint)
-        for endpoint, fields in by_endpoint.items():
-            self._spawn(self._append_reply(keys.replies(endpoint), fields, held.entry))
+        for endpoint, answers in by_endpoint.items():
+            self._spawn(self._append_reply(keys.replies(endpoint), record_fields(answers), held.entry))
         self._handled(held.entry)
 
     async def _append_reply(self, stream: bytes, fields: list[Buffer], keeper: CarrierEntry) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.port import START, Entry, EventLog
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, unpack_request
+from charonia.wire import FIELD_HEADER, BatchHeader, unpack_request
 
-from .owned import OwnedModel
+from .owned import OwnedModel, carried
 from .scheduling.observations import RequestQueued
 
 _log = logging.getLogger(__name__)
@@ -67,9 +67,8 @@ async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queu
 
 
 def _request_ids(entry: Entry) -> Iterable[bytes]:
-    for i in range(1, len(entry.fields), 2):
-        if bytes(entry.fields[i - 1]) == FIELD_RECORD:
-            try:
-                yield unpack_request(entry.fields[i]).id
-            except InvalidRecord:
-                continue
+    for record in carried(entry):
+        try:
+            yield unpack_request(record).id
+        except InvalidRecord:
+            continue

@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         logging.getLogger(__name__).debug("charonia %s failed", command, exc_info=True)
-        print(f"charonia: internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where", file=sys.stderr)
+        sentence = f"internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where"
+        print(f"charonia: {sentence}", file=sys.stderr)
         return 1
 
 

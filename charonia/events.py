@@ -207,6 +207,10 @@ def pack_fact(fact: Fact) -> bytes:
     return bytes(msgpack.packb(body))
 
 
+def _is_reply(value: object) -> bool:
+    return type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is bytes
+
+
 def unpack_fact(data: Buffer) -> Fact | None:
     """The fact, or None for a kind of a newer release. Raises `InvalidRecord` for bytes that are no fact."""
     try:
@@ -221,6 +225,8 @@ def unpack_fact(data: Buffer) -> Fact | None:
                 raise TypeError(f"'{name}' of {cls.kind} is a {type(value).__name__}")
             if types[name] is dict:  # lists come back as tuples
                 known[name] = {k: list(v) if type(v) is tuple else v for k, v in value.items()}
+        if cls is BatchFinished and not all(_is_reply(reply) for reply in known.get("replies", ())):
+            raise TypeError("'replies' are no pairs of endpoint and record")
         fact: Fact = cls(**known)
         return fact
     except Exception as error:

@@ -9,9 +9,9 @@ add up raise `InvalidRecord`: such an entry is quarantined by its reader, never 
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
 
-All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header), `r`
-(one record) and `m` (many: their number, their lengths, then themselves; a field costs the log as much as a small record).
-Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
+`r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
+small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia import keys
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelRequested, VersionLoaded
@@ -29,6 +30,9 @@ from .loading import Incarnation, Loader
 from .metrics import ExecutorMetrics
 
 _log = logging.getLogger(__name__)
+
+_QUIET_NS = 500_000_000
+_LOOK_S = 0.02
 
 
 class Deployment:
@@ -250,9 +254,29 @@ class Deployment:
 
     async def _unload_version(self, model: str, version: int) -> None:
         await self._announcer.tell(self._lifecycle.unloading(model, version))
-        incarnation = self._serving.pop((model, version), None)
+        incarnation = self._serving.get((model, version))
         if incarnation is not None:
-            self._spawn(self._retire(incarnation, tell=True))
+            self._spawn(self._run_dry(incarnation))
+
+    async def _run_dry(self, incarnation: Incarnation) -> None:
+        """Serve on until what was accepted before the unload has run, then retire (R27).
+
+        The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, or when the
+        owner has sent nothing for a while, because what is unsettled then waits for other versions.
+        """
+        key = (incarnation.model, incarnation.version)
+        quiet_since = monotonic_ns()
+        while monotonic_ns() - quiet_since < _QUIET_NS:
+            if incarnation.pool.unfinished:
+                await incarnation.pool.idle()
+                quiet_since = monotonic_ns()
+            with contextlib.suppress(LogUnavailable):
+                if (await self._log.pending(incarnation.model))[0] == 0:
+                    break
+            await asyncio.sleep(_LOOK_S)
+        if self._serving.get(key) is incarnation:
+            del self._serving[key]
+            await self._retire(incarnation, tell=True)
 
     async def _retire(self, incarnation: Incarnation, *, tell: bool = False) -> None:
         """Finish an incarnation's batches, then finalize it."""

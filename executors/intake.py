@@ -17,7 +17,7 @@ from charonia.errors import InvalidRecord
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.events import FIELD_FACT, BatchFinished, BatchReturned, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, RequestRecord, unpack_request
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, record_fields, records_of, unpack_request
 
 from .accounting import Executed, increments
 from .announcing import insist
@@ -130,10 +130,12 @@ class Intake:
 
         async def settle() -> None:
             won = await self._log.settle(header.model, requests, (key, counted), replies)
+            mine = counted
             if not all(won):
                 mine = increments(records, executed, won)
                 if mine:
                     await self._log.add_statistics(key, mine)
+            self._metrics.settled(incarnation.model, incarnation.version, mine)
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
         await self._delete(job.entry_id)
@@ -170,10 +172,7 @@ def _decode(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
         raise InvalidRecord("no batch header")
     header = BatchHeader.unpack(fields[1])
-    records = []
-    for at in range(2, len(fields) - 1, 2):
-        if fields[at] == FIELD_RECORD:
-            records.append(unpack_request(fields[at + 1]))
+    records = [unpack_request(record) for record in records_of(fields)]
     try:
         attempts = len(header.attempts)
     except TypeError:
@@ -191,12 +190,13 @@ def _replies(executor: str, header: BatchHeader, job: Job, executed: Executed) -
         return [Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])]
     by_endpoint: dict[str, list[Buffer]] = {}
     for record, answer in zip(job.records, executed.answers, strict=True):
-        fields = by_endpoint.get(record.endpoint)
-        if fields is None:
-            fields = by_endpoint[record.endpoint] = []
-        fields.append(FIELD_RECORD)
-        fields.append(answer)
-    replies = [Reply(keys.replies(endpoint), fields) for endpoint, fields in by_endpoint.items() if endpoint]
+        answers = by_endpoint.get(record.endpoint)
+        if answers is None:
+            answers = by_endpoint[record.endpoint] = []
+        answers.append(answer)
+    replies = [
+        Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items() if endpoint
+    ]
     fact = BatchFinished(executor, header.batch_id)
     replies.append(Reply(header.report_to, [FIELD_FACT, pack_fact(fact)]))
     return replies

@@ -8,18 +8,46 @@ page, section 2).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+
+from charonia.telemetry import render
 
 from .accounting import Executed
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
+
+_TRITON_COUNTERS = (
+    ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count", 1),
+    ("nv_inference_exec_count", "Number of model executions performed", "execution_count", 1),
+    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns", 1000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds",
+        "compute_input_ns",
+        1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds",
+        "compute_infer_ns",
+        1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative compute output duration in microseconds",
+        "compute_output_ns",
+        1000,
+    ),
+)
+"""M1 and M3: family, help, the statistics increment it sums, what to divide it by."""
+
+_SETTLED = tuple(increment for _, _, increment, _ in _TRITON_COUNTERS)
 
 
 @dataclass(slots=True)
@@ -34,6 +62,8 @@ class _Totals:
     failures: int = 0
     returned: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
+    settled: dict[str, int] = field(default_factory=dict)
+    """What this executor added to the version's statistics."""
 
 
 class ExecutorMetrics(Collector):
@@ -58,6 +88,12 @@ class ExecutorMetrics(Collector):
             totals.output_ns += execution.output_ns
         totals.failures += len(executed.failures)
 
+    def settled(self, model: str, version: int, increments: Mapping[str, int]) -> None:
+        """Count what one batch added to the statistics."""
+        settled = self._of(model, version).settled
+        for name in _SETTLED:
+            settled[name] = settled.get(name, 0) + increments.get(name, 0)
+
     def returned(self, model: str, version: int) -> None:
         """Count one batch given back unexecuted."""
         self._of(model, version).returned += 1
@@ -76,10 +112,15 @@ class ExecutorMetrics(Collector):
         self._loads.pop((model, str(version)), None)
 
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return render(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         """The families as they are now."""
+        for name, what, increment, divisor in _TRITON_COUNTERS:
+            family = CounterMetricFamily(name, what, labels=_LABELS)
+            for labels, totals in self._totals.items():
+                family.add_metric(labels, totals.settled.get(increment, 0) // divisor)
+            yield family
         yield self._counter("executions", "Model executions", lambda totals: totals.executions)
         yield self._rows_histogram()
         compute = CounterMetricFamily(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import EventLog, Limits
-from charonia.tensors import Buffer
-from charonia.wire import FIELD_RECORD
+from charonia.wire import record_fields
 
 
 @dataclass(slots=True)
@@ -112,10 +111,7 @@ class Coalescer:
                 self._flush()
 
     async def _accept_or_split(self, entry: list[Outgoing]) -> None:
-        fields: list[Buffer] = []
-        for outgoing in entry:
-            fields.append(FIELD_RECORD)
-            fields.append(outgoing.record)
+        fields = record_fields([outgoing.record for outgoing in entry])
         try:
             await self._log.accept(
                 self._model, self._level, 0, [(o.id, o.size_bytes) for o in entry], fields, self._limits

@@ -19,7 +19,7 @@ from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import ServedVersion
 from charonia.settings import GatewaySettings
-from charonia.wire import FIELD_RECORD, ResponseRecord, pack_request, unpack_response
+from charonia.wire import ResponseRecord, pack_request, records_of, unpack_response
 
 from .admission import Admission, Admitted
 from .coalescing import AppendCounts, Coalescer, Outgoing
@@ -193,20 +193,16 @@ class DataPlane:
     def _on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
         pending = self._pending
         for entry in entries:
-            fields = entry.fields
-            for i in range(1, len(fields), 2):
-                if bytes(fields[i - 1]) != FIELD_RECORD:
-                    continue
-                try:
-                    response = unpack_response(fields[i])
-                except InvalidRecord as error:
-                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
-                    continue
-                waiter = pending.get(response.id)
-                if waiter is None or waiter.future.done():
-                    self.duplicates += 1
-                    continue
-                waiter.future.set_result(response)
+            try:
+                for record in records_of(entry.fields):
+                    response = unpack_response(record)
+                    waiter = pending.get(response.id)
+                    if waiter is None or waiter.future.done():
+                        self.duplicates += 1
+                        continue
+                    waiter.future.set_result(response)
+            except InvalidRecord as error:
+                _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
 
     def _on_log_state(self, up: bool) -> None:
         self._up = up

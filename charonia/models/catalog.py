@@ -49,7 +49,7 @@ class ExecutorVersion:
 
 @dataclass(slots=True)
 class ExecutorView:
-    """One executor as its facts describe it. Once it is gone its versions stay in mind until a successor has scanned."""
+    """One executor as its facts describe it. Once gone its versions stay in mind until a successor has scanned."""
 
     joined: ProcessJoined
     scan: RepositoryScanned | None = None

@@ -226,10 +226,9 @@ def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSett
 
 
 async def _executor(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
-    from executors.app import ExecutorApp
-
     from charonia.eventlog.colocated import ColocatedLog
     from charonia.eventlog.memory import MemoryLog
+    from executors.app import ExecutorApp
 
     settings = executor_settings(values)
     log_settings = LogSettings(url=values["log_url"])

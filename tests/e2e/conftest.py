@@ -57,7 +57,7 @@ def server(example_models: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-@pytest.fixture()
+@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`serve(models, *flags)`: a server of the test's own, stopped at its end."""
     with ExitStack() as stack:

@@ -113,7 +113,7 @@ def test_grpc_control_calls(server: Any) -> None:
         assert not client.is_model_ready("nope")
         assert client.get_server_metadata().name == "triton"
         metadata = client.get_model_metadata("silero_vad")
-        assert [list(i.shape) for i in metadata.inputs][0] == [-1, 576]
+        assert next(list(i.shape) for i in metadata.inputs) == [-1, 576]
         assert client.get_model_config("silero_vad").config.max_batch_size == 0
         assert {m.name for m in client.get_model_repository_index().models} == set(MODELS)
         assert client.get_inference_statistics("identity").model_stats[0].name == "identity"

@@ -46,6 +46,7 @@ from charonia.wire import (
     BatchHeader,
     ResponseRecord,
     pack_request,
+    records_of,
     request_meta,
     unpack_response,
 )
@@ -167,11 +168,11 @@ class Bench:
 
     async def replies(self, endpoint: str, count: int) -> dict[bytes, ResponseRecord]:
         follower = Follower(self.log, keys.replies(endpoint))
-        await follower.until(lambda: sum(len(e.fields) // 2 for e in follower.entries) >= count)
+        await follower.until(lambda: sum(len(records_of(e.fields)) for e in follower.entries) >= count)
         found = {}
         for entry in follower.entries:
-            for at in range(1, len(entry.fields), 2):
-                response = unpack_response(entry.fields[at])
+            for record in records_of(entry.fields):
+                response = unpack_response(record)
                 found[response.id] = response
         return found
 

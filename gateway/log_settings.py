@@ -1,0 +1,79 @@
+"""The log settings that both protocols change at run time, over Python's logging (H45, G16, L3).
+
+The severity switches choose the root logger's level; one level stands for all of them, so a gap (warnings off, info on)
+takes the lowest that is on. How a value of the wrong type is refused is each front's.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from charonia.errors import InvalidArgument, Unsupported
+
+TYPES: dict[str, type] = {
+    "log_file": str,
+    "log_info": bool,
+    "log_warning": bool,
+    "log_error": bool,
+    "log_verbose_level": int,
+    "log_format": str,
+}
+"""The settings with their types, in the order of the reply. Fronts check types before `LogSwitches.changed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSwitches:
+    """The settings in the order of the reply (H45)."""
+
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+    @property
+    def level(self) -> int:
+        """The logging level they amount to."""
+        if self.log_verbose_level > 0:
+            return logging.DEBUG
+        if self.log_info:
+            return logging.INFO
+        if self.log_warning:
+            return logging.WARNING
+        return logging.ERROR if self.log_error else logging.CRITICAL
+
+    def changed(self, wanted: dict[str, Any]) -> LogSwitches:
+        """The settings after a partial update, all or nothing; unknown keys are ignored.
+
+        Values have the types of `TYPES`. Raises `Unsupported` or `InvalidArgument` for one that cannot be.
+        """
+        if "log_file" in wanted:
+            raise Unsupported("log file location can not be updated through network protocol")
+        log_format = wanted.get("log_format", "default")
+        if log_format == "ISO8601":
+            raise Unsupported("changing log_format to ISO8601 at run time is not built yet")
+        if log_format != "default":
+            raise InvalidArgument(f"invalid argument for --log_format, got: {log_format}")
+        return replace(self, **{key: value for key, value in wanted.items() if key in TYPES})
+
+    def reply(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def current() -> LogSwitches:
+    """The settings that the root logger's present level stands for."""
+    level = logging.getLogger().getEffectiveLevel()
+    return LogSwitches(
+        log_info=level <= logging.INFO,
+        log_warning=level <= logging.WARNING,
+        log_error=level <= logging.ERROR,
+        log_verbose_level=1 if level <= logging.DEBUG else 0,
+    )
+
+
+def apply(switches: LogSwitches) -> None:
+    """Effective immediately (L3)."""
+    logging.getLogger().setLevel(switches.level)

@@ -1,0 +1,49 @@
+"""What holds for a request on every protocol before its model is looked at: bounds, reserved names, refusals. Pure.
+
+How each protocol types a parameter is in its own codec (H20, G20); whether a request fits its model is `admission`'s.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import InvalidArgument
+from charonia.wire import MAX_CLIENT_ID_BYTES
+
+SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+"""H51."""
+
+TRACING_UNBUILT = "tracing is not built yet"
+
+SERVER_EXITING = "Server exiting"
+"""E7."""
+
+MAX_DIMENSIONS = 64
+"""No array library takes more; bounding it keeps the product of a hostile shape cheap (faults H5)."""
+
+MAX_DEADLINE_NS = 2**63 - 1
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise `InvalidArgument` for an id (I9) that no record can carry."""
+    if len(request_id) <= MAX_CLIENT_ID_BYTES // 4:
+        return
+    size = len(request_id.encode())
+    if size > MAX_CLIENT_ID_BYTES:
+        raise InvalidArgument(f"request id of {size} bytes exceeds the maximum of {MAX_CLIENT_ID_BYTES} bytes")
+
+
+def check_parameter_name(key: str) -> None:
+    """Raise `InvalidArgument` for a custom parameter whose name is reserved (H20)."""
+    if key.startswith("triton_"):
+        raise InvalidArgument(
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+        )
+    if key == "headers":
+        raise InvalidArgument("parameter 'headers' is reserved for Triton usage and should not be specified.")
+
+
+def check_dimensions(name: str, dimensions: int) -> None:
+    """Raise `InvalidArgument` for a shape of more than `MAX_DIMENSIONS`."""
+    if dimensions > MAX_DIMENSIONS:
+        raise InvalidArgument(
+            f"invalid shape for input '{name}': {dimensions} dimensions, at most {MAX_DIMENSIONS} are supported"
+        )

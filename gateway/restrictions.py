@@ -1,0 +1,113 @@
+"""Restricted APIs (H53, G28, E9) and forwarded headers (H21, G27): what the operator's header options mean. Pure.
+
+Which group a URL or method belongs to, and how a refusal looks, is each front's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Iterable
+
+from charonia.errors import InvalidArgument, StartupError
+from charonia.inference import Parameters
+
+GROUPS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""H53; the same for both protocols (G28)."""
+
+MAX_HEADER_NAME = 256
+"""Longer names are never forwarded, so that a pattern never runs over a long hostile text."""
+
+_RESERVED = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+class Restrictions:
+    """Which API groups need which header. `word` is what a front calls a group ("api", "protocol").
+
+    `refusal` makes the error of a missing header from the header's name, which begins with `header_prefix`. Raises
+    `StartupError` for an unknown group or one listed twice.
+    """
+
+    def __init__(
+        self,
+        entries: tuple[tuple[tuple[str, ...], str, str], ...],
+        refusal: Callable[[str], Exception],
+        *,
+        word: str = "api",
+        header_prefix: str = "",
+    ) -> None:
+        self._refusal = refusal
+        self._keys: dict[str, tuple[str, bytes, bytes]] = {}
+        for groups, header, value in entries:
+            name = header_prefix + header
+            for group in groups:
+                if group not in GROUPS:
+                    raise StartupError(f"unknown restricted {word} '{group}', expected one of {', '.join(GROUPS)}")
+                if group in self._keys:
+                    raise StartupError(f"{word} '{group}' can not be specified in multiple config groups")
+                self._keys[group] = (name, name.lower().encode("latin-1"), value.encode())
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def check(self, group: str, headers: RawHeaders) -> None:
+        """Raise the front's refusal (E9) unless `headers` (names in lower case) hold the group's key."""
+        key = self._keys.get(group)
+        if key is None:
+            return
+        header, name, value = key
+        # all are compared, each in constant time: the answer tells nothing about the value
+        if not any([hmac.compare_digest(given, value) for found, given in headers if found == name]):
+            raise self._refusal(header)
+
+
+class HeaderForwarding:
+    """`--http-header-forward-pattern` and its gRPC twin: headers whose whole name matches become string parameters.
+
+    Matching ignores case unless the pattern starts with `(?-i)` (H21). `option` is the flag the pattern came from.
+    Raises `StartupError` for a pattern that is none.
+    """
+
+    def __init__(self, pattern: str, option: str) -> None:
+        self._pattern: re.Pattern[str] | None = None
+        if not pattern:
+            return
+        flags = re.IGNORECASE
+        written = pattern
+        if pattern.startswith("(?-i)"):
+            pattern, flags = pattern[len("(?-i)") :], re.NOFLAG
+        try:
+            self._pattern = re.compile(pattern, flags)
+        except re.error as error:
+            raise StartupError(f"invalid {option} '{written}': {error}") from None
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def forward(self, headers: RawHeaders, parameters: Parameters) -> None:
+        """Add the matching headers to `parameters`. Raises `InvalidArgument` for a reserved name."""
+        if self._pattern is None:
+            return
+        for raw_name, value in headers:
+            if len(raw_name) > MAX_HEADER_NAME:
+                continue
+            name = raw_name.decode("latin-1")
+            if self._pattern.fullmatch(name) is None:
+                continue
+            if name in _RESERVED or name.startswith("triton_"):
+                raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+            parameters[name] = value.decode("latin-1")

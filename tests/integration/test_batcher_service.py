@@ -1,0 +1,555 @@
+"""Gateway, batchers and executors over a real log: who decides, who answers, and what is left when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from charonia import keys
+from charonia.errors import CharoniaError, LogUnavailable, Unavailable
+from charonia.eventlog.embedded import PrivateServer
+from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, pack_fact
+
+pytestmark = pytest.mark.integration
+
+# in importlib mode a module beside this one is not on the path
+_spec = importlib.util.spec_from_file_location("batching_cluster", Path(__file__).with_name("batching_cluster.py"))
+assert _spec is not None
+assert _spec.loader is not None
+parts = sys.modules["batching_cluster"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(parts)
+
+Cluster, MODEL, HASH, PATIENCE_S = parts.Cluster, parts.MODEL, parts.HASH, parts.PATIENCE_S
+ask, until, until_so, value_of = parts.ask, parts.until, parts.until_so, parts.value_of
+
+DYNAMIC = "dynamic_batching { }"
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    url = request.getfixturevalue("fresh_log_url") if request.param == "redis" else ""
+    cluster = Cluster(url)
+    cluster.configure(DYNAMIC)
+    yield cluster
+    await cluster.close()
+
+
+async def answers(calls: list[asyncio.Task]) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [value_of(response) for response in await asyncio.gather(*calls)]
+
+
+async def failure(call: asyncio.Task) -> CharoniaError:
+    with pytest.raises(CharoniaError) as caught:
+        await asyncio.wait_for(call, PATIENCE_S)
+    return caught.value
+
+
+async def statistics(cluster: Cluster) -> dict[str, int]:
+    return await (await cluster.log()).statistics(keys.statistics(MODEL, 1, HASH))
+
+
+async def test_every_request_gets_its_own_answer_and_leaves_nothing(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    gateway = await cluster.gateway()
+
+    calls = [ask(gateway, n) for n in range(200)]
+
+    assert await answers(calls) == list(range(200))
+    assert sorted(executor.executed) == list(range(200))
+    await cluster.settled()
+    assert gateway._dataplane.pending_requests == 0
+    assert gateway._dataplane.counts.requests == 200
+    assert gateway._dataplane.counts.entries < 200, "requests of one tick share entries"
+    await until(lambda: batcher.service.owned[MODEL].settled_requests == 200)
+    assert (await statistics(cluster))["success_count"] == 200
+    owned = batcher.service.owned[MODEL]
+    assert not owned._batches
+    assert not owned._held_replies
+
+
+async def test_what_a_dead_batcher_had_is_taken_over_and_answered_once(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher()
+    await first.owns()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(40)]
+    await until(lambda: len(executor.held) == 2 and first.service.owned[MODEL].scheduler.pending_count() == 24)
+
+    await first.die()
+    second = await cluster.batcher()
+    later = [ask(gateway, n) for n in range(40, 60)]
+    assert MODEL not in second.service.owned
+    await cluster.lose("batcher", first.name)
+    await second.owns()
+    executor.release()
+
+    assert await answers(calls + later) == list(range(60))
+    assert sorted(executor.executed) == list(range(60)), "what was running is not run again"
+    await cluster.settled()
+    assert gateway._dataplane.duplicates == 0
+
+
+async def test_an_idle_owner_that_dies_is_replaced(cluster: Cluster) -> None:
+    await cluster.executor()
+    first = await cluster.batcher()
+    await first.owns()
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    await first.die()
+    waiting = ask(gateway, 2)
+    await until_so(lambda: _pending(cluster, 1))
+
+    await cluster.lose("batcher", first.name)
+    await cluster.batcher()
+
+    assert await answers([waiting]) == [2]
+    await cluster.settled()
+
+
+async def _pending(cluster: Cluster, requests: int) -> bool:
+    return (await (await _shared(cluster)).pending(MODEL))[0] == requests
+
+
+async def _shared(cluster: Cluster) -> object:
+    return cluster._executors[0].log if cluster._executors else await cluster.log()
+
+
+async def test_a_drained_batcher_hands_over(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher()
+    await first.owns()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(20)]
+    await until(lambda: len(executor.held) == 2)
+
+    await first.stop()
+    await cluster.lose("batcher", first.name)
+    await cluster.batcher()
+    executor.release()
+
+    assert await answers(calls) == list(range(20))
+    assert sorted(executor.executed) == list(range(20))
+    await cluster.settled()
+
+
+async def test_a_batcher_taken_for_lost_takes_its_models_again(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(20)]
+    await until(lambda: len(executor.held) == 2)
+    former = batcher.service.owned[MODEL]
+
+    await cluster.lose("batcher", batcher.name)
+    await until(lambda: MODEL not in batcher.service.owned)
+    calls += [ask(gateway, n) for n in range(20, 30)]
+    await batcher.control.announce(ProcessJoined("batcher", batcher.name))
+    await batcher.owns()
+    assert batcher.service.owned[MODEL].token > former.token
+    executor.release()
+    calls += [ask(gateway, n) for n in range(30, 40)]
+
+    assert await answers(calls) == list(range(40))
+    assert sorted(executor.executed) == list(range(40))
+    await cluster.settled()
+
+
+async def test_a_lost_executors_work_runs_elsewhere_and_its_late_settle_is_fenced(cluster: Cluster) -> None:
+    first = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(4)]
+    await until(lambda: len(first.held) == 1)
+    (late,) = first.held
+    assert late.header.attempts == (1, 1, 1, 1)
+
+    second = await cluster.executor(gated=True)
+    await cluster.lose("executor", first.name)
+    await until(lambda: sum(len(held.records) for held in second.held) == 4)
+    assert {attempt for held in second.held for attempt in held.header.attempts} == {2}
+    assert await first.settle(late, answer=False) == [False] * 4
+    assert await _pending(cluster, 4)
+    second.release()
+
+    assert await answers(calls) == [0, 1, 2, 3]
+    assert sorted(second.executed) == [0, 1, 2, 3]
+    await cluster.settled()
+    owned = batcher.service.owned[MODEL]
+    await until(lambda: owned.settled_requests == 4)
+    assert not owned._batches
+    assert (await statistics(cluster))["success_count"] == 4
+
+
+async def test_an_executor_lost_while_a_successor_recovers_keeps_nothing(cluster: Cluster) -> None:
+    first = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(8)]
+    await until(lambda: len(first.held) == 1)
+    await batcher.die()
+    await cluster.executor()
+
+    await cluster.lose("batcher", batcher.name)
+    await cluster.lose("executor", first.name)
+    await cluster.batcher()
+
+    assert await answers(calls) == list(range(8))
+
+
+async def test_a_request_that_waits_too_long_is_refused_promptly(cluster: Cluster) -> None:
+    cluster.configure("dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000 } }")
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    running = ask(gateway, 1, id="a")
+    await until(lambda: len(executor.held) == 1)
+
+    error = await failure(ask(gateway, 2, id="b"))
+    nameless = await failure(ask(gateway, 3))
+
+    assert type(error) is Unavailable
+    assert error.message == "[request id: b] Request timeout expired"
+    assert nameless.message == "[request id: <id_unknown>] Request timeout expired"
+    executor.release()
+    assert await answers([running]) == [1]
+    await cluster.settled()
+    counted = await statistics(cluster)
+    assert (counted["fail_REJECTED"], counted["fail_count"]) == (2, 2)
+    assert counted["fail_ns"] >= 100_000_000
+    assert gateway.metrics.counts(MODEL, 1).failures["REJECTED"] == 2
+
+
+async def test_a_refusal_of_what_ran_before_is_not_fenced(cluster: Cluster) -> None:
+    """Lost, begun again, given back and then refused: the log must let go of it."""
+    cluster.configure("dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 } }")
+    first = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    gateway = await cluster.gateway()
+    call = ask(gateway, 1)
+    await until(lambda: len(first.held) == 1)
+    second = await cluster.executor(gated=True)
+    await cluster.lose("executor", first.name)
+    await until(lambda: len(second.held) == 1)
+    assert second.held[0].header.attempts == (2,)
+
+    held = second.held.pop()
+    await second.unload()
+    await until(lambda: not batcher.control.catalog.held(MODEL))
+    await second.log.append(held.header.report_to, _returned(second.name, held.header.batch_id))
+
+    assert "not at ready state" in (await failure(call)).message
+    await until_so(lambda: _pending(cluster, 0))
+
+
+def _returned(executor: str, batch_id: str) -> list[bytes]:
+    fact = BatchReturned(executor, batch_id, "drains")
+    return [FIELD_FACT, pack_fact(fact)]
+
+
+async def test_a_full_queue_refuses(cluster: Cluster) -> None:
+    cluster.configure("dynamic_batching { default_queue_policy { max_queue_size: 2 } }")
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, 0)]
+    await until(lambda: len(executor.held) == 1)
+    calls += [ask(gateway, n) for n in (1, 2)]
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 2)
+
+    error = await failure(ask(gateway, 3, id="c"))
+
+    assert type(error) is Unavailable
+    assert error.message == "[request id: c] Exceeds maximum queue size"
+    executor.release()
+    assert await answers(calls) == [0, 1, 2]
+    await cluster.settled()
+
+
+async def test_a_cancelled_request_leaves_the_queue(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    running = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+    queued = ask(gateway, 2)
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
+
+    queued.cancel()
+
+    await until_so(lambda: _pending(cluster, 1))
+    executor.release()
+    assert await answers([running]) == [1]
+    assert executor.executed == [1]
+    await cluster.settled()
+    counted = await statistics(cluster)
+    assert (counted["fail_CANCELED"], counted["fail_count"], counted["success_count"]) == (1, 1, 1)
+    assert gateway.metrics.counts(MODEL, 1).failures["CANCELED"] == 1
+
+
+async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 0)]) == [0]
+    call = asyncio.ensure_future(gateway.infer(parts.request(1), flush_interval_s=0.2))
+    await until(lambda: gateway._dataplane.pending_requests == 1)
+    call.cancel()
+    await asyncio.wait([call])
+
+    assert await answers([ask(gateway, 2)]) == [2]
+    assert executor.executed == [0, 2]
+    await cluster.settled()
+
+
+ORDERED = "dynamic_batching { preserve_ordering: true }"
+
+
+async def test_order_is_kept_over_two_executors(cluster: Cluster) -> None:
+    cluster.configure(ORDERED, max_batch_size=1)
+    slow = await cluster.executor("slow", gated=True)
+    fast = await cluster.executor("fast", gated=True)
+    await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    finished: list[int] = []
+    calls = []
+    for n in range(2):
+        calls.append(ask(gateway, n))
+        await until(lambda n=n: len(slow.held) + len(fast.held) == n + 1)
+    if fast.held[0].values == [0]:
+        slow, fast = fast, slow
+    calls += [ask(gateway, n) for n in range(2, 12)]
+    for call in calls:
+        call.add_done_callback(lambda call: finished.append(value_of(call.result())))
+
+    fast.release()
+    await until(lambda: len(fast.executed) == 11)
+    await until_so(lambda: _pending(cluster, 1))
+    assert finished == []
+    slow.release()
+
+    assert await answers(calls) == list(range(12))
+    assert finished == list(range(12))
+    await cluster.settled()
+
+
+async def test_replies_held_for_their_order_survive_their_holder(cluster: Cluster) -> None:
+    cluster.configure(ORDERED, max_batch_size=1)
+    slow = await cluster.executor("slow", gated=True)
+    fast = await cluster.executor("fast", gated=True)
+    first = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    calls = []
+    for n in range(2):
+        calls.append(ask(gateway, n))
+        await until(lambda n=n: len(slow.held) + len(fast.held) == n + 1)
+    if fast.held[0].values == [0]:
+        slow, fast = fast, slow
+    fast.release()
+    await until(lambda: len(first.service.owned[MODEL]._held_replies) == 1)
+
+    await first.die()
+    await cluster.lose("batcher", first.name)
+    await cluster.batcher(prefetch=0)
+    slow.release()
+
+    assert await answers(calls) == [0, 1]
+    await cluster.settled()
+
+
+async def test_what_waits_for_an_unloaded_model_is_refused(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    running = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+    queued = [ask(gateway, n) for n in (2, 3)]
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 2)
+
+    await executor.unload()
+
+    for call in queued:
+        error = await failure(call)
+        assert type(error) is Unavailable
+        assert error.message.endswith("Request for unknown model: 'echo' version 1 is not at ready state")
+    executor.release()
+    assert await answers([running]) == [1]
+    await cluster.settled()
+
+
+async def test_what_waits_for_a_model_unloaded_between_two_batchers_is_refused(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher(prefetch=0)
+    await first.owns()
+    gateway = await cluster.gateway()
+    await first.die()
+    queued = ask(gateway, 1)
+    await until_so(lambda: _pending(cluster, 1))
+    await executor.unload()
+    await until(lambda: not gateway.model_ready(MODEL, ""))
+
+    await cluster.lose("batcher", first.name)
+    await cluster.batcher()
+
+    assert "is not at ready state" in (await failure(queued)).message
+    await cluster.settled()
+
+
+async def test_a_lower_priority_number_is_served_first(cluster: Cluster) -> None:
+    cluster.configure("dynamic_batching { priority_levels: 2 default_priority_level: 2 }", max_batch_size=1)
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, 0)]
+    await until(lambda: len(executor.held) == 1)
+    scheduler = batcher.service.owned[MODEL].scheduler
+    calls += [ask(gateway, n) for n in (1, 2, 3)]
+    await until(lambda: scheduler.queued_by_level() == {2: 3})
+    calls += [ask(gateway, n, priority=1) for n in (4, 5, 6)]
+    await until(lambda: scheduler.queued_by_level() == {1: 3, 2: 3})
+
+    executor.release()
+
+    assert await answers(calls) == list(range(7))
+    assert executor.executed == [0, 4, 5, 6, 1, 2, 3]
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("window_requests", [1, 4])
+async def test_a_full_window_stops_reading_and_goes_on(cluster: Cluster, window_requests: int) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(window_requests=window_requests)
+    gateway = await cluster.gateway()
+    calls = []
+    for n in range(60):
+        calls.append(ask(gateway, n))
+        if n % 5 == 0:  # so that they come in several entries
+            await until_so(lambda n=n: _pending(cluster, n + 1))
+    owned = batcher.service.owned[MODEL]
+    await until(lambda: owned._paused)
+    assert owned.scheduler.pending_count() < 60 - 16
+
+    executor.release()
+
+    assert await answers(calls) == list(range(60))
+    assert sorted(executor.executed) == list(range(60))
+    await cluster.settled()
+
+
+async def test_a_reply_that_died_with_its_executor_does_not_leave_its_caller_waiting(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    call = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+
+    assert await executor.settle(executor.held.pop(), answer=False) == [True]
+
+    assert type(await failure(call)) is LogUnavailable
+    assert gateway._dataplane.pending_requests == 0
+
+
+async def test_replies_to_a_gateway_that_left_are_not_kept(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    await cluster.batcher()
+    await cluster.gateway()
+    log = executor.log
+    stream = keys.replies("gateway-0")
+    await executor.tell(ProcessJoined("gateway", "gateway-0"))
+    await log.append(stream, [b"r", b"late"])
+
+    await cluster.lose("gateway", "gateway-0")
+
+    async def gone() -> bool:
+        return not await log.range(stream)
+
+    await until_so(gone)
+
+
+async def test_a_reload_serves_on(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(20)]
+    cluster.configure(ORDERED)
+    await executor.load(cluster.config, content_hash="hash-2")
+    calls += [ask(gateway, n) for n in range(20, 40)]
+    await until(lambda: gateway._catalog.find(MODEL, -1).content_hash == "hash-2")
+    calls += [ask(gateway, n) for n in range(40, 60)]
+
+    assert await answers(calls) == list(range(60))
+    await cluster.settled()
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateServer]:
+    """A server of the test's own, to be killed."""
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    server = PrivateServer(state_dir)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+    shutil.rmtree(state_dir)
+
+
+@pytest.mark.parametrize("extra", [DYNAMIC, ORDERED])
+async def test_a_lost_and_found_log_leaves_no_caller_waiting(server: PrivateServer, extra: str) -> None:
+    cluster = Cluster(server.url)
+    cluster.configure(extra)
+    try:
+        await _lose_and_find(cluster, server)
+    finally:
+        await cluster.close()
+
+
+async def _lose_and_find(cluster: Cluster, server: PrivateServer) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    answered: list[int] = []
+    unknown: list[int] = []
+    numbers = iter(range(1_000_000))
+    asking = True
+
+    async def client() -> None:
+        while asking:
+            number = next(numbers)
+            try:
+                assert value_of(await gateway.infer(parts.request(number))) == number
+                answered.append(number)
+            except LogUnavailable:
+                unknown.append(number)
+                await asyncio.sleep(0.001)
+
+    clients = [asyncio.ensure_future(client()) for _ in range(16)]
+    await until(lambda: bool(executor.held))
+    executor.release()
+    for _ in range(2):
+        reached = len(answered) + 100
+        await until(lambda reached=reached: len(answered) > reached)
+        os.kill(server.pid, signal.SIGKILL)
+        while server.poll() is None:
+            pass
+        await until(lambda: not gateway._control.log_up)
+        server.start()
+        await asyncio.to_thread(server.wait_ready)
+        await until(lambda: gateway._control.log_up)
+    reached = len(answered) + 100
+    await until(lambda: len(answered) > reached)
+    asking = False
+
+    await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_S)
+    assert len(answered) == len(set(answered))
+    assert gateway._dataplane.pending_requests == 0
