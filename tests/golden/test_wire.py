@@ -1,0 +1,140 @@
+"""Bytes written by an earlier release are read for ever: one committed file of hexadecimal text per record kind.
+
+A layout change adds files of the new version beside these; these never change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.events import (
+    BatchFinished,
+    BatchReturned,
+    Fact,
+    LaneOpened,
+    ModelRequested,
+    ModelRequestFinished,
+    ProcessJoined,
+    ProcessLeft,
+    RepositoryScanned,
+    RequestCancelled,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+    pack_fact,
+    unpack_fact,
+)
+from charonia.tensors import Tensor, join_bytes_elements
+from charonia.wire import (
+    BatchHeader,
+    pack_failure,
+    pack_request,
+    pack_response,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
+
+HERE = Path(__file__).parent
+ID = bytes(range(16))
+INPUTS = [
+    Tensor("x", DataType.FP32, (2, 2), bytes(range(16))),
+    Tensor("s", DataType.BYTES, (2, 1), join_bytes_elements([b"a", "é"])),
+]
+OUTPUT = Tensor("y", DataType.BF16, (1, 3), b"\x00\x3f\x80\x3f\x00\x40")
+PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
+HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
+
+FACTS: list[Fact] = [
+    ProcessJoined("executor", "e-1", pool="gpu", host="h", pid=7, hosts_batcher=True),
+    ProcessLeft("gateway", "g-1", "lost"),
+    RepositoryScanned("e-1", ("a", "b"), "explicit", ready=True),
+    ModelRequested("load", "m", "r-1", '{"name":"m"}', {"1/model.py": "blob-1"}, unload_dependents=True),
+    ModelRequestFinished("e-1", "r-1", 3, "why"),
+    VersionStateChanged("e-1", "m", 3, "LOADING"),
+    VersionLoaded("e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12),
+    VersionFailed("e-1", "m", 3, 1, "Internal: why"),
+    VersionUnloaded("e-1", "m", 3, "unloaded"),
+    LaneOpened(2, 1),
+    BatchFinished("e-1", "owner-7-1", (("g-1", b"record"),)),
+    BatchReturned("e-1", "owner-7-1", "drains"),
+    RequestCancelled(ID),
+]
+
+
+def written() -> dict[str, bytes]:
+    """What this release writes, by file name."""
+    meta = request_meta(3, "abc", INPUTS, ("y",), PARAMETERS)
+    records = {
+        "wire/v1-request.hex": pack_request(
+            ID,
+            b"g-1",
+            "é-1".encode(),
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=2**64 - 1,
+            level=5,
+            accepted_ns=11,
+            deadline_ns=12,
+            timeout_us=13,
+        ),
+        "wire/v1-response.hex": pack_response(ID, "m", 3, [OUTPUT], PARAMETERS),
+        "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
+        "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
+        "wire/v1-batch-header.hex": HEADER.pack(),
+    }
+    return records | {f"events/{fact.kind}.hex": pack_fact(fact) for fact in FACTS}
+
+
+def kept(name: str) -> bytes:
+    return bytes.fromhex((HERE / name).read_text())
+
+
+def test_a_request_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request.hex"))
+    assert (record.id, record.endpoint, record.client_id) == (ID, "g-1", "é-1")
+    assert (record.rows, record.signature, record.level) == (2, 2**64 - 1, 5)
+    assert (record.accepted_ns, record.deadline_ns, record.timeout_us) == (11, 12, 13)
+    assert (record.meta.version, record.meta.content_hash, record.meta.outputs) == (3, "abc", ("y",))
+    assert record.meta.parameters == PARAMETERS
+    assert record.inputs() == INPUTS
+
+
+def test_responses_are_read() -> None:
+    whole, part = unpack_response(kept("wire/v1-response.hex")), unpack_response(kept("wire/v1-response-part.hex"))
+    assert (whole.id, whole.model, whole.version, whole.error, whole.final) == (ID, "m", 3, None, True)
+    assert whole.outputs == part.outputs == [OUTPUT]
+    assert (whole.parameters, part.parameters, part.final) == (PARAMETERS, {}, False)
+
+
+def test_a_failure_is_read() -> None:
+    failed = unpack_response(kept("wire/v1-failure.hex"))
+    assert (failed.id, failed.model, failed.version, failed.outputs) == (ID, "m", 3, [])
+    assert type(failed.error) is InvalidArgument
+    assert failed.error.message == "why é"
+
+
+def test_a_batch_header_is_read() -> None:
+    assert BatchHeader.unpack(kept("wire/v1-batch-header.hex")) == HEADER
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.kind)
+def test_a_fact_is_read(fact: Fact) -> None:
+    assert unpack_fact(kept(f"events/{fact.kind}.hex")) == fact
+
+
+def test_every_kind_has_its_bytes() -> None:
+    assert {type(fact) for fact in FACTS} == set(Fact.__args__)
+    assert {str(path.relative_to(HERE)) for path in HERE.rglob("*.hex")} >= set(written())
+
+
+@pytest.mark.parametrize("name", sorted(written()))
+def test_this_release_still_writes_them(name: str) -> None:
+    """A difference here is a new layout: give it a version of its own and new files."""
+    assert written()[name] == kept(name)

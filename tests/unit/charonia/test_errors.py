@@ -1,0 +1,42 @@
+"""The error tree: one class for each code, and codes that keep their numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia.errors import CharoniaError, ConfigError, ErrorCode, InvalidArgument, LogUnavailable, UnknownError
+
+
+def test_numbers_are_never_given_anew() -> None:
+    assert [(code.name, code.value) for code in ErrorCode] == [
+        ("UNKNOWN", 0),
+        ("INTERNAL", 1),
+        ("NOT_FOUND", 2),
+        ("INVALID_ARG", 3),
+        ("UNAVAILABLE", 4),
+        ("UNSUPPORTED", 5),
+        ("ALREADY_EXISTS", 6),
+        ("CANCELLED", 7),
+        ("RESOURCE_EXHAUSTED", 8),
+        ("DEADLINE_EXCEEDED", 9),
+        ("UNAUTHENTICATED", 10),
+        ("PERMISSION_DENIED", 11),
+    ]
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_has_its_class_and_title(code: ErrorCode) -> None:
+    error = CharoniaError.of(int(code), "why")
+    assert (error.code, error.message, str(error)) == (code, "why", "why")
+    assert code.title
+    assert code.title[0].isupper()
+
+
+def test_a_code_of_a_newer_peer_is_unknown() -> None:
+    assert type(CharoniaError.of(99, "why")) is UnknownError
+
+
+def test_special_cases_keep_their_parents_code() -> None:
+    assert ConfigError("x").code is InvalidArgument.code
+    assert LogUnavailable("x").code is ErrorCode.UNAVAILABLE
+    assert ErrorCode.INVALID_ARG.title == "Invalid argument"
