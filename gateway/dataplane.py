@@ -194,15 +194,22 @@ class DataPlane:
         pending = self._pending
         for entry in entries:
             try:
-                for record in records_of(entry.fields):
-                    response = unpack_response(record)
-                    waiter = pending.get(response.id)
-                    if waiter is None or waiter.future.done():
-                        self.duplicates += 1
-                        continue
-                    waiter.future.set_result(response)
+                records = records_of(entry.fields)
             except InvalidRecord as error:
                 _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
+                continue
+            for record in records:
+                try:
+                    response = unpack_response(record)
+                except InvalidRecord as error:
+                    # its neighbours are other callers' answers
+                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
+                    continue
+                waiter = pending.get(response.id)
+                if waiter is None or waiter.future.done():
+                    self.duplicates += 1
+                    continue
+                waiter.future.set_result(response)
 
     def _on_log_state(self, up: bool) -> None:
         self._up = up
