@@ -1,0 +1,259 @@
+"""`ModelInferRequest` and `ModelInferResponse` to and from the neutral forms (G4-G7, G18-G20). Pure.
+
+Raw contents stay the bytes of the message. A reply is put together as bytes: what replies of one signature share is
+serialised once, the request's id and the raw outputs are appended as further fields, which is how protobuf defines
+concatenation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument, Unsupported
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
+from charonia.tensors import Buffer, Tensor, element_count, join_bytes_elements
+from gateway.classification import classify
+from gateway.handler import ServedModel
+from gateway.request_rules import (
+    MAX_DEADLINE_NS,
+    SHARED_MEMORY_DISABLED,
+    check_dimensions,
+    check_parameter_name,
+    check_request_id,
+)
+from protos import grpc_service_pb2 as pb
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+# field of InferTensorContents -> (the type messages name it by, NumPy dtype the values are read as)
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "bool_contents": ("BOOL", np.bool_),
+    "int_contents": ("INT32", np.int32),
+    "int64_contents": ("INT64", np.int64),
+    "uint_contents": ("UINT32", np.uint32),
+    "uint64_contents": ("UINT64", np.uint64),
+    "fp32_contents": ("FP32", np.float32),
+    "fp64_contents": ("FP64", np.float64),
+    "bytes_contents": ("BYTES", None),
+}
+_FIELD_OF: dict[DataType, str] = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+_TAG_ID = b"\x1a"  # field 3, length-delimited
+_TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
+_SIGNATURES_REMEMBERED = 1024
+
+Classes = dict[str, int]
+
+
+def infer_request(message: pb.ModelInferRequest, version: int = LATEST_VERSION) -> tuple[InferenceRequest, Classes]:
+    """The request and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20)."""
+    raw = message.raw_input_contents
+    model = message.model_name
+    tensors: list[Tensor] = []
+    for position, item in enumerate(message.inputs):
+        shape = tuple(item.shape)
+        check_dimensions(item.name, len(shape))
+        if item.parameters and "shared_memory_region" in item.parameters:
+            raise Unsupported(SHARED_MEMORY_DISABLED)
+        datatype = DataType.of(item.datatype)
+        data: Buffer
+        if raw:
+            if item.HasField("contents"):
+                raise InvalidArgument(
+                    f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
+                    f"'{model}'"
+                )
+            if position >= len(raw):
+                raise InvalidArgument(
+                    f"unable to find data for input tensor '{item.name}' for model '{model}' in request."
+                )
+            data = raw[position]
+        else:
+            data = _typed(item, datatype, shape, model)
+        tensors.append(Tensor(item.name, datatype, shape, data))
+    if len(raw) > len(tensors):
+        raise InvalidArgument(
+            f"at most {len(tensors)} raw_input_contents expected for model '{model}', one for each input, got {len(raw)}"
+        )
+    request = InferenceRequest(model, version, tensors, id=message.id)
+    if message.id:
+        check_request_id(message.id)
+    if message.parameters:
+        _parameters(request, message.parameters)
+    classes: Classes = {}
+    if message.outputs:
+        request.outputs = _outputs(message, classes)
+    return request, classes
+
+
+def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) -> bytes:
+    """The raw encoding of typed contents (G5, G18); values wider than the type wrap to it."""
+    field = _FIELD_OF.get(datatype, "")
+    contents = item.contents
+    for name, (type_name, _) in _FIELDS.items():
+        if name != field and len(getattr(contents, name)):
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{item.name}' for model '{model}' of type "
+                f"'{type_name}', expected datatype '{datatype.value}'"
+            )
+    values = getattr(contents, field) if field else ()
+    if not len(values):
+        if element_count(item.name, shape) == 0:
+            return b""
+        raise InvalidArgument(f"unable to find data for input tensor '{item.name}' for model '{model}' in request.")
+    if datatype is DataType.BYTES:
+        return join_bytes_elements(values)
+    array = np.array(values, dtype=_FIELDS[field][1])
+    return array.astype(datatype.numpy, copy=False).tobytes()
+
+
+def _parameters(request: InferenceRequest, parameters: Any) -> None:
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        value = getattr(parameter, kind) if kind else None
+        match key:
+            case "sequence_id":
+                if kind not in ("int64_param", "uint64_param", "string_param"):
+                    raise InvalidArgument(
+                        "invalid value type for 'sequence_id' parameter, expected int64_param or string_param."
+                    )
+                request.sequence_id = value  # type: ignore[assignment]
+            case "sequence_start":
+                request.sequence_start = _typed_parameter(key, kind, value, "bool_param")
+            case "sequence_end":
+                request.sequence_end = _typed_parameter(key, kind, value, "bool_param")
+            case "priority":
+                if kind not in ("int64_param", "uint64_param"):
+                    raise InvalidArgument(
+                        "invalid value type for 'priority' parameter, expected int64_param or uint64_param."
+                    )
+                if value < 0:  # type: ignore[operator]
+                    raise InvalidArgument("invalid value for 'priority', expected value >= 0.")
+                request.priority = value  # type: ignore[assignment]
+            case "timeout":
+                request.timeout_us = max(0, _typed_parameter(key, kind, value, "int64_param"))
+            case "charonia_deadline_us":
+                micros = max(0, _typed_parameter(key, kind, value, "int64_param"))
+                request.deadline_ns = min(micros * 1000, MAX_DEADLINE_NS)
+            case "binary_data_output":
+                continue
+            case _ if key == EMPTY_FINAL:
+                _typed_parameter(key, kind, value, "bool_param")
+            case _:
+                check_parameter_name(key)
+                if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
+                    raise InvalidArgument(
+                        f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+                    )
+                request.parameters[key] = value  # type: ignore[assignment]
+
+
+def _typed_parameter(key: str, kind: str | None, value: Any, expected: str) -> Any:
+    if kind != expected:
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {expected}.")
+    return value
+
+
+def _outputs(message: pb.ModelInferRequest, classes: Classes) -> tuple[str, ...]:
+    names: list[str] = []
+    for item in message.outputs:
+        names.append(item.name)
+        parameters = item.parameters
+        if not parameters:
+            continue
+        if "shared_memory_region" in parameters:
+            if "classification" in parameters:
+                raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+            raise Unsupported(SHARED_MEMORY_DISABLED)
+        if "classification" in parameters:
+            parameter = parameters["classification"]
+            kind = parameter.WhichOneof("parameter_choice")
+            if kind != "int64_param":
+                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param.")
+            if parameter.int64_param < 0:
+                raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+            if parameter.int64_param:
+                classes[item.name] = parameter.int64_param
+    return tuple(names)
+
+
+class ResponseEncoder:
+    """Writes replies; one per front, it remembers what replies of one signature share."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Any, bytes] = {}
+
+    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes:
+        """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
+        outputs = response.outputs
+        if classes:
+            batching = served.interface.batching
+            outputs = [
+                classify(t, classes[t.name], batching, list(served.labels.get(t.name, ()))) if t.name in classes else t
+                for t in outputs
+            ]
+        key = (response.model, response.version, tuple([(t.name, t.datatype, t.shape) for t in outputs]))
+        shared = self._shared.get(key) if not response.parameters else None
+        if shared is None:
+            shared = _message(response, outputs).SerializeToString()
+            if not response.parameters:
+                if len(self._shared) >= _SIGNATURES_REMEMBERED:
+                    self._shared.clear()
+                self._shared[key] = shared
+        parts: list[Buffer] = [shared]
+        if response.id:
+            text = response.id.encode()
+            parts += (_TAG_ID, _varint(len(text)), text)
+        for tensor in outputs:
+            parts += (_TAG_RAW_OUTPUT, _varint(len(tensor.data)), tensor.data)
+        return b"".join(parts)
+
+
+def _message(response: InferenceResponse, outputs: list[Tensor]) -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse(model_name=response.model, model_version=str(response.version))
+    write_parameters(message.parameters, response.parameters)
+    for tensor in outputs:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+    return message
+
+
+def write_parameters(target: Any, parameters: Parameters) -> None:
+    """Response parameters by their type (H23)."""
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            target[key].bool_param = value
+        elif isinstance(value, int):
+            target[key].int64_param = value
+        elif isinstance(value, float):
+            target[key].double_param = value
+        else:
+            target[key].string_param = value
+
+
+def _varint(number: int) -> bytes:
+    if number < 128:
+        return _SMALL[number]
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SMALL = [bytes([number]) for number in range(128)]

@@ -1,0 +1,117 @@
+"""The gRPC front as a thing to start and stop: port, TLS, keep-alive, compression (G29-G31, V5)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from charonia.errors import StartupError
+from charonia.settings import GatewaySettings
+from gateway.handler import Handler
+
+from .servicer import Servicer
+
+_COMPRESSION = {
+    "none": (grpc.Compression.NoCompression, -1),
+    "low": (grpc.Compression.Gzip, 1),
+    "medium": (grpc.Compression.Gzip, 2),
+    "high": (grpc.Compression.Gzip, 3),
+}
+_UNLIMITED = -1
+
+
+class GrpcFront:
+    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+
+    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    """
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        self._settings = settings
+        self._servicer = Servicer(settings, handler)
+        self._server: grpc.aio.Server | None = None
+        level = settings.grpc_infer_response_compression_level
+        if level not in _COMPRESSION:
+            raise StartupError(
+                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
+            )
+        self._compression, self._level = _COMPRESSION[level]
+        self.port = 0
+        """The real port, once started."""
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        settings = self._settings
+        options: list[tuple[str, int]] = [
+            ("grpc.so_reuseport", int(settings.reuse_grpc_port)),
+            ("grpc.max_receive_message_length", _UNLIMITED),
+            ("grpc.max_send_message_length", _UNLIMITED),
+            *settings.grpc_keepalive.items(),
+        ]
+        if self._level >= 0:
+            options.append(("grpc.default_compression_level", self._level))
+        address = f"{settings.grpc_address}:{settings.grpc_port}"
+        if settings.grpc_port and not settings.reuse_grpc_port:
+            _check_free(settings.grpc_address, settings.grpc_port)
+        server = grpc.aio.server(options=options, compression=self._compression)
+        server.add_generic_rpc_handlers(tuple(self._servicer.handlers()))
+        try:
+            if settings.grpc_use_ssl:
+                self.port = server.add_secure_port(address, self._credentials())
+            else:
+                self.port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartupError(f"failed to start GRPC service: cannot listen on '{address}': {error}") from None
+        if not self.port:
+            raise StartupError(f"failed to start GRPC service: cannot listen on '{address}'")
+        self._server = server
+        await server.start()
+
+    async def stop_accepting(self) -> None:
+        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        self._servicer.draining = True
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new calls, wait up to `grace_s` for open ones, then cancel them."""
+        await self.stop_accepting()
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        settings = self._settings
+        key, certificate = (
+            _read("grpc-server-key", settings.grpc_server_key),
+            _read("grpc-server-cert", settings.grpc_server_cert),
+        )
+        root = _read("grpc-root-cert", settings.grpc_root_cert) if settings.grpc_root_cert else None
+        return grpc.ssl_server_credentials(
+            [(key, certificate)], root_certificates=root, require_client_auth=settings.grpc_use_ssl_mutual
+        )
+
+
+def _read(option: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartupError(f"--{option}: '{path}' cannot be read: {error.strerror}") from None
+
+
+def _check_free(address: str, port: int) -> None:
+    """grpc's own message for a taken port names neither the port nor the reason (V5)."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.strip("[]"), port))
+        except OSError as error:
+            reason = (
+                f"Unavailable - Socket '{address}:{port}' already in use"
+                if error.errno == errno.EADDRINUSE
+                else f"cannot listen on '{address}:{port}': {error.strerror}"
+            )
+            raise StartupError(f"failed to start GRPC service: {reason}") from None
