@@ -88,7 +88,7 @@ def infer_request(message: pb.ModelInferRequest, version: int = LATEST_VERSION) 
         tensors.append(Tensor(item.name, datatype, shape, data))
     if len(raw) > len(tensors):
         raise InvalidArgument(
-            f"at most {len(tensors)} raw_input_contents expected for model '{model}', one for each input, got {len(raw)}"
+            f"at most {len(tensors)} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
         )
     request = InferenceRequest(model, version, tensors, id=message.id)
     if message.id:

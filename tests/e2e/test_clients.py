@@ -15,6 +15,9 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+# the stock asyncio HTTP client warns about its own way of sending large bodies
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+
 MODELS = ["magika", "magika_features", "silero_vad", "ocr_det", "ocr_rec", "identity"]
 ONNX_MODELS = [m for m in MODELS if m != "magika_features"]
 
