@@ -35,6 +35,8 @@ from charonia.wire import (
     pack_failure,
     pack_request,
     pack_response,
+    record_fields,
+    records_of,
     request_meta,
     unpack_request,
     unpack_response,
@@ -88,6 +90,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
         "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
         "wire/v1-batch-header.hex": HEADER.pack(),
+        "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
     return records | {f"events/{fact.kind}.hex": pack_fact(fact) for fact in FACTS}
 
@@ -122,6 +125,15 @@ def test_a_failure_is_read() -> None:
 
 def test_a_batch_header_is_read() -> None:
     assert BatchHeader.unpack(kept("wire/v1-batch-header.hex")) == HEADER
+
+
+def test_joined_records_are_read() -> None:
+    assert [bytes(r) for r in records_of([b"m", kept("wire/v1-joined-records.hex"), b"r", b"four"])] == [
+        b"one",
+        b"",
+        b"three",
+        b"four",
+    ]
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.kind)

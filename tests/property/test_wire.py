@@ -16,6 +16,8 @@ from charonia.wire import (
     pack_failure,
     pack_request,
     pack_response,
+    record_fields,
+    records_of,
     request_meta,
     unpack_request,
     unpack_response,
@@ -180,9 +182,26 @@ def test_a_spoilt_failure_header_or_fact_is_refused_or_well_typed(data: st.DataO
         pass
 
 
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=5))
+def test_the_records_of_an_entry_come_back(records: list[bytes]) -> None:
+    fields = [b"h", b"header", *record_fields(records), b"new", b"field"]
+    assert [bytes(record) for record in records_of(fields)] == records
+
+
+@given(st.data(), st.lists(st.binary(max_size=9), min_size=2, max_size=5))
+def test_spoilt_joined_records_are_refused_or_add_up(data: st.DataObject, records: list[bytes]) -> None:
+    name, joined = record_fields(records)
+    hostile = spoil(data, bytes(joined))
+    try:
+        found = records_of([name, hostile])
+    except InvalidRecord:
+        return
+    assert sum(map(len, found)) + 4 * (len(found) + 1) == len(hostile)
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(junk: bytes) -> None:
-    for read in (unpack_request, unpack_response, BatchHeader.unpack, unpack_fact):
+    for read in (unpack_request, unpack_response, BatchHeader.unpack, unpack_fact, lambda b: records_of([b"m", b])):
         try:
             read(junk)
         except InvalidRecord:

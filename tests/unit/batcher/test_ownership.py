@@ -1,0 +1,39 @@
+"""One owner per model: the same choice everywhere, few moves, and no owner pushed out while it lives."""
+
+from __future__ import annotations
+
+from batcher.ownership import live_batchers, preferred_owner, take
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import ProcessJoined, ProcessLeft
+from charonia.models.catalog import Catalog
+
+MODELS = [f"model-{n}" for n in range(200)]
+
+
+def test_a_model_has_one_preferred_owner_whoever_asks() -> None:
+    assert preferred_owner("m", []) == ""
+    assert preferred_owner("m", ["a", "b", "c"]) == preferred_owner("m", {"c", "b", "a"})
+
+
+def test_models_are_spread_and_stay_when_another_batcher_leaves() -> None:
+    before = {model: preferred_owner(model, ["a", "b", "c"]) for model in MODELS}
+    after = {model: preferred_owner(model, ["a", "b"]) for model in MODELS}
+    assert all(40 < list(before.values()).count(name) < 95 for name in "abc")
+    assert all(after[model] == owner for model, owner in before.items() if owner != "c")
+
+
+async def test_only_a_dead_owner_is_replaced_and_tokens_grow() -> None:
+    log, catalog = MemoryLog(), Catalog()
+    for name in ("a", "b"):
+        catalog.apply(ProcessJoined("batcher", name))
+    catalog.apply(ProcessJoined("executor", "e"))
+    assert live_batchers(catalog) == {"a", "b"}
+
+    first = await take(log, catalog, "m", "a")
+    assert await take(log, catalog, "m", "b") == 0
+    again = await take(log, catalog, "m", "a")
+    catalog.apply(ProcessLeft("batcher", "a", "lost"))
+    second = await take(log, catalog, "m", "b")
+
+    assert 0 < first < again < second
+    assert await log.owner("m") == ("b", second)

@@ -1,0 +1,75 @@
+"""Following `ctl`: unreadable and unfoldable facts are skipped, also at the start, and waiters hear of every fold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgpack
+
+from charonia import keys
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import (
+    FIELD_FACT,
+    Fact,
+    ProcessJoined,
+    ProcessLeft,
+    RepositoryScanned,
+    VersionLoaded,
+    pack_fact,
+    unpack_fact,
+)
+
+
+async def write(log: MemoryLog, *facts: Fact) -> None:
+    for fact in facts:
+        await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+
+async def write_bad(log: MemoryLog) -> None:
+    await log.append(keys.CONTROL, [FIELD_FACT, b"\xc1"])
+    await log.append(keys.CONTROL, [FIELD_FACT, msgpack.packb({"kind": "of_next_year"})])
+    await log.append(keys.CONTROL, [FIELD_FACT, msgpack.packb({"kind": "process_left", "role": 7})])
+    await log.append(keys.CONTROL, [b"other", b"field"])
+    await write(log, VersionLoaded("e", "m", 1, "h", 1, b"\xff\xff"))
+
+
+async def test_bad_facts_stop_neither_the_start_nor_the_following() -> None:
+    log = MemoryLog()
+    await write(log, ProcessJoined("executor", "e"))
+    await write_bad(log)
+    await write(log, RepositoryScanned("e", ("a",), "none", ready=True))
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    assert [row.model for row in control.catalog.index()] == ["a"]
+
+    await write_bad(log)
+    await write(log, RepositoryScanned("e", ("b",), "none", ready=True))
+    async with asyncio.timeout(5):
+        while [row.model for row in control.catalog.index()] != ["b"]:
+            await control.changed()
+    await control.close()
+
+
+async def test_two_missed_looks_make_a_process_lost() -> None:
+    log = MemoryLog()
+    await log.beat("executor", "alive", 3_600_000)
+    for name in ("dead", "alive"):
+        await write(log, ProcessJoined("executor", name))
+    await write(log, ProcessJoined("gateway", "g"))
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+
+    def lost() -> list[str]:
+        return [incarnation for incarnation, view in control.catalog.executors.items() if view.lost]
+
+    await control._check()
+    assert lost() == []
+    await control._check()
+    async with asyncio.timeout(5):
+        while not lost():
+            await control.changed()
+    assert lost() == ["dead"]
+    facts = [unpack_fact(entry.fields[1]) for entry in await log.range(keys.CONTROL)]
+    assert facts[-1] == ProcessLeft("executor", "dead", "lost")
+    await control.close()

@@ -1,0 +1,135 @@
+"""How requests share entries: by tick, by what is outstanding, by size, and when the log refuses an entry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from charonia import keys
+from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import Fields, Limits
+from charonia.wire import records_of
+from gateway.coalescing import AppendCounts, Coalescer, Outgoing
+
+
+class GatedLog(MemoryLog):
+    """The log in memory, with appends that wait for `gate` and fail when `error` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    async def accept(
+        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+    ) -> None:
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        await super().accept(model, level, lane, requests, fields, limits)
+
+    async def entries(self) -> list[list[bytes]]:
+        return [[bytes(r) for r in records_of(e.fields)] for e in await self.range(keys.queue("m", 0))]
+
+
+class Door:
+    def __init__(self, limits: Limits | None = None, max_requests: int = 4, max_size_bytes: int = 1000) -> None:
+        self.log = GatedLog()
+        self.counts = AppendCounts()
+        self.failures: dict[bytes, CharoniaError] = {}
+        self.coalescer = Coalescer(
+            self.log,
+            "m",
+            0,
+            limits=limits or Limits(),
+            max_requests=max_requests,
+            max_size_bytes=max_size_bytes,
+            counts=self.counts,
+        )
+
+    def submit(self, name: bytes, size: int = 1, interval_s: float = 0.0) -> Outgoing:
+        outgoing = Outgoing(name, name, size, lambda error: self.failures.__setitem__(name, error))
+        self.coalescer.submit(outgoing, interval_s)
+        return outgoing
+
+    async def quiet(self) -> None:
+        """Return once nothing is scheduled or under way."""
+        async with asyncio.timeout(5):
+            while self.coalescer._scheduled or self.coalescer._outstanding or self.coalescer._waiting:
+                await asyncio.sleep(0)
+
+
+async def test_requests_of_one_tick_share_an_entry_up_to_the_bounds() -> None:
+    door = Door(max_size_bytes=10)
+    sent = [door.submit(b"%d" % n) for n in range(6)]
+    sent.append(door.submit(b"big", size=9))
+    await door.quiet()
+    assert await door.log.entries() == [[b"0", b"1", b"2", b"3"], [b"4", b"5"], [b"big"]]
+    assert all(outgoing.accepted for outgoing in sent)
+    assert (door.counts.requests, door.counts.entries) == (7, 3)
+    assert await door.log.pending("m") == (7, 15)
+
+
+async def test_what_comes_while_an_append_is_outstanding_waits_and_joins() -> None:
+    door = Door()
+    door.log.gate.clear()
+    door.submit(b"a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting = [door.submit(name) for name in (b"b", b"c")]
+    await asyncio.sleep(0)
+    assert not any(outgoing.accepted for outgoing in waiting)
+    door.log.gate.set()
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], [b"b", b"c"]]
+
+
+async def test_withdrawn_requests_are_not_written() -> None:
+    door = Door()
+    door.submit(b"a").withdrawn = True
+    door.submit(b"b")
+    await door.quiet()
+    assert await door.log.entries() == [[b"b"]]
+    door.submit(b"c").withdrawn = True
+    await door.quiet()
+    assert await door.log.entries() == [[b"b"]]
+
+
+async def test_a_limited_rate_gathers_over_ticks() -> None:
+    door = Door()
+    door.submit(b"a", interval_s=0.02)
+    await door.quiet()
+    for name in (b"b", b"c", b"d"):
+        door.submit(name, interval_s=0.02)
+        await asyncio.sleep(0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], [b"b", b"c", b"d"]]
+
+
+async def test_an_entry_over_the_bound_is_split_so_that_the_bound_is_exact() -> None:
+    door = Door(Limits(requests=5), max_requests=4)
+    for n in range(8):
+        door.submit(b"%d" % n)
+    await door.quiet()
+    assert await door.log.pending("m") == (5, 5)
+    assert len(door.failures) == 3
+    assert {type(error) for error in door.failures.values()} == {ResourceExhausted}
+    assert door.counts.requests == 5
+
+
+async def test_failures_reach_their_callers_and_the_door_stays_usable() -> None:
+    door = Door()
+    door.log.error = LogUnavailable("gone")
+    failed = door.submit(b"a")
+    await door.quiet()
+    door.log.error = ValueError("odd")
+    door.submit(b"b")
+    await door.quiet()
+    door.log.error = None
+    door.submit(b"c")
+    await door.quiet()
+    assert not failed.accepted
+    assert {name: type(error) for name, error in door.failures.items()} == {b"a": LogUnavailable, b"b": InternalError}
+    assert await door.log.entries() == [[b"c"]]

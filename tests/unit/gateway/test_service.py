@@ -1,0 +1,103 @@
+"""Versions as clients write them (E6), and what a gateway refuses by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia.errors import InvalidArgument, Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.keys import CONTROL
+from charonia.settings import GatewaySettings
+from gateway.controlplane import check_model_name
+from gateway.service import GatewayService, parse_version
+
+
+@pytest.mark.parametrize(("text", "version"), [("", LATEST_VERSION), ("-1", LATEST_VERSION), ("1", 1), ("0010", 10)])
+def test_versions(text: str, version: int) -> None:
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize("text", ["x", "1.0", "1x", "٣", " 1", "9" * 40])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_version(text)
+    assert caught.value.message == (
+        f"failed to get model version from specified version string '{text}' (details: not a number), version should "
+        "be an integral value > 0"
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-2"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_version(text)
+    assert caught.value.message == (
+        f"invalid model version specified '{text}' , version should be an integral value > 0"
+    )
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "a\0"])
+def test_names_with_path_parts(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_model_name(name)
+    assert caught.value.message == (
+        f"invalid model name '{name}', model name must not contain path traversal characters"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_empty_names(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_model_name(name)
+    assert caught.value.message == "Model name cannot be empty. Please enter a valid name to deploy."
+
+
+async def service(*facts: object) -> tuple[GatewayService, ControlPlane]:
+    log = MemoryLog()
+    for fact in facts:
+        await log.append(CONTROL, [FIELD_FACT, pack_fact(fact)])  # type: ignore[arg-type]
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    return GatewayService(log, control, GatewaySettings("g")), control
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+async def test_models_are_not_controlled_outside_explicit_mode(mode: str) -> None:
+    gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), mode, ready=True))
+    with pytest.raises(Unavailable) as caught:
+        await gateway.load_model("m", None, {})
+    assert caught.value.message == "explicit model load / unload is not allowed if polling is enabled"
+    with pytest.raises(Unavailable):
+        await gateway.unload_model("m", unload_dependents=False)
+    await control.close()
+
+
+async def test_files_need_a_configuration() -> None:
+    gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
+    with pytest.raises(InvalidArgument) as caught:
+        await gateway.load_model("m", None, {"1/model.py": b"x"})
+    assert caught.value.message == "Load parameter 'config' must be specified for model file override"
+    await control.close()
+
+
+async def test_statistics_have_words_of_their_own_for_unknown_models() -> None:
+    gateway, control = await service()
+    with pytest.raises(InvalidArgument) as caught:
+        await gateway.statistics("m", "")
+    assert caught.value.message == "requested model 'm' is not available"
+    await control.close()
+
+
+async def test_a_draining_gateway_is_exiting() -> None:
+    gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
+    assert gateway.ready()
+    gateway.begin_drain()
+    assert (gateway.live(), gateway.ready()) == (True, False)
+    with pytest.raises(Unavailable, match=r"^Server exiting$"):
+        await gateway.infer(InferenceRequest("m", -1, []))
+    with pytest.raises(Unavailable, match=r"^Server exiting$"):
+        await gateway.load_model("m", None, {})
+    await control.close()

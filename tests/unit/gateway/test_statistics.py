@@ -1,0 +1,46 @@
+"""Counters of `s:{m}` as clients read them (X1-X4)."""
+
+from __future__ import annotations
+
+from gateway.handler import BatchStatistics, Duration
+from gateway.statistics import model_statistics
+
+
+def test_nothing_counted_is_zero() -> None:
+    found = model_statistics("m", 3, {})
+    assert (found.name, found.version, found.inference_count, found.execution_count) == ("m", "3", 0, 0)
+    assert (found.success, found.fail, found.batches) == (Duration(0, 0), Duration(0, 0), ())
+    assert found.failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+
+
+def test_every_counter_has_its_place() -> None:
+    fields = {
+        "last_inference_ms": 7,
+        "inference_count": 12,
+        "execution_count": 2,
+        "fail_REJECTED": 4,
+        "fail_OTHER": 5,
+        "something_new": 9,
+        "b10_count": 1,
+        "b10_input_ns": 2,
+        "b10_infer_ns": 3,
+        "b10_output_ns": 4,
+        "b2_count": 1,
+    }
+    for number, what in enumerate(("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")):
+        fields |= {f"{what}_count": number + 1, f"{what}_ns": 100 * (number + 1)}
+    found = model_statistics("m", 1, fields)
+    assert (found.last_inference_ms, found.inference_count, found.execution_count) == (7, 12, 2)
+    assert [
+        found.success,
+        found.fail,
+        found.queue,
+        found.compute_input,
+        found.compute_infer,
+        found.compute_output,
+    ] == [Duration(n, 100 * n) for n in range(1, 7)]
+    assert found.batches == (
+        BatchStatistics(2, Duration(1, 0), Duration(1, 0), Duration(1, 0)),
+        BatchStatistics(10, Duration(1, 2), Duration(1, 3), Duration(1, 4)),
+    )
+    assert found.failures == {"REJECTED": 4, "CANCELED": 0, "BACKEND": 0, "OTHER": 5}
