@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from charonia.errors import Cancelled, LogUnavailable, ResourceExhausted
+from charonia.errors import Cancelled, ResourceExhausted
 
 from .port import Limits
 
@@ -20,7 +20,3 @@ def over_limit(model: str, bound: int, limits: Limits) -> ResourceExhausted:
 def not_owner(model: str, token: int) -> Cancelled:
     """A decision of a former owner, fenced by its token."""
     return Cancelled(f"model '{model}' is no longer owned with token {token}")
-
-
-def closed() -> LogUnavailable:
-    return LogUnavailable("the event log has been closed")

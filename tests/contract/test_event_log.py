@@ -623,6 +623,15 @@ async def test_sums_are_sums_and_last_is_the_latest(subject: Subject) -> None:
     assert await subject.peer.statistics(b"none") == {}
 
 
+async def test_sums_stay_exact_beyond_what_a_double_holds(subject: Subject) -> None:
+    key = keys.statistics("m", 1, "h")
+    values = [999_999_999_999_999, 1, 10**15, 2**53 - 1, 2, 1, 10**17, 1, -(10**16), 7]
+    for value in values:
+        await subject.log.add_statistics(key, {"compute_ns": value})
+
+    assert await subject.log.statistics(key) == {"compute_ns": sum(values)}
+
+
 async def test_settle_keeps_the_latest_of_last_too(subject: Subject) -> None:
     key = keys.statistics("m", 1, "h")
     for request_id, value in ((b"a", 99), (b"b", 1000), (b"c", 998)):

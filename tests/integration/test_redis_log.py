@@ -240,6 +240,15 @@ async def test_statistics_that_cannot_be_kept_do_not_hide_the_settlement(server:
     await admin(server, "SET", "s", "no hash")
 
     assert await log.settle("m", [(b"a", 0)], (b"s", {"n": 1, "last_ns": 7}), []) == [True]
+    with pytest.raises(LogUnavailable, match="WRONGTYPE"):
+        await log.add_statistics(b"s", {"n": 1})
+
+    await log.accept("m", 0, 0, [(b"b", 1)], [b"r", b"x"], Limits())
+    await log.delete_keys([b"s"])
+    await admin(server, "HSET", "s", "n", "no number", "full", str(2**63 - 1))
+    assert await log.settle("m", [(b"b", 0)], (b"s", {"n": 1, "full": 1, "ok": 3}), []) == [True]
+    assert await admin(server, "HGET", "s", "ok") == b"3"
+    assert await admin(server, "HGET", "s", "full") == b"%d" % (2**63 - 1)
 
 
 async def test_a_slow_server_holds_writers_back_and_loses_nothing(server: PrivateServer, log: RedisLog) -> None:

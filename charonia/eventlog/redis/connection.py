@@ -1,7 +1,7 @@
-"""The hot connection: all commands of one event loop tick in one write, replies matched in order.
+"""The hot connection: it signs in, fails fast while the server is away and comes back by itself.
 
-It signs in by itself, fails fast while the server is away and comes back by itself. What commands mean is `log`'s, what
-a blocked read is, `reader`'s. A command whose reply was lost is never sent again: its outcome is unknown to the caller.
+Writing and matching replies is `wire`'s, what commands mean is `log`'s, what a blocked read is, `reader`'s. A command
+whose reply was lost is never sent again: its outcome is unknown to the caller.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import hiredis
 
@@ -20,7 +18,8 @@ from charonia.errors import LogUnavailable
 from charonia.tensors import Buffer
 
 from .address import Address
-from .packing import LARGE_BYTES, Argument, pack
+from .packing import Argument, pack
+from .wire import Done, Refused, Wire, lost
 
 _logger = logging.getLogger(__name__)
 
@@ -28,157 +27,6 @@ _CONNECT_TIMEOUT_S = 5.0
 _STALL_TIMEOUT_S = 15.0
 _FIRST_DELAY_S = 0.02
 _LONGEST_DELAY_S = 1.0
-_WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
-
-_NOTHING = object()
-
-Done = Callable[[list[Any] | None], None]
-"""Gets all replies of a batch (`hiredis.ReplyError` among them), or None when those are lost."""
-
-
-class Refused(LogUnavailable):
-    """The server answered a command with an error; `reply` is its text."""
-
-    def __init__(self, reply: str) -> None:
-        super().__init__(f"the event log refused a command: {reply}")
-        self.reply = reply
-
-
-class _Batch:
-    """Several commands whose replies are wanted together."""
-
-    __slots__ = ("count", "done", "replies")
-
-    def __init__(self, count: int, done: Done) -> None:
-        self.count = count
-        self.done = done
-        self.replies: list[Any] = []
-
-
-class _Wire(asyncio.Protocol):
-    """One transport's life."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._waiters: deque[asyncio.Future[Any] | _Batch] = deque()
-        self._out: list[Buffer] = []
-        self._large = False
-        self._drained: asyncio.Future[None] | None = None
-        self.received = False
-        self.closed: asyncio.Future[None] = self._loop.create_future()
-
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    def call(self, pieces: Sequence[Buffer]) -> asyncio.Future[Any]:
-        self._write(pieces)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._waiters.append(future)
-        return future
-
-    def batch(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
-        self._write(pieces)
-        self._waiters.extend([_Batch(count, done)] * count)
-
-    def _write(self, pieces: Sequence[Buffer]) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.extend(pieces)
-        if len(pieces) > 1 and not self._large:
-            self._large = any(len(piece) >= LARGE_BYTES for piece in pieces)
-
-    def _flush(self) -> None:
-        out, self._out = self._out, []
-        if self.closed.done() or self._transport is None:
-            return
-        if self._large:
-            self._large = False
-            self._transport.writelines(out)
-        else:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-
-    @property
-    def paused(self) -> bool:
-        return self._drained is not None
-
-    async def drained(self) -> None:
-        """Wait until the server has taken what was written."""
-        while self._drained is not None:
-            await asyncio.shield(self._drained)
-
-    def waits(self) -> bool:
-        return bool(self._waiters)
-
-    def close(self) -> None:
-        if self._out:
-            self._flush()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
-        _tune(transport.get_extra_info("socket"))
-
-    def data_received(self, data: bytes) -> None:
-        self.received = True
-        waiters = self._waiters
-        try:
-            self._reader.feed(data)
-            reply = self._reader.gets()
-            while reply is not _NOTHING:
-                waiter = waiters.popleft()
-                if type(waiter) is _Batch:
-                    replies = waiter.replies
-                    replies.append(reply)
-                    if len(replies) == waiter.count:
-                        waiter.done(replies)
-                elif not waiter.done():  # type: ignore[call-arg]
-                    if type(reply) is hiredis.ReplyError:
-                        waiter.set_exception(self.refused(reply))  # type: ignore[union-attr]
-                    else:
-                        waiter.set_result(reply)  # type: ignore[union-attr]
-                reply = self._reader.gets()
-        except (hiredis.ProtocolError, IndexError) as error:
-            _logger.error("the event log at %s does not speak the protocol: %r", self._connection.address.text, error)
-            self.abort()
-
-    def refused(self, reply: Exception) -> Refused:
-        """The error of an error reply. A server that became a replica is left, to find the new primary."""
-        text = str(reply)
-        if text.startswith("READONLY"):
-            self.abort()
-        return Refused(text)
-
-    def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        drained, self._drained = self._drained, None
-        if drained is not None:
-            drained.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set_result(None)
-        self.resume_writing()
-        waiters, self._waiters = self._waiters, deque()
-        failed: _Batch | None = None
-        for waiter in waiters:
-            if isinstance(waiter, _Batch):
-                if waiter is not failed:
-                    failed = waiter
-                    waiter.done(None)
-            elif not waiter.done():
-                waiter.set_exception(lost())
-        self._connection.on_lost(self, exc)
 
 
 class Connection:
@@ -203,7 +51,7 @@ class Connection:
         self._prepare = prepare
         self._on_state = on_state
         self._watch = watch
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._closed = False
         self._delay_s = 0.0
         self._up_since_s = 0.0
@@ -294,10 +142,10 @@ class Connection:
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> _Wire:
+    async def _connect(self) -> Wire:
         address = self.address
         loop = asyncio.get_running_loop()
-        wire = _Wire(self)
+        wire = Wire(address.text, self._lost)
         commands: list[Sequence[Argument]] = [self._hello()]
         if address.database:
             commands.append(("SELECT", address.database))
@@ -335,7 +183,7 @@ class Connection:
             sign_in = ("AUTH", address.username or "default", address.password)
         return ("HELLO", 2, *sign_in, "SETNAME", self._name)
 
-    def _up(self, wire: _Wire) -> None:
+    def _up(self, wire: Wire) -> None:
         if wire.closed.done():
             self.start()
             return
@@ -346,8 +194,7 @@ class Connection:
         if self._on_state is not None:
             self._on_state(True)
 
-    def on_lost(self, wire: _Wire, error: Exception | None) -> None:
-        """For `_Wire` alone: its transport is gone."""
+    def _lost(self, wire: Wire, error: Exception | None) -> None:
         if wire is not self._wire:
             return
         self._wire = None
@@ -384,7 +231,7 @@ class Connection:
         _logger.info("connected to the event log at %s", self.address.text)
         self._up(wire)
 
-    def _look(self, wire: _Wire, waited: bool) -> None:
+    def _look(self, wire: Wire, waited: bool) -> None:
         """Once per stall time-out: commands that waited through a whole one without any reply are given up."""
         waits = wire.waits()
         if waits and waited and not wire.received:
@@ -393,18 +240,3 @@ class Connection:
             return
         wire.received = False
         self._watchdog = asyncio.get_running_loop().call_later(_STALL_TIMEOUT_S, self._look, wire, waits)
-
-
-def lost() -> LogUnavailable:
-    return LogUnavailable("the connection to the event log was lost, the outcome is unknown")
-
-
-def _tune(sock: Any) -> None:
-    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a peer that vanished without a word is noticed within seconds, also under a blocked read
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -22,10 +22,11 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .address import parse_address
-from .connection import Connection, Refused
+from .connection import Connection
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .reader import RedisReader
 from .scripts import Script
+from .wire import Refused
 
 _OLDEST_VERSION = (7, 0)
 _LOADING_PATIENCE_S = 60.0

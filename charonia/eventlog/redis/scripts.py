@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+_INCLUDE = re.compile(rb"^--#include (\S+)\n", re.MULTILINE)
 _DIRECTORY = Path(__file__).resolve().parent.parent / "scripts"
 
 
@@ -18,7 +20,9 @@ class Script:
 
 
 def load(name: str) -> Script:
+    """A script with the files its `--#include` lines name in their place."""
     source = (_DIRECTORY / f"{name}.lua").read_bytes()
+    source = _INCLUDE.sub(lambda line: (_DIRECTORY / line[1].decode()).read_bytes(), source)
     # EVALSHA's name for a script, not a safeguard
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 

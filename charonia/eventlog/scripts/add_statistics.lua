@@ -6,15 +6,6 @@
 -- ARGV[1] how many of the statistics are sums; those after them are maxima of non-negative integers
 -- then the statistics: field, value, ...
 
-local maxima = 2 + 2 * tonumber(ARGV[1])
-for i = 2, maxima - 1, 2 do
-  redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
-end
-for i = maxima, #ARGV, 2 do
-  -- compared as digits: a Lua number cannot hold every nanosecond
-  local old, new = redis.call('HGET', KEYS[1], ARGV[i]) or '', ARGV[i + 1]
-  if #new > #old or (#new == #old and new > old) then
-    redis.call('HSET', KEYS[1], ARGV[i], new)
-  end
-end
-return 1
+--#include fold_statistics.lua
+
+return fold_statistics(KEYS[1], 2, 2 + 2 * tonumber(ARGV[1])) or 1

@@ -13,6 +13,8 @@
 --
 -- Returns 1 when all were won, else a string of n characters: "1" won, "0" not.
 
+--#include fold_statistics.lua
+
 local n = tonumber(ARGV[1])
 local attempts = tonumber(ARGV[2])
 local first_attempt = n + 4
@@ -56,17 +58,6 @@ if lost > 0 then
   return table.concat(mask)
 end
 
--- pcall: the requests are settled by now, and statistics that cannot be kept must not hide that
 local at = first_attempt + attempts
-local maxima = at + 2 * tonumber(ARGV[3])
-for i = at, maxima - 1, 2 do
-  redis.pcall('HINCRBY', KEYS[3], ARGV[i], ARGV[i + 1])
-end
-for i = maxima, #ARGV, 2 do
-  -- compared as digits: a Lua number cannot hold every nanosecond
-  local old, new = redis.pcall('HGET', KEYS[3], ARGV[i]) or '', ARGV[i + 1]
-  if type(old) == 'string' and (#new > #old or (#new == #old and new > old)) then
-    redis.pcall('HSET', KEYS[3], ARGV[i], new)
-  end
-end
+fold_statistics(KEYS[3], at, at + 2 * tonumber(ARGV[3]))
 return 1

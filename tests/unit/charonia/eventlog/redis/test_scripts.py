@@ -1,0 +1,27 @@
+"""Every script says what it touches, and is complete when it leaves for the server."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from charonia.eventlog.redis import scripts
+
+
+@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.digest.decode()[:8])
+def test_a_script_is_whole_and_names_what_it_is_given(script: scripts.Script) -> None:
+    text = script.source.decode()
+    assert text.startswith("#!lua"), "without a shebang a script may half run when memory is out"
+    assert "#include" not in text
+
+    header = re.match(r"(?:(?:#!|--).*\n|--\n)+", text)
+    assert header is not None
+    body = text[header.end() :]
+    for given in set(re.findall(r"(?:KEYS|ARGV)\[\d+\]", body)):
+        assert given in header[0], f"the header does not name {given}"
+    assert not re.findall(r"call\('[A-Z]+', *['\"]", body), "a key must come in KEYS"
+
+
+def test_scripts_are_told_apart() -> None:
+    assert len({script.digest for script in scripts.ALL}) == len(scripts.ALL)
