@@ -174,18 +174,19 @@ class BatcherService:
         if self._closing:
             return
         if isinstance(fact, ProcessJoined):
-            self._gone.pop(keys.replies(fact.incarnation), None)
+            for stream in _streams(fact):
+                self._gone.pop(stream, None)
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif not isinstance(fact, ProcessLeft):
             return
-        elif fact.role == "gateway":
-            self._gone[keys.replies(fact.incarnation)] = _GONE_REMEMBERED
+        elif _streams(fact):
+            if fact.role == "executor":
+                for owned in self._owned.values():
+                    owned.on_executor_lost(fact.incarnation)
+            self._gone |= dict.fromkeys(_streams(fact), _GONE_REMEMBERED)
             if self._sweeping is None or self._sweeping.done():
-                self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="reply sweep")
-        elif fact.role == "executor":
-            for owned in self._owned.values():
-                owned.on_executor_lost(fact.incarnation)
+                self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             for model in list(self._owned):
@@ -194,7 +195,7 @@ class BatcherService:
             self._consider_all()
 
     async def _sweep(self) -> None:
-        """Delete the reply streams of gateways that left, again and again: work under way still answers them."""
+        """Delete the streams only a process that left would read, again and again: work under way still writes them."""
         while self._gone:
             for stream, left in list(self._gone.items()):
                 with contextlib.suppress(CharoniaError):
@@ -208,3 +209,10 @@ class BatcherService:
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
+
+
+def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
+    """The streams whose one reader is this process."""
+    if fact.role == "gateway":
+        return [keys.replies(fact.incarnation)]
+    return [keys.batches(fact.incarnation)] if fact.role == "executor" else []

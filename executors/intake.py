@@ -126,10 +126,10 @@ class Intake:
         requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
         key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
         counted = increments(records, executed)
-        replies = _replies(self._executor, header, job, executed)
+        replies, finished = _replies(self._executor, header, job, executed)
 
         async def settle() -> None:
-            won = await self._log.settle(header.model, requests, (key, counted), replies)
+            won = await self._log.settle(header.model, requests, (key, counted), replies, [finished])
             mine = counted
             if not all(won):
                 mine = increments(records, executed, won)
@@ -182,12 +182,12 @@ def _decode(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
     return header, records
 
 
-def _replies(executor: str, header: BatchHeader, job: Job, executed: Executed) -> list[Reply]:
+def _replies(executor: str, header: BatchHeader, job: Job, executed: Executed) -> tuple[list[Reply], Reply]:
     """One entry per endpoint, and the fact that frees the slot; or all answers inside the fact (S6)."""
     if header.via_owner:
         pairs = tuple((record.endpoint, answer) for record, answer in zip(job.records, executed.answers, strict=True))
         fact = BatchFinished(executor, header.batch_id, pairs)
-        return [Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])]
+        return [], Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])
     by_endpoint: dict[str, list[Buffer]] = {}
     for record, answer in zip(job.records, executed.answers, strict=True):
         answers = by_endpoint.get(record.endpoint)
@@ -198,5 +198,4 @@ def _replies(executor: str, header: BatchHeader, job: Job, executed: Executed) -
         Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items() if endpoint
     ]
     fact = BatchFinished(executor, header.batch_id)
-    replies.append(Reply(header.report_to, [FIELD_FACT, pack_fact(fact)]))
-    return replies
+    return replies, Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])

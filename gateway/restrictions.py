@@ -71,7 +71,8 @@ class Restrictions:
             return
         header, name, value = key
         # all are compared, each in constant time: the answer tells nothing about the value
-        if not any([hmac.compare_digest(given, value) for found, given in headers if found == name]):
+        matches = [hmac.compare_digest(given, value) for found, given in headers if found == name]
+        if not any(matches):
             raise self._refusal(header)
 
 

@@ -63,15 +63,16 @@ class ColocatedLog:
         requests: Sequence[tuple[bytes, int]],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
     ) -> list[bool]:
-        """Local replies are appended once the shared log has recorded the settlement, never before."""
-        local = [reply for reply in replies if reply.stream.startswith(keys.LOCAL)]
-        if not local:
-            return await self._shared.settle(model, requests, statistics, replies)
-        shared = [reply for reply in replies if not reply.stream.startswith(keys.LOCAL)]
-        won = await self._shared.settle(model, requests, statistics, shared)
-        for reply in local:
+        """What is local goes to the local log, in the same order: replies, the shared settlement, facts."""
+        near, far = _parted(replies)
+        near_facts, far_facts = _parted(facts)
+        for reply in near:
             await self._local.append(reply.stream, reply.fields)
+        won = await self._shared.settle(model, requests, statistics, far, far_facts)
+        for fact in near_facts:
+            await self._local.append(fact.stream, fact.fields)
         return won
 
     async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
@@ -124,6 +125,12 @@ class ColocatedLog:
 
     async def blob(self, blob_id: str) -> bytes | None:
         return await self._shared.blob(blob_id)
+
+
+def _parted(appended: Sequence[Reply]) -> tuple[list[Reply], Sequence[Reply]]:
+    """(local, shared)."""
+    local = [one for one in appended if one.stream.startswith(keys.LOCAL)]
+    return local, [one for one in appended if not one.stream.startswith(keys.LOCAL)] if local else appended
 
 
 class ColocatedReader:

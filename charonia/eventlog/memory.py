@@ -123,8 +123,11 @@ class MemoryLog:
         requests: Sequence[tuple[bytes, int]],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
     ) -> list[bool]:
         work = self._of(model)
+        for reply in replies:
+            self._append(reply.stream, reply.fields)
         won = []
         for request_id, attempt in requests:
             known = work.requests.get(request_id)
@@ -134,8 +137,8 @@ class MemoryLog:
             won.append(wins)
         if statistics is not None and all(won):
             await self.add_statistics(*statistics)
-        for reply in replies:
-            self._append(reply.stream, reply.fields)
+        for fact in facts:
+            self._append(fact.stream, fact.fields)
         return won
 
     async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:

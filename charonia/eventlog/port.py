@@ -36,7 +36,7 @@ OnEntries = Callable[[bytes, list[Entry]], None]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Fields to append to a stream once a settlement has been recorded."""
+    """Fields to append to a stream along with a settlement."""
 
     stream: bytes
     fields: Fields
@@ -109,13 +109,16 @@ class EventLog(Protocol):
         requests: Sequence[tuple[bytes, int]],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
 
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
-        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums. The
-        `replies` are appended after the settlement, on the same connection, whoever won: readers know duplicates by
-        their id.
+        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
+
+        `replies` are appended before the settlement and `facts` after it, all in one write, whoever won: a write that
+        is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
+        settled and unanswered.
         """
 
     async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:

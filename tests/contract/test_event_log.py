@@ -540,9 +540,7 @@ async def test_a_former_owner_begins_no_attempt(subject: Subject) -> None:
         await subject.peer.begin_attempt("never owned", 0, [b"a"], 1)
 
 
-async def test_replies_follow_the_settlement_whoever_won(
-    subject: Subject, reader: tuple[StreamReader, Collector]
-) -> None:
+async def test_replies_go_out_whoever_won(subject: Subject, reader: tuple[StreamReader, Collector]) -> None:
     follow, collector = reader
     endpoint, other = subject.stream(b"r:1"), b"r:2"
     follow.add(endpoint, consume=True)
@@ -558,7 +556,7 @@ async def test_replies_follow_the_settlement_whoever_won(
     assert await collector.count(other, 2) == [large, large]
 
 
-async def test_a_reader_of_a_reply_finds_its_request_settled(
+async def test_a_reader_of_a_fact_finds_its_requests_settled(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
@@ -566,7 +564,7 @@ async def test_a_reader_of_a_reply_finds_its_request_settled(
     for number in range(20):
         await accept(subject.log, "m", b"%d" % number)
         settling = asyncio.ensure_future(
-            subject.log.settle("m", [(b"%d" % number, 0)], None, [Reply(subject.stream(b"r"), [b"r", b"x"])])
+            subject.log.settle("m", [(b"%d" % number, 0)], None, [], [Reply(subject.stream(b"r"), [b"r", b"x"])])
         )
         await collector.count(subject.stream(b"r"), number + 1)
         assert await subject.peer.unsettled("m", [b"%d" % number]) == [-1]

@@ -162,13 +162,14 @@ class EchoExecutor:
             pairs.append((record.endpoint, packed))
             by_endpoint.setdefault(record.endpoint, []).extend((FIELD_RECORD, packed))
         fact = BatchFinished(self.name, header.batch_id, tuple(pairs) if header.via_owner else ())
-        replies = [Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])]
+        facts = [Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])]
+        replies = []
         if not header.via_owner and answer:
-            replies = [Reply(keys.replies(e), fields) for e, fields in by_endpoint.items()] + replies
+            replies = [Reply(keys.replies(e), fields) for e, fields in by_endpoint.items()]
         requests = [(r.id, attempt) for r, attempt in zip(held.records, header.attempts, strict=True)]
         counted = {"success_count": len(requests), "execution_count": 1, "last_inference_ms": wall_ns() // 1_000_000}
         statistics = (keys.statistics(MODEL, 1, HASH), counted)
-        won = await insist(lambda: self.log.settle(MODEL, requests, statistics, replies))
+        won = await insist(lambda: self.log.settle(MODEL, requests, statistics, replies, facts))
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
         return won
 

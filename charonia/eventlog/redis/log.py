@@ -138,6 +138,7 @@ class RedisLog:
         requests: Sequence[tuple[bytes, int]],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
     ) -> list[bool]:
         attempts = [attempt for _, attempt in requests]
         if len(set(attempts)) == 1:
@@ -154,15 +155,19 @@ class RedisLog:
         command += attempts
         command += amounts
         script = pack(command)
-        if not replies:
+        if not replies and not facts:
             result = await self._run(scripts.SETTLE, (script,))
             return _won(result, len(requests))
-        pieces: list[Buffer] = [script]
+        pieces: list[Buffer] = []
         for reply in replies:
             pieces.extend(_pack_append(reply.stream, reply.fields))
-        result, *appended = await self._connection.execute_all(pieces, 1 + len(replies))
+        pieces.append(script)
+        for fact in facts:
+            pieces.extend(_pack_append(fact.stream, fact.fields))
+        appended = await self._connection.execute_all(pieces, len(replies) + 1 + len(facts))
+        result = appended.pop(len(replies))
         if isinstance(result, hiredis.ReplyError):
-            # Scripts are loaded at every connect: only a SCRIPT FLUSH on a living server leads here. The replies are
+            # Scripts are loaded at every connect: only a SCRIPT FLUSH on a living server leads here. The others are
             # out already, which their readers bear: they know duplicates, and the settle follows at once.
             if not str(result).startswith("NOSCRIPT"):
                 raise Refused(str(result))

@@ -16,8 +16,8 @@ async def test_only_local_streams_stay_in_the_process() -> None:
     log = ColocatedLog(shared, local)
     await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
 
-    replies = [Reply(b"local:f", [b"e", b"near"]), Reply(b"r:1", [b"r", b"far"])]
-    assert await log.settle("m", [(b"a", 0)], None, replies) == [True]
+    replies, facts = [Reply(b"r:1", [b"r", b"far"])], [Reply(b"local:f", [b"e", b"near"])]
+    assert await log.settle("m", [(b"a", 0)], None, replies, facts) == [True]
 
     assert [entry.fields[1] for entry in await local.range(b"local:f")] == [b"near"]
     assert [entry.fields[1] for entry in await shared.range(b"r:1")] == [b"far"]
@@ -33,5 +33,5 @@ async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process() -
 
     local = MemoryLog()
     with pytest.raises(LogUnavailable):
-        await ColocatedLog(Lost(), local).settle("m", [(b"a", 0)], None, [Reply(b"local:f", [b"e", b"x"])])
+        await ColocatedLog(Lost(), local).settle("m", [(b"a", 0)], None, [], [Reply(b"local:f", [b"e", b"x"])])
     assert await local.range(b"local:f") == []
