@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -60,6 +61,7 @@ async def _run(role: str, values: Values) -> int:
     failed = asyncio.Event()
     start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor}[role]
     endpoints, stop = await start(log, values, failed)
+    _settle_garbage_collector()
     _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
     waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(failed.wait())]
@@ -74,6 +76,16 @@ async def _run(role: str, values: Values) -> int:
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1
+
+
+def _settle_garbage_collector() -> None:
+    """What is alive now stays alive: never look at it again, and look at the rest less often.
+
+    Requests are freed by reference counts; with the defaults the collector took 7 % of a gateway's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 async def _open(log: EventLog, *, patient: bool) -> None:

@@ -83,7 +83,7 @@ class RedisLog:
 
     async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None:
         if ids:
-            await self._connection.execute("XDEL", stream, *ids)
+            await self._connection.execute_lazily("XDEL", stream, *ids)
 
     async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
         raw = await self._connection.execute("XRANGE", stream, b"(" + after, "+", "COUNT", count)

@@ -36,11 +36,12 @@ _RESOLVE_RETRY_S = 0.05
 class _Following:
     """A followed stream. A removed and added stream is another one, so that a read under way cannot confuse them."""
 
-    __slots__ = ("after", "consume", "stream")
+    __slots__ = ("after", "began", "consume", "stream")
 
     def __init__(self, stream: bytes, after: bytes, consume: bool) -> None:
         self.stream = stream
         self.after = after
+        self.began = after
         self.consume = consume
 
 
@@ -58,6 +59,7 @@ class RedisReader:
         self._reading: dict[bytes, _Following] | None = None
         self._unblocking = 0
         self._scheduled = False
+        self._sweeping = False
         self._closed = False
 
     def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
@@ -95,7 +97,7 @@ class RedisReader:
             if replies is None or isinstance(replies[0], hiredis.ReplyError):
                 asyncio.get_running_loop().call_later(_RESOLVE_RETRY_S, self._resolve, following)
                 return
-            following.after = replies[0][0][0] if replies[0] else START
+            following.after = following.began = replies[0][0][0] if replies[0] else START
             self._change()
 
         try:
@@ -111,7 +113,7 @@ class RedisReader:
 
     def _changed(self) -> None:
         self._scheduled = False
-        if self._closed or not self._connection.up:
+        if self._closed or self._sweeping or not self._connection.up:
             return
         if self._reading is None:
             self._next()
@@ -141,10 +143,59 @@ class RedisReader:
 
     def _state(self, up: bool) -> None:
         self._reading = None
+        self._sweeping = False
         if up:
-            self._next()
+            self._sweep()
         if self._on_state is not None:
             self._on_state(up)
+
+    def _sweep(self) -> None:
+        """Before reading on, delete again what came back: a killed server may forget deletions it has confirmed.
+
+        That is everything from where a consumed stream was taken up to where it has been read, and nothing else.
+        """
+        swept = [f for f in self._streams.values() if f.consume and f.after not in (f.began, _LAST)]
+        if not swept:
+            self._next()
+            return
+        self._sweeping = True
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None or self._closed or self._refused(replies):
+                return  # the next connection begins anew
+            for following, found in zip(swept, replies, strict=True):
+                if found:
+                    self._deletions.setdefault(following.stream, []).extend([entry_id for entry_id, _ in found])
+            if any(len(found) == _COUNT for found in replies):
+                self._delete_and_sweep()
+            else:
+                self._sweeping = False
+                self._next()
+
+        pieces = [pack((b"XRANGE", f.stream, b"(" + f.began, f.after, "COUNT", _COUNT)) for f in swept]
+        self._connection.batch(pieces, len(pieces), done)
+
+    def _delete_and_sweep(self) -> None:
+        """A full answer may have more behind it: what it held must go before it is asked for again."""
+        deletions, self._deletions = self._deletions, {}
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None or self._refused(replies):
+                self._keep(deletions)
+            elif not self._closed:
+                self._sweep()
+
+        pieces = [pack((b"XDEL", stream, *ids)) for stream, ids in deletions.items()]
+        self._connection.batch(pieces, len(pieces), done)
+
+    def _refused(self, replies: list[Any]) -> bool:
+        """Whether the server refused one of these commands; the connection is given up and all begins anew then."""
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                _logger.error("streams cannot be read: %s", reply)
+                self._connection.drop()
+                return True
+        return False
 
     def _next(self) -> None:
         """Delete what has been consumed and read on, in one write."""
@@ -182,11 +233,8 @@ class RedisReader:
         if replies is None:
             self._keep(deletions)
             return
-        if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
-            error = next(reply for reply in replies if isinstance(reply, hiredis.ReplyError))
-            _logger.error("streams cannot be read: %s", error)
+        if self._refused(replies):
             self._keep(deletions)
-            self._connection.drop()
             return
         if not read:
             return

@@ -23,6 +23,8 @@ _logger = logging.getLogger(__name__)
 
 _WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 
+_LAZY_S = 0.005
+
 _NOTHING = object()
 
 Done = Callable[[list[Any] | None], None]
@@ -60,14 +62,17 @@ class Wire(asyncio.Protocol):
         self._waiters: deque[asyncio.Future[Any] | _Batch] = deque()
         self._out: list[Buffer] = []
         self._large = False
+        self._flushing = False
+        self._lazy_timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self.received = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def call(self, pieces: Sequence[Buffer]) -> asyncio.Future[Any]:
-        self._write(pieces)
+    def call(self, pieces: Sequence[Buffer], *, lazy: bool = False) -> asyncio.Future[Any]:
+        """One command. A lazy one goes out with the next write, after 5 ms at most: each write wakes two processes."""
+        self._write(pieces, lazy)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
         return future
@@ -76,16 +81,26 @@ class Wire(asyncio.Protocol):
         self._write(pieces)
         self._waiters.extend([_Batch(count, done)] * count)
 
-    def _write(self, pieces: Sequence[Buffer]) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
+    def _write(self, pieces: Sequence[Buffer], lazy: bool = False) -> None:
+        if self.closed.done():
+            raise lost()  # nobody would ever answer
+        if not self._flushing:
+            if not lazy:
+                self._flushing = True
+                self._loop.call_soon(self._flush)
+            elif self._lazy_timer is None:
+                self._lazy_timer = self._loop.call_later(_LAZY_S, self._flush)
         self._out.extend(pieces)
         if len(pieces) > 1 and not self._large:
             self._large = any(len(piece) >= LARGE_BYTES for piece in pieces)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self.closed.done() or self._transport is None:
+        self._flushing = False
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
+        if not out or self.closed.done() or self._transport is None:
             return
         if self._large:
             self._large = False
