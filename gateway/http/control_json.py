@@ -1,4 +1,4 @@
-"""The control endpoints' values as JSON-ready objects, and their request bodies read (H4-H7, H40-H42). Pure."""
+"""The control endpoints' values as JSON-ready objects, and their request bodies read (H4-H7, H40-H42, H45). Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from charonia.errors import InternalError, InvalidArgument
 from gateway.handler import Duration, ModelIndexEntry, ModelMetadata, ModelStatistics, ServerMetadata, TensorMetadata
+from gateway.log_settings import TYPES
 
+from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
 from .jsontext import parse_json
 
 _FILE_PREFIX = "file:"
+_NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRING}
 
 
 def server_metadata(metadata: ServerMetadata) -> dict[str, Any]:
@@ -76,8 +79,26 @@ def read_unload_request(body: bytes) -> bool:
     """`unload_dependents` of an unload request (H42). Raises `InternalError` for a value that is no boolean."""
     value = _parameters(body).get("unload_dependents", False)
     if not isinstance(value, bool):
-        raise InternalError("Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean")
+        raise InternalError(f"Unable to parse 'unload_dependents': {NOT_BOOLEAN}")
     return value
+
+
+def read_log_settings(body: bytes) -> dict[str, Any]:
+    """The settings to change (H45); unknown keys, and a document that is no object, say nothing.
+
+    Raises `InternalError` (E4) for a value of the wrong type.
+    """
+    document = parse_json(body) if body else {}
+    wanted: dict[str, Any] = {}
+    for key, value in document.items() if isinstance(document, dict) else ():
+        expected = TYPES.get(key)
+        if expected is None:
+            continue
+        # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
+        if key != "log_file" and (type(value) is not expected or (expected is int and value < 0)):
+            raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
+        wanted[key] = value
+    return wanted
 
 
 def _parameters(body: bytes) -> dict[str, Any]:

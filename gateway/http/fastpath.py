@@ -14,6 +14,8 @@ from charonia.errors import CharoniaError, InvalidArgument, Unavailable, Unsuppo
 from charonia.inference import LATEST_VERSION
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
+from gateway.request_rules import SERVER_EXITING
+from gateway.restrictions import HeaderForwarding, Restrictions
 
 from .bodies import AsgiApp, ClientGone, Message, Receive, Scope, Send, check_declared, deflate, inflate, read_body
 from .compression import IDENTITY, choose_encoding
@@ -30,7 +32,6 @@ from .errors import (
 from .paths import GENERATE, INFER, LIVE, READY, Route, group_of, resolve
 from .request_codec import RequestDecoder
 from .response_codec import HEADER_LENGTH, ResponseEncoder
-from .restrictions import HeaderForwarding, Restrictions
 
 RAW_HEADERS = "charonia.raw_headers"
 """Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
@@ -40,9 +41,6 @@ RESPOND = "charonia.respond"
 
 CLIENT_LEFT = "charonia.client_left"
 """Key in the scope's state that says why the request was cancelled."""
-
-SERVER_EXITING = "Server exiting"
-"""E7."""
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """H22."""
@@ -68,8 +66,8 @@ class HttpApplication:
         self._handler = handler
         self._max_input_size_bytes = settings.http_max_input_size
         self._unbounded_bytes = min(_SINGLE_PIECE_BYTES, settings.http_max_input_size)
-        self._restrictions = Restrictions(settings.http_restricted_api)
-        self._forwarding = HeaderForwarding(settings.http_header_forward_pattern)
+        self._restrictions = Restrictions(settings.http_restricted_api, _restricted)
+        self._forwarding = HeaderForwarding(settings.http_header_forward_pattern, "--http-header-forward-pattern")
         self._decoder = RequestDecoder(settings.http_max_input_size)
         self._encoder = ResponseEncoder()
         self._routes: dict[str, Route] = {}
@@ -194,6 +192,11 @@ class HttpApplication:
             if not started:
                 raise
             logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
+
+
+def _restricted(header: str) -> HttpRefusal:
+    """E9."""
+    return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
 
 
 async def _reply(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -15,9 +15,10 @@ from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor, join_bytes_elements
 from gateway.handler import ServedModel
+from gateway.request_rules import check_request_id
 
 from .jsontext import parse_json
-from .request_json import Template, check_id, parse_template
+from .request_json import Template, parse_template
 from .response_codec import ALL_BINARY, ReplyForm
 
 _CACHE_LIMIT = 1024
@@ -83,7 +84,7 @@ class RequestDecoder:
                 found = self._parse(text, binary=True)
         # a second "id" in the rest is a repeated key: the last one counts
         request_id = found.id or request_id
-        check_id(request_id)
+        check_request_id(request_id)
         return _assemble(found, request_id, model, version, body, json_size), found.reply
 
     def _remember(self, text: bytes) -> Template:

@@ -12,21 +12,21 @@ from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.inference import Parameters
 from charonia.tensors import MAX_ELEMENTS, element_count, shape_text
-from charonia.wire import MAX_CLIENT_ID_BYTES
+from gateway.request_rules import (
+    MAX_DEADLINE_NS,
+    SHARED_MEMORY_DISABLED,
+    check_dimensions,
+    check_parameter_name,
+    check_request_id,
+)
 
 from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements
 from .response_codec import ReplyForm
-
-SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-"""H51."""
 
 NEEDS_HEADER_LENGTH = (
     "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing inputs in "
     "binary data format"
 )
-
-MAX_DIMENSIONS = 64
-"""No array library takes more; bounding it keeps the product of a hostile shape cheap (faults H5)."""
 
 _INT64_MIN = -(2**63)
 
@@ -71,7 +71,7 @@ def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) ->
     if isinstance(document, dict):
         if "id" in document:
             template.id = _string(document["id"], "id")
-            check_id(template.id)
+            check_request_id(template.id)
         if "parameters" in document:
             _request_parameters(template, _members(document["parameters"]))
     for item in _array(document, "inputs"):
@@ -98,7 +98,7 @@ def _request_parameters(template: Template, members: dict[str, Any]) -> None:
             case "timeout":
                 template.timeout_us = _unsigned(value, key)
             case "charonia_deadline_us":
-                template.deadline_ns = min(_unsigned(value, key) * 1000, 2**63 - 1)
+                template.deadline_ns = min(_unsigned(value, key) * 1000, MAX_DEADLINE_NS)
             case "binary_data_output":
                 template.reply.binary_by_default = _boolean(value, key)
             case _:
@@ -107,12 +107,7 @@ def _request_parameters(template: Template, members: dict[str, Any]) -> None:
 
 
 def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
-    if key.startswith("triton_"):
-        raise InvalidArgument(
-            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-        )
-    if key == "headers":
-        raise InvalidArgument("parameter 'headers' is reserved for Triton usage and should not be specified.")
+    check_parameter_name(key)
     if isinstance(value, (str, bool, float)) or (isinstance(value, int) and _INT64_MIN <= value <= MAX_ELEMENTS):
         return value
     raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
@@ -148,10 +143,7 @@ def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:
 
 
 def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
-    if len(dims) > MAX_DIMENSIONS:
-        raise InvalidArgument(
-            f"invalid shape for input '{name}': {len(dims)} dimensions, at most {MAX_DIMENSIONS} are supported"
-        )
+    check_dimensions(name, len(dims))
     shape = tuple(_unsigned(dim, "shape") for dim in dims)
     if any(dim > MAX_ELEMENTS for dim in shape):
         raise InvalidArgument(
@@ -180,12 +172,6 @@ def _outputs(template: Template, items: list[Any]) -> None:
             reply.classes[name] = classes
     template.outputs = tuple(names)
     reply.settle()
-
-
-def check_id(request_id: str) -> None:
-    size = len(request_id.encode())
-    if size > MAX_CLIENT_ID_BYTES:
-        raise InvalidArgument(f"request id of {size} bytes exceeds the maximum of {MAX_CLIENT_ID_BYTES} bytes")
 
 
 # -- typed access, with E4's texts -------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import orjson
 
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor
+from gateway.classification import classify
 from gateway.handler import ServedModel
 
-from .classification import classify
 from .errors import JSON_CONTENT_TYPE, Headers
 from .jsondata import render_elements
 from .jsontext import quote

@@ -15,9 +15,11 @@ from starlette.exceptions import HTTPException
 from charonia.errors import CharoniaError, NotFound, Unsupported
 from charonia.models.json_form import to_json
 from charonia.settings import GatewaySettings
+from gateway import log_settings
 from gateway.handler import Handler
+from gateway.request_rules import SHARED_MEMORY_DISABLED, TRACING_UNBUILT
 
-from . import control_json, log_settings
+from . import control_json
 from .bodies import AsgiApp, check_declared, read_body
 from .errors import (
     INTERNAL_BODY,
@@ -27,8 +29,6 @@ from .errors import (
     error_body,
     render_error,
 )
-from .jsontext import parse_json
-from .request_json import SHARED_MEMORY_DISABLED
 
 _MODEL = "/v2/models/{model}"
 _VERSION = "/v2/models/{model}/versions/{version}"
@@ -151,8 +151,8 @@ def _add_logging(app: FastAPI, settings: GatewaySettings) -> None:
 
     @app.post("/v2/logging", tags=["logging"], summary="Change log settings")
     async def set_logging(request: Request) -> Response:
-        wanted = parse_json(await _body(request, settings) or b"{}")
-        switches = log_settings.current().changed(wanted if isinstance(wanted, dict) else {})
+        wanted = control_json.read_log_settings(await _body(request, settings))
+        switches = log_settings.current().changed(wanted)
         log_settings.apply(switches)
         return _json(switches.reply())
 
@@ -174,7 +174,7 @@ def _add_unbuilt(app: FastAPI) -> None:
         raise Unsupported(SHARED_MEMORY_DISABLED)
 
     async def trace_setting() -> Response:
-        raise Unsupported("tracing is not built yet")
+        raise Unsupported(TRACING_UNBUILT)
 
     for kind, region_status in (("system", system_region_status), ("cuda", cuda_region_status)):
         root = f"/v2/{kind}sharedmemory"

@@ -22,7 +22,7 @@ from charonia.settings import GatewaySettings
 from gateway.http import protocol
 from gateway.http.server import HttpFront, listen
 
-_ECHO = Path(__file__).parents[1] / "unit/gateway/http/echo_handler.py"
+_ECHO = Path(__file__).parents[1] / "unit/gateway/echo_handler.py"
 
 
 def _load_echo() -> Any:

@@ -34,7 +34,7 @@ class Echo:
     def served_model(self, name: str, version: str) -> ServedModel:
         return ServedModel(VIEW, 1, {})
 
-    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
         return InferenceResponse(request.model, 1, request.inputs, request.id)
 
 

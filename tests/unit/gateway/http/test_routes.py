@@ -163,7 +163,17 @@ class TestSettings:
         ("wanted", "status", "error"),
         [
             ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
-            ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
+            ({"log_warning": 1}, 500, "Unable to parse 'log_warning': attempt to access JSON non-boolean as boolean"),
+            ({"log_format": 1}, 500, "Unable to parse 'log_format': attempt to access JSON non-string as string"),
+            ({"log_file": 5}, 501, "log file location can not be updated through network protocol"),
+            *(
+                (
+                    {"log_verbose_level": value}, 500,
+                    "Unable to parse 'log_verbose_level': attempt to access JSON non-unsigned-integer as "
+                    "unsigned-integer",
+                )
+                for value in (True, -1, "1")
+            ),
             ({"log_format": "odd"}, 400, "invalid argument for --log_format, got: odd"),
         ],
     )

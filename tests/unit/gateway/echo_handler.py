@@ -62,6 +62,7 @@ class EchoHandler:
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.requests: list[InferenceRequest] = []
+        self.flush_intervals_s: list[float] = []
         self.response_parameters: dict[str, str | int | bool | float] = {}
         self.outputs: list[Tensor] | None = None
         self.labels: dict[str, list[str]] = {}
@@ -103,8 +104,9 @@ class EchoHandler:
             raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
         return ServedModel(view, 1, self.labels)
 
-    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
         self.requests.append(request)
+        self.flush_intervals_s.append(flush_interval_s)
         self.waiting.set()
         try:
             await self.gate.wait()

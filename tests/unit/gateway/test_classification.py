@@ -8,7 +8,7 @@ import pytest
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.tensors import Tensor, split_bytes_elements
-from gateway.http.classification import classify
+from gateway.classification import classify
 
 
 def strings(tensor: Tensor) -> list[str]:
