@@ -19,6 +19,7 @@ from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis.address import parse_address
 from charonia.eventlog.redis.connection import Connection
+from charonia.eventlog.redis.reader import RedisReader
 
 pytestmark = pytest.mark.integration
 
@@ -85,6 +86,8 @@ async def admin(server: PrivateServer, *command: str) -> object:
 
 
 async def test_a_killed_and_restarted_server_loses_and_doubles_nothing(server: PrivateServer) -> None:
+    """Under `appendfsync always`: with everysec a killed server may forget writes that it has confirmed."""
+    await admin(server, "CONFIG", "SET", "appendfsync", "always")
     states: list[bool] = []
     log = RedisLog(server.url, on_state=states.append)
     await log.open()
@@ -122,6 +125,7 @@ async def test_a_killed_and_restarted_server_loses_and_doubles_nothing(server: P
         with pytest.raises(LogUnavailable):
             await log.append(b"r:1", [b"r", b"never"])
         restart(server)
+        await admin(server, "CONFIG", "SET", "appendfsync", "always")
         # the reader has a back-off of its own: killed again before it is back, it would see one loss, not two
         await until(lambda round_=round_: min(states.count(True), reader_states.count(True)) > round_ + 1)
     reached = len(acknowledged) + 500
@@ -139,6 +143,44 @@ async def test_a_killed_and_restarted_server_loses_and_doubles_nothing(server: P
             pass
     await reader.close()
     await log.close()
+
+
+async def test_deletions_the_server_confirmed_and_forgot_are_made_again(server: PrivateServer, log: RedisLog) -> None:
+    """A server killed between a reply and its append-only file (everysec allows that) brings consumed entries back."""
+    got: list[bytes] = []
+    states: list[bool] = []
+    old = await log.append(b"s", [b"r", b"before the reader's place"])
+    written = [b"%d" % number for number in range(200)]  # more than one read or sweep holds
+    for value in written:
+        await log.append(b"s", [b"r", value])
+    kill(server)
+    files, forgotten = server.state_dir / "appendonlydir", server.state_dir / "copy"
+    shutil.copytree(files, forgotten)
+    restart(server)
+    await back(log)
+
+    reader = log.reader()
+    reader.start(lambda _, entries: got.extend(bytes(entry.fields[1]) for entry in entries), states.append)
+    reader.add(b"s", old, consume=True)
+    await until(lambda: len(got) == len(written))
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await log.range(b"s")) > 1:
+            pass
+    kill(server)
+    shutil.rmtree(files)
+    forgotten.rename(files)
+    restart(server)
+    await back(log)
+    await until(lambda: states[-1] and states.count(True) == 2)
+    await log.append(b"s", [b"r", b"after"])
+    await until(lambda: got[-1] == b"after")
+
+    assert got == [*written, b"after"], "nothing is delivered again"
+    async with asyncio.timeout(PATIENCE_S):
+        while len(left := await log.range(b"s")) > 1:
+            pass
+    assert [entry.id for entry in left] == [old]
+    await reader.close()
 
 
 async def test_outstanding_calls_end_when_the_server_dies_and_new_ones_fail_at_once(
@@ -208,6 +250,72 @@ async def test_a_reader_follows_on_when_only_its_own_connection_is_lost(server: 
     await until(lambda: len(got) == 30)
     assert got == [b"%d" % number for number in range(30)]
     await reader.close()
+
+
+class Gate:
+    """A socket before the server's that can hold back what its clients send."""
+
+    def __init__(self, server: PrivateServer) -> None:
+        self.path = server.state_dir / "gate.sock"
+        self.held: list[bytes] = []
+        self.holds = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._behind = server.url.removeprefix("unix://")
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_unix_server(self._pass_on, self.path)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, to_server = await asyncio.open_unix_connection(self._behind)
+        answers = asyncio.ensure_future(self._copy(behind, writer))
+        await self._copy(reader, to_server, gated=True)
+        await answers
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gated: bool = False) -> None:
+        while data := await source.read(65536):
+            if gated and not self._open.is_set():
+                self.held.append(data)
+                self.holds.set()
+                await self._open.wait()
+            target.write(data)
+        target.close()
+        await target.wait_closed()
+
+
+async def test_a_stream_added_before_the_read_has_reached_the_server_is_followed(server: PrivateServer) -> None:
+    """The command that ends a blocked read overtakes the read itself: it finds nothing to end and must be repeated."""
+    gate = Gate(server)
+    front = await gate.serve()
+    commands = Connection(parse_address(server.url), name="test")
+    await commands.open()
+    got: list[bytes] = []
+    up = asyncio.Event()
+    reader = RedisReader(parse_address(f"unix://{gate.path}"), commands)
+    reader.start(lambda stream, _: got.append(stream), lambda _: up.set())
+    await asyncio.wait_for(up.wait(), PATIENCE_S)
+
+    gate.shut()
+    reader.add(b"first")
+    await asyncio.wait_for(gate.holds.wait(), PATIENCE_S)
+    assert b"XREAD" in gate.held[0]
+    await commands.execute("XADD", "second", "*", "r", "x")
+    reader.add(b"second")
+    await until(lambda: reader._unblocking > 0)  # it is on its way ...
+    await commands.execute("PING")  # ... and answered: nothing was blocked
+    gate.open()
+
+    await until(lambda: got == [b"second"])
+    await reader.close()
+    await commands.close()
+    front.close()
+    await front.wait_closed()
 
 
 async def test_a_stream_that_cannot_be_read_is_tried_again_until_it_can(server: PrivateServer, log: RedisLog) -> None:

@@ -12,7 +12,7 @@ from charonia.eventlog.redis import scripts
 @pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.digest.decode()[:8])
 def test_a_script_is_whole_and_names_what_it_is_given(script: scripts.Script) -> None:
     text = script.source.decode()
-    assert text.startswith("#!lua"), "without a shebang a script may half run when memory is out"
+    assert text.startswith("#!lua"), "only with a shebang are flags read and keys of two slots refused"
     assert "#include" not in text
 
     header = re.match(r"(?:(?:#!|--).*\n|--\n)+", text)
