@@ -15,6 +15,9 @@ from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import EventLog, Limits
 from charonia.wire import record_fields
 
+_OPEN_PER_INTERVAL = 4
+_MOST_STRETCH = 4.0
+
 
 @dataclass(slots=True)
 class Outgoing:
@@ -58,6 +61,9 @@ class Coalescer:
         self._level = level
         self._limits = limits
         self._counts = counts
+        self.open_requests = 0
+        """Requests of this queue whose callers wait; kept by the data plane."""
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[Outgoing] = []
         self._outstanding = 0
         self._scheduled = False
@@ -68,19 +74,33 @@ class Coalescer:
         self._max_size_bytes = max_size_bytes
 
     def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
-        """Take one request; it leaves with this tick, with the next append, or after `min_interval_s` at the latest."""
+        """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
+
+        A lone request never waits. The interval grows with the requests that wait for their answers, up to four times:
+        with many of them open nobody notices a few milliseconds, and each entry saved spares every process behind a
+        wake-up (docs/adr/0003).
+        """
         self._waiting.append(outgoing)
+        if self._timer is not None and len(self._waiting) >= self.max_requests:
+            self._timer.cancel()
+            self._timer = None
+            self._loop.call_soon(self._flush)
+            return
         if self._scheduled or (self._outstanding and not min_interval_s):
             return
         self._scheduled = True
-        wait_s = self._last_flush_s + min_interval_s - self._loop.time() if min_interval_s else 0.0
-        if wait_s > 0 and len(self._waiting) < self.max_requests:
-            self._loop.call_later(wait_s, self._flush)
+        wait_s = 0.0
+        if min_interval_s and self.open_requests > 1:
+            stretch = min(_MOST_STRETCH, max(1.0, self.open_requests / _OPEN_PER_INTERVAL))
+            wait_s = self._last_flush_s + min_interval_s * stretch - self._loop.time()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._flush)
         else:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
+        self._timer = None
         self._last_flush_s = self._loop.time()
         waiting, self._waiting = self._waiting, []
         entry: list[Outgoing] = []

@@ -150,7 +150,9 @@ class DataPlane:
 
         outgoing = Outgoing(request_id, record, size, failed)
         self._pending[request_id] = _Pending(served.model, outgoing, future)
-        self._coalescer(served, level).submit(outgoing, min_interval_s)
+        coalescer = self._coalescer(served, level)
+        coalescer.open_requests += 1
+        coalescer.submit(outgoing, min_interval_s)
         try:
             return await future
         except asyncio.CancelledError:
@@ -159,6 +161,7 @@ class DataPlane:
                 self._cancel(request.model, request_id)
             raise
         finally:
+            coalescer.open_requests -= 1
             if self._pending.pop(request_id, None) is not None:
                 self._pending_size_bytes -= size
             if not self._pending:
