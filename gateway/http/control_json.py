@@ -95,7 +95,7 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
         if expected is None:
             continue
         # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
-        if key != "log_file" and (type(value) is not expected or (expected is int and value < 0)):
+        if key != "log_file" and (type(value) is not expected or (isinstance(value, int) and value < 0)):
             raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
         wanted[key] = value
     return wanted
