@@ -9,28 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from itertools import chain, repeat
 from typing import Any
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Cancelled, CharoniaError, InvalidRecord
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, Entry, EventLog, Reply, StreamReader
+from charonia.eventlog.port import START, Entry, EventLog, StreamReader
 from charonia.events import BatchFinished, BatchReturned, LaneOpened, RequestCancelled
 from charonia.models.catalog import ServedVersion
 from charonia.tensors import Buffer
 from charonia.wire import (
-    FIELD_HEADER,
-    FIELD_RECORD,
     BatchHeader,
     RequestRecord,
-    pack_failure,
     record_fields,
-    records_of,
     unpack_request,
 )
 
+from .carriers import Carried, CarrierEntry, Deletions, HeldReplies, carried, carrier_of
+from .dispatching import Dispatcher
+from .refusals import refuse
 from .scheduling import observations as seen
 from .scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
 from .scheduling.scheduler import ModelScheduler
@@ -38,51 +36,6 @@ from .scheduling.scheduler import ModelScheduler
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
-
-
-def carried(entry: Entry) -> list[Buffer]:
-    """The records of an entry; one whose fields cannot be told apart carries none, and is logged (H27)."""
-    try:
-        return records_of(entry.fields)
-    except InvalidRecord as error:
-        _log.error("entry %s carries no readable records: %s", entry.id.decode(errors="replace"), error)
-        return []
-
-
-class CarrierEntry:
-    """A queue entry and how many of its requests are not settled yet."""
-
-    __slots__ = ("entry_id", "remaining", "stream")
-
-    def __init__(self, stream: bytes, entry_id: bytes, remaining: int) -> None:
-        self.stream = stream
-        self.entry_id = entry_id
-        self.remaining = remaining
-
-
-class Carried:
-    """What the scheduler hands back with a request: its record and the entry that carries it.
-
-    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced.
-    """
-
-    __slots__ = ("begun", "entry", "record", "settled")
-
-    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int) -> None:
-        self.record = record
-        self.entry = entry
-        self.begun = begun
-        self.settled = False
-
-
-class HeldReplies:
-    """Replies that wait for their order, and the fact entry that keeps them should this owner die."""
-
-    __slots__ = ("entry", "replies")
-
-    def __init__(self, replies: tuple[tuple[str, bytes], ...], entry: CarrierEntry) -> None:
-        self.replies = replies
-        self.entry = entry
 
 
 class OwnedModel:
@@ -116,7 +69,7 @@ class OwnedModel:
         self._timer_at_ns = 0
         self._streams: dict[bytes, bytes] = {}
         self._paused = False
-        self._deletions: dict[bytes, list[bytes]] = {}
+        self._deletions = Deletions(log)
         self._held_replies: dict[str, HeldReplies] = {}
         self._batches: dict[str, tuple[str, list[seen.RequestQueued]]] = {}
         self._facts_after = START
@@ -124,8 +77,7 @@ class OwnedModel:
         self._policy_hash = ""
         self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
-        self._facts_shared = keys.facts(model)
-        self._facts_local = keys.LOCAL + self._facts_shared
+        self._dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self.closed = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -140,10 +92,10 @@ class OwnedModel:
     def _follow_facts(self, keep: bool) -> None:
         """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""
         if self._keeps_facts is None and self._local_executor:
-            self._reader.add(self._facts_local, consume=True)
+            self._reader.add(self._dispatcher.facts_local, consume=True)
         if self._keeps_facts is None or (keep and not self._keeps_facts):
-            self._reader.remove(self._facts_shared)
-            self._reader.add(self._facts_shared, self._facts_after, consume=not keep)
+            self._reader.remove(self._dispatcher.facts_shared)
+            self._reader.add(self._dispatcher.facts_shared, self._facts_after, consume=not keep)
             self._keeps_facts = keep
 
     def close(self) -> None:
@@ -153,23 +105,25 @@ class OwnedModel:
             self._timer.cancel()
         for stream in (*self._streams, *self.fact_streams):
             self._reader.remove(stream)
+        self._deletions.close()
         for task in self._tasks:
             task.cancel()
 
     async def settled(self) -> None:
-        """Wait for the appends and settlements under way."""
+        """Wait for the appends, settlements and deletions under way."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        await self._deletions.done()
 
     # -- what the log says --------------------------------------------------------------------------------------------
 
     def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
         if self.closed:
             return
-        if stream in (self._facts_shared, self._facts_local):
+        if stream in (self._dispatcher.facts_shared, self._dispatcher.facts_local):
             for entry in entries:
                 self._on_facts(stream, entry)
-            if stream == self._facts_shared:
+            if stream == self._dispatcher.facts_shared:
                 self._facts_after = entries[-1].id
         else:
             self._streams[stream] = entries[-1].id
@@ -203,7 +157,7 @@ class OwnedModel:
         for entry in entries:
             records = self._records(entry, attempts)
             if not records:
-                self._delete(stream, entry.id)
+                self._deletions.add(stream, entry.id)
                 continue
             carrier = CarrierEntry(stream, entry.id, len(records))
             for record in records:
@@ -272,13 +226,17 @@ class OwnedModel:
     def _handled(self, keeper: CarrierEntry) -> None:
         """One reason less to keep a fact entry; facts that the reader consumes are deleted by it."""
         keeper.remaining -= 1
-        if keeper.remaining == 0 and self._keeps_facts and keeper.stream == self._facts_shared:
-            self._delete(keeper.stream, keeper.entry_id)
+        if keeper.remaining == 0 and self._keeps_facts and keeper.stream == self._dispatcher.facts_shared:
+            self._deletions.add(keeper.stream, keeper.entry_id)
 
     @property
     def fact_streams(self) -> tuple[bytes, ...]:
         """Where executors and gateways report to this model's owner."""
-        return (self._facts_shared, self._facts_local) if self._local_executor else (self._facts_shared,)
+        return (
+            (self._dispatcher.facts_shared, self._dispatcher.facts_local)
+            if self._local_executor
+            else (self._dispatcher.facts_shared,)
+        )
 
     def follows(self, stream: bytes) -> bool:
         return stream in self._streams
@@ -343,31 +301,15 @@ class OwnedModel:
     async def _dispatch(self, decision: DispatchBatch) -> None:
         try:
             if max(decision.attempts) > 1:
-                decision = await self._begin_attempts(decision)
+                decision, settled = await self._dispatcher.begin_attempts(decision)
+                for request in settled:
+                    self._request_settled(request)
+                if decision.batch_id in self._batches:
+                    self._batches[decision.batch_id] = (decision.executor, decision.requests)
                 if not decision.requests:
                     self._finished_without_run(decision)
                     return
-            local = decision.executor == self._local_executor
-            header = BatchHeader(
-                decision.batch_id,
-                self.model,
-                decision.version,
-                decision.content_hash,
-                self.token,
-                decision.attempts,
-                # held replies are all there is of settled work: they must outlive this process
-                self._facts_local if local and not decision.via_owner else self._facts_shared,
-                decision.via_owner,
-            )
-            records: list[Buffer] = [request.carrier.record.record for request in decision.requests]  # type: ignore[attr-defined]
-            fields: list[Buffer] = [FIELD_HEADER, header.pack()]
-            if local:
-                # nothing is copied on the way to an executor in this process
-                fields += chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
-            else:
-                fields += record_fields(records)
-            stream = keys.batches(decision.executor)
-            await self._log.append(keys.LOCAL + stream if local else stream, fields)
+            await self._dispatcher.send(decision)
         except Cancelled:
             self._lost_ownership(self.model)
         except CharoniaError as error:
@@ -383,37 +325,6 @@ class OwnedModel:
             self._refuse_unheld(now)
             self._arm()
 
-    async def _begin_attempts(self, decision: DispatchBatch) -> DispatchBatch:
-        """Raise the attempt of what runs again; requests settled meanwhile are left out of the batch."""
-        kept: list[seen.RequestQueued] = []
-        attempts: list[int] = []
-        for attempt in sorted(set(decision.attempts)):
-            members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
-            if attempt <= 1:
-                going = [True] * len(members)
-            else:
-                going = await self._log.begin_attempt(self.model, self.token, [r.id for r in members], attempt)
-                for request in members:
-                    carried: Carried = request.carrier  # type: ignore[assignment]
-                    carried.begun = max(carried.begun, attempt)
-            for request, goes in zip(members, going, strict=True):
-                if goes:
-                    kept.append(request)
-                    attempts.append(attempt)
-                else:
-                    self._request_settled(request)
-        if decision.batch_id in self._batches:
-            self._batches[decision.batch_id] = (decision.executor, kept)
-        return DispatchBatch(
-            decision.batch_id,
-            decision.executor,
-            decision.version,
-            decision.content_hash,
-            kept,
-            tuple(attempts),
-            decision.via_owner,
-        )
-
     def _finished_without_run(self, decision: DispatchBatch) -> None:
         self._batches.pop(decision.batch_id, None)
         now = monotonic_ns()
@@ -421,25 +332,8 @@ class OwnedModel:
         self._arm()
 
     async def _reject(self, rejected: list[RejectRequest]) -> None:
-        by_endpoint: dict[str, list[Buffer]] = {}
-        for decision in rejected:
-            record = decision.request.carrier.record  # type: ignore[attr-defined]
-            # E10; a cancellation has a code and no text (G26)
-            prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if decision.message else ""
-            error = CharoniaError.of(decision.code, prefix + decision.message)
-            answers = by_endpoint.setdefault(record.endpoint, [])
-            answers.append(pack_failure(record.id, self.model, record.meta.version, error))
-        replies = [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
-        requests = [(d.request.id, max(1, d.request.attempt, d.request.carrier.begun)) for d in rejected]  # type: ignore[attr-defined]
-        counts = self._refusals(rejected)
         try:
-            # one version's counters go with the settlement; the rare rest is added for what was really won
-            joined = next(iter(counts.items())) if len(counts) == 1 else None
-            won = await self._log.settle(self.model, requests, joined, replies)
-            if joined is None or not all(won):
-                mine = [decision for decision, is_won in zip(rejected, won, strict=True) if is_won]
-                for key, increments in self._refusals(mine).items():
-                    await self._log.add_statistics(key, increments)
+            await refuse(self._log, self.model, rejected)
         except CharoniaError as error:
             _log.warning("%d refusals could not be recorded, trying again: %s", len(rejected), error)
             self._loop.call_later(_RETRY_S, self._reject_again, rejected)
@@ -450,19 +344,6 @@ class OwnedModel:
     def _reject_again(self, rejected: list[RejectRequest]) -> None:
         if not self.closed:
             self._spawn(self._reject(rejected))
-
-    def _refusals(self, rejected: list[RejectRequest]) -> dict[bytes, dict[str, int]]:
-        """Failure counters by statistics key (X4)."""
-        now_ns = wall_ns()
-        counts: dict[bytes, dict[str, int]] = {}
-        for decision in rejected:
-            record = decision.request.carrier.record  # type: ignore[attr-defined]
-            key = keys.statistics(self.model, record.meta.version, record.meta.content_hash)
-            of_key = counts.setdefault(key, {})
-            waited_ns = max(0, now_ns - record.accepted_ns)
-            for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (f"fail_{decision.reason}", 1)):
-                of_key[name] = of_key.get(name, 0) + amount
-        return counts
 
     def _release(self, batch_id: str) -> None:
         held = self._held_replies.pop(batch_id, None)
@@ -496,38 +377,14 @@ class OwnedModel:
                 self._request_settled(request)
 
     def _request_settled(self, request: seen.RequestQueued) -> None:
-        carried: Carried = request.carrier  # type: ignore[assignment]
+        carried = carrier_of(request)
         if carried.settled:
             return
         carried.settled = True
         self.settled_requests += 1
-        carrier = carried.entry
-        carrier.remaining -= 1
-        if carrier.remaining == 0:
-            self._delete(carrier.stream, carrier.entry_id)
+        self._deletions.add_handled(carried.entry)
         if self._paused and not self.closed and self.scheduler.pending_count() <= self._window // 2:
             self._resume()
-
-    def _delete(self, stream: bytes, entry_id: bytes) -> None:
-        if not self._deletions:
-            self._loop.call_soon(self._flush_deletions)
-        self._deletions.setdefault(stream, []).append(entry_id)
-
-    def _flush_deletions(self) -> None:
-        deletions, self._deletions = self._deletions, {}
-        for stream, ids in deletions.items():
-            self._spawn(self._delete_entries(stream, ids))
-
-    async def _delete_entries(self, stream: bytes, ids: list[bytes]) -> None:
-        try:
-            await self._log.delete_entries(stream, ids)
-        except CharoniaError:
-            # the settlements are recorded; keep the wish until the log is back
-            self._loop.call_later(_RETRY_S, self._delete_again, stream, ids)
-
-    def _delete_again(self, stream: bytes, ids: list[bytes]) -> None:
-        if not self.closed:
-            self._spawn(self._delete_entries(stream, ids))
 
     def _pause(self) -> None:
         self._paused = True

@@ -16,7 +16,8 @@ from charonia.errors import InvalidRecord
 from charonia.eventlog.port import START, Entry, EventLog
 from charonia.wire import FIELD_HEADER, BatchHeader, unpack_request
 
-from .owned import OwnedModel, carried
+from .carriers import carried
+from .owned import OwnedModel
 from .scheduling.observations import RequestQueued
 
 _log = logging.getLogger(__name__)

@@ -299,15 +299,18 @@ async def test_a_cancelled_request_leaves_the_queue(cluster: Cluster) -> None:
 
 
 async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: Cluster) -> None:
-    executor = await cluster.executor()
+    executor = await cluster.executor(gated=True)
     await cluster.batcher()
     gateway = await cluster.gateway()
-    assert await answers([ask(gateway, 0)]) == [0]
-    call = asyncio.ensure_future(gateway.infer(parts.request(1), flush_interval_s=0.2))
-    await until(lambda: gateway._dataplane.pending_requests == 1)
+    first = ask(gateway, 0)  # while one is open, the next waits for the interval
+    await until(lambda: len(executor.held) == 1)
+    call = asyncio.ensure_future(gateway.infer(parts.request(1), flush_interval_s=5.0))
+    await until(lambda: gateway._dataplane.pending_requests == 2)
     call.cancel()
     await asyncio.wait([call])
+    executor.release()
 
+    assert await answers([first]) == [0]
     assert await answers([ask(gateway, 2)]) == [2]
     assert executor.executed == [0, 2]
     await cluster.settled()

@@ -1,0 +1,119 @@
+"""What a queued request drags along: the log entry that carries it, deleted when all it carries is settled.
+
+Deleting is only tidying: a successor finds an entry of settled requests and deletes it itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from charonia.errors import CharoniaError, InvalidRecord
+from charonia.eventlog.port import Entry, EventLog
+from charonia.tensors import Buffer
+from charonia.wire import RequestRecord, records_of
+
+from .scheduling.observations import RequestQueued
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+
+
+def carried(entry: Entry) -> list[Buffer]:
+    """The records of an entry; one whose fields cannot be told apart carries none, and is logged (H27)."""
+    try:
+        return records_of(entry.fields)
+    except InvalidRecord as error:
+        _log.error("entry %s carries no readable records: %s", entry.id.decode(errors="replace"), error)
+        return []
+
+
+class CarrierEntry:
+    """A queue entry and how many of its requests are not settled yet."""
+
+    __slots__ = ("entry_id", "remaining", "stream")
+
+    def __init__(self, stream: bytes, entry_id: bytes, remaining: int) -> None:
+        self.stream = stream
+        self.entry_id = entry_id
+        self.remaining = remaining
+
+
+class Carried:
+    """What the scheduler hands back with a request: its record and the entry that carries it.
+
+    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced.
+    """
+
+    __slots__ = ("begun", "entry", "record", "settled")
+
+    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int) -> None:
+        self.record = record
+        self.entry = entry
+        self.begun = begun
+        self.settled = False
+
+
+class HeldReplies:
+    """Replies that wait for their order, and the fact entry that keeps them should this owner die."""
+
+    __slots__ = ("entry", "replies")
+
+    def __init__(self, replies: tuple[tuple[str, bytes], ...], entry: CarrierEntry) -> None:
+        self.replies = replies
+        self.entry = entry
+
+
+def carrier_of(request: RequestQueued) -> Carried:
+    """What this service put into the request for itself."""
+    carried_ = request.carrier
+    assert isinstance(carried_, Carried)
+    return carried_
+
+
+class Deletions:
+    """Entries to delete, gathered for the length of a loop tick and insisted on until the log has done it."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._wanted: dict[bytes, list[bytes]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def add(self, stream: bytes, entry_id: bytes) -> None:
+        self._wanted.setdefault(stream, []).append(entry_id)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._delete(), name="deletions")
+
+    def add_handled(self, entry: CarrierEntry) -> None:
+        """One thing the entry carries is done; the last one deletes it."""
+        entry.remaining -= 1
+        if entry.remaining == 0:
+            self.add(entry.stream, entry.entry_id)
+
+    async def _delete(self) -> None:
+        while self._wanted and not self.closed:
+            wanted, self._wanted = self._wanted, {}
+            failed = False
+            for stream, ids in wanted.items():
+                try:
+                    await self._log.delete_entries(stream, ids)
+                except CharoniaError:
+                    # the settlements are recorded; the wish is kept until the log is back
+                    self._wanted.setdefault(stream, []).extend(ids)
+                    failed = True
+            if failed:
+                await asyncio.sleep(_RETRY_S)
+
+    async def done(self) -> None:
+        """Wait until what was wanted so far is deleted."""
+        if self._task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def close(self) -> None:
+        self.closed = True
+        if self._task is not None:
+            self._task.cancel()
