@@ -14,7 +14,7 @@ import numpy as np
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
-from charonia.tensors import Buffer, Tensor, element_count, join_bytes_elements
+from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
 from gateway.classification import classify
 from gateway.handler import ServedModel
 from gateway.request_rules import (
@@ -55,6 +55,10 @@ _FIELD_OF: dict[DataType, str] = {
 }
 _TAG_ID = b"\x1a"  # field 3, length-delimited
 _TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
+_TAG_INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse, length-delimited
+_FINAL = pb.ModelInferResponse(
+    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
+).SerializeToString()
 _SIGNATURES_REMEMBERED = 1024
 
 Classes = dict[str, int]
@@ -204,10 +208,10 @@ class ResponseEncoder:
         if classes:
             batching = served.interface.batching
             outputs = [
-                classify(t, classes[t.name], batching, list(served.labels.get(t.name, ()))) if t.name in classes else t
+                classify(t, classes[t.name], batching, served.labels.get(t.name, [])) if t.name in classes else t
                 for t in outputs
             ]
-        key = (response.model, response.version, tuple([(t.name, t.datatype, t.shape) for t in outputs]))
+        key = (response.model, response.version, tuple([(t.name, t.datatype.number, t.shape) for t in outputs]))
         shared = self._shared.get(key) if not response.parameters else None
         if shared is None:
             shared = _message(response, outputs).SerializeToString()
@@ -224,6 +228,20 @@ class ResponseEncoder:
         return b"".join(parts)
 
 
+def stream_answer(reply: bytes) -> bytes:
+    """A serialised `ModelStreamInferResponse` of a serialised reply that is its request's last (G8, G24)."""
+    return b"".join((_TAG_INFER_RESPONSE, _varint(len(reply) + len(_FINAL)), reply, _FINAL))
+
+
+def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:
+    """A serialised in-band error with what is known of its request (G22)."""
+    answer = pb.ModelStreamInferResponse(error_message=message)
+    answer.infer_response.id = request.id
+    answer.infer_response.model_name = request.model_name
+    answer.infer_response.model_version = request.model_version
+    return answer.SerializeToString()
+
+
 def _message(response: InferenceResponse, outputs: list[Tensor]) -> pb.ModelInferResponse:
     message = pb.ModelInferResponse(model_name=response.model, model_version=str(response.version))
     write_parameters(message.parameters, response.parameters)
@@ -237,6 +255,8 @@ def write_parameters(target: Any, parameters: Parameters) -> None:
     for key, value in parameters.items():
         if isinstance(value, bool):
             target[key].bool_param = value
+        elif isinstance(value, int) and value > MAX_ELEMENTS:
+            target[key].uint64_param = value
         elif isinstance(value, int):
             target[key].int64_param = value
         elif isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Neutral error codes as gRPC status codes (E1). Pure but for the enum it maps to."""
+"""Neutral errors as gRPC status codes and details (E1, E3). Pure but for the enum it maps to."""
 
 from __future__ import annotations
 
@@ -21,3 +21,22 @@ STATUS = {
     ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
 """Every neutral code has a status; the message is sent as it is (E3)."""
+
+INTERNAL = "internal server error"
+"""Of a failure that is ours: what it was is in the log, not on the wire."""
+
+_MAX_DETAILS_BYTES = 6144
+"""Details travel in the trailers, percent-encoded; clients refuse trailers of more than 8 KiB for that alone."""
+
+
+def details(message: str) -> str:
+    """The message, cut where it would not fit the trailers: a name that a client sent may be of any length."""
+    if len(message) * 12 <= _MAX_DETAILS_BYTES:
+        return message
+    size = 0
+    for at, character in enumerate(message):
+        plain = " " <= character <= "~" and character != "%"
+        size += 1 if plain else 3 * len(character.encode("utf-8", "replace"))
+        if size > _MAX_DETAILS_BYTES:
+            return message[:at] + "..."
+    return message

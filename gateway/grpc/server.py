@@ -54,7 +54,8 @@ class GrpcFront:
         ]
         if self._level >= 0:
             options.append(("grpc.default_compression_level", self._level))
-        address = f"{settings.grpc_address}:{settings.grpc_port}"
+        host = settings.grpc_address
+        address = f"[{host}]:{settings.grpc_port}" if ":" in host and host[0] != "[" else f"{host}:{settings.grpc_port}"
         if settings.grpc_port and not settings.reuse_grpc_port:
             _check_free(settings.grpc_address, settings.grpc_port)
         server = grpc.aio.server(options=options, compression=self._compression)
@@ -88,6 +89,8 @@ class GrpcFront:
             _read("grpc-server-key", settings.grpc_server_key),
             _read("grpc-server-cert", settings.grpc_server_cert),
         )
+        if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
+            raise StartupError("--grpc-use-ssl-mutual needs --grpc-root-cert, which says whose clients are let in")
         root = _read("grpc-root-cert", settings.grpc_root_cert) if settings.grpc_root_cert else None
         return grpc.ssl_server_credentials(
             [(key, certificate)], root_certificates=root, require_client_auth=settings.grpc_use_ssl_mutual

@@ -1,39 +1,41 @@
 """The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
-Each call translates, asks the handler and translates back. Methods are registered as generic handlers, so that
-inference replies are the bytes that `convert` writes.
+Each call translates, asks the handler and translates back. Methods are registered as generic handlers over bytes, so
+that inference replies are the bytes that `convert` writes. Who waits for whom within a stream is `streams`'.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, Unavailable, Unsupported
+from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.settings import GatewaySettings
 from gateway import log_settings
 from gateway.handler import Handler
-from gateway.request_rules import SHARED_MEMORY_DISABLED, TRACING_UNBUILT
+from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED, TRACING_UNBUILT
 from gateway.restrictions import HeaderForwarding, Restrictions
 from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .convert import ResponseEncoder, infer_request
-from .errors import STATUS
+from .convert import ResponseEncoder, infer_request, stream_answer, stream_error
+from .errors import INTERNAL, STATUS, details
+from .streams import OrderedStream
 
 _log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-_STREAM_REQUESTS_OPEN = 256
-"""Requests of one stream that may be open before the next is read: backpressure on the client (faults F5)."""
+STREAM_DECOUPLED = "models with decoupled transaction policy are not built yet"
+_NOTHING = pb.ModelInferRequest()
 
 Context = Any  # grpc.aio.ServicerContext, generic in types that generic handlers do not have
 
@@ -56,24 +58,18 @@ class Servicer:
 
     def handlers(self) -> list[Any]:
         """What a `grpc.aio.server` registers."""
+        # No deserializers: grpc would answer a message it cannot parse with the text of the exception.
         inference = {
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(
-                self._model_infer, pb.ModelInferRequest.FromString, _as_it_is
-            ),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self._model_stream_infer,
-                pb.ModelInferRequest.FromString,
-                pb.ModelStreamInferResponse.SerializeToString,
-            ),
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(self._model_infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._model_stream_infer),
         }
         for name, (group, call) in self._control_calls().items():
             inference[name] = grpc.unary_unary_rpc_method_handler(
-                self._unary(group, call),
-                getattr(pb, f"{name}Request").FromString,
-                getattr(pb, f"{name}Response").SerializeToString,
+                self._unary(group, partial(_parse, getattr(pb, f"{name}Request")), call),
+                response_serializer=getattr(pb, f"{name}Response").SerializeToString,
             )
         check = grpc.unary_unary_rpc_method_handler(
-            self._unary("health", self._health_check), health.parse_request, health.serialize_response
+            self._unary("health", _parse_health, self._health_check), response_serializer=health.serialize_response
         )
         return [
             grpc.method_handlers_generic_handler(SERVICE, inference),
@@ -82,106 +78,84 @@ class Servicer:
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
-    async def _model_infer(self, message: pb.ModelInferRequest, context: Context) -> bytes:
+    async def _model_infer(self, data: bytes, context: Context) -> bytes:
         try:
-            return await self._infer(message, context)
+            if self._restrictions:
+                self._restrictions.check("inference", _headers(context))
+            return await self._infer(_parse(pb.ModelInferRequest, data), context, DECOUPLED)
         except CharoniaError as error:
-            await context.abort(STATUS[error.code], error.message)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
+            await context.abort(STATUS[error.code], details(error.message))
+        except Exception:
             _log.exception("an inference call failed")
-            await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
         raise AssertionError("abort always raises")
 
-    async def _infer(self, message: pb.ModelInferRequest, context: Context) -> bytes:
-        if self._restrictions:
-            self._restrictions.check("inference", _headers(context))
+    async def _infer(self, message: pb.ModelInferRequest, context: Context, decoupled: str) -> bytes:
+        """The serialised reply. `decoupled` is the text for a model that answers more than once."""
         served = self._handler.served_model(message.model_name, message.model_version)
         if served.interface.decoupled:
-            raise Unsupported(DECOUPLED)
+            raise Unsupported(decoupled)
         request, classes = infer_request(message, served.version)
         if self._forwarding:
             self._forwarding.forward(_headers(context), request.parameters)
         remaining_s = context.time_remaining()
-        if remaining_s is not None and not request.deadline_ns:
-            request.deadline_ns = wall_ns() + int(remaining_s * 1e9)
+        if remaining_s is not None:
+            deadline_ns = min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
+            request.deadline_ns = min(request.deadline_ns or deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
         return self._encoder.encode(response, classes, served)
 
-    async def _model_stream_infer(
-        self, messages: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def _model_stream_infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Each request on its own, answers in request order, errors in-band (G22-G25)."""
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
-        ends_on_error = any(name == "triton_grpc_error" and value == "true" for name, value in _metadata(context))
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse | CharoniaError] | None] = asyncio.Queue(
-            _STREAM_REQUESTS_OPEN
-        )
-        open_tasks: set[asyncio.Task[Any]] = set()
+        ends_on_error = ("triton_grpc_error", "true") in _metadata(context)
 
-        async def read() -> None:
-            async for message in messages:
-                task = asyncio.create_task(self._stream_answer(message, context, ends_on_error))
-                open_tasks.add(task)
-                task.add_done_callback(open_tasks.discard)
-                await answers.put(task)
-            await answers.put(None)
+        async def answer(data: bytes) -> bytes | CharoniaError:
+            return await self._stream_answer(data, context, ends_on_error)
 
-        reading = asyncio.create_task(read())
-        reading.add_done_callback(lambda task: _wake_writer(task, answers))
         try:
-            while (task := await answers.get()) is not None:
-                answer = await task
-                if isinstance(answer, CharoniaError):
-                    await context.abort(STATUS[answer.code], answer.message)
-                else:
-                    yield answer
-        finally:
-            # a client that left, or an error that ends the stream, cancels the stream's requests (G25, G26)
-            for pending in (reading, *open_tasks):
-                pending.cancel()
+            if self._restrictions:
+                self._restrictions.check("inference", _headers(context))
+            error = await OrderedStream(answer, context.write).run(messages)
+        except CharoniaError as refusal:
+            error = refusal
+        except Exception:
+            _log.exception("a stream failed")
+            error = InternalError(INTERNAL)
+        if error is not None:
+            await context.abort(STATUS[error.code], details(error.message))
 
-    async def _stream_answer(
-        self, message: pb.ModelInferRequest, context: Context, ends_on_error: bool
-    ) -> pb.ModelStreamInferResponse | CharoniaError:
-        answer = pb.ModelStreamInferResponse()
+    async def _stream_answer(self, data: bytes, context: Context, ends_on_error: bool) -> bytes | CharoniaError:
+        message = _NOTHING
+        error: CharoniaError
         try:
-            answer.infer_response.MergeFromString(await self._infer(message, context))
-            answer.infer_response.parameters["triton_final_response"].bool_param = True
-        except CharoniaError as error:
-            if ends_on_error:
-                return error
-            answer.error_message = error.message
-            answer.infer_response.id = message.id
-            answer.infer_response.model_name = message.model_name
-            answer.infer_response.model_version = message.model_version
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
+            message = _parse(pb.ModelInferRequest, data)
+            return stream_answer(await self._infer(message, context, STREAM_DECOUPLED))
+        except CharoniaError as known:
+            error = known
+        except Exception:
             _log.exception("a request of a stream failed")
-            answer.error_message = f"internal error: {type(error).__name__}"
-            answer.infer_response.id = message.id
-        return answer
+            error = InternalError(INTERNAL)
+        return error if ends_on_error else stream_error(error.message, message)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
-    def _unary(self, group: str, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _unary(
+        self, group: str, parse: Callable[[bytes], Any], call: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[bytes, Context], Awaitable[Any]]:
         """A control call with its restriction and its errors."""
 
-        async def handle(message: Any, context: Context) -> Any:
+        async def handle(data: bytes, context: Context) -> Any:
             try:
                 if self._restrictions:
                     self._restrictions.check(group, _headers(context))
-                return await call(message)
+                return await call(parse(data))
             except CharoniaError as error:
-                await context.abort(STATUS[error.code], error.message)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
+                await context.abort(STATUS[error.code], details(error.message))
+            except Exception:
                 _log.exception("a control call failed")
-                await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+                await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
 
         return handle
 
@@ -270,14 +244,19 @@ class Servicer:
         return control.log_settings(switches)
 
 
-def _as_it_is(data: bytes) -> bytes:
-    return data
+def _parse(kind: Any, data: bytes) -> Any:
+    """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it, as for JSON (E4)."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InternalError(f"failed to parse the {kind.DESCRIPTOR.name} message") from None
 
 
-def _wake_writer(reading: asyncio.Task[None], answers: asyncio.Queue[Any]) -> None:
-    """A reader that ended by an error must not leave the writer waiting."""
-    if not reading.cancelled() and reading.exception() is not None and not answers.full():
-        answers.put_nowait(None)
+def _parse_health(data: bytes) -> str:
+    try:
+        return health.parse_request(data)
+    except ValueError as error:
+        raise InternalError(str(error)) from None
 
 
 def _check_repository(name: str) -> None:

@@ -53,7 +53,8 @@ MODELS = {
 
 
 class EchoHandler:
-    """See the module. `failure` set is raised by every inference; `gate` closed makes inferences wait."""
+    """See the module. `failure` set is raised by every inference; `gate` closed makes all inferences wait, one of
+    `gates` that of its id."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -61,6 +62,8 @@ class EchoHandler:
         self.gate.set()
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self.gates: dict[str, asyncio.Event] = {}
+        self.cancelled_ids: list[str] = []
         self.requests: list[InferenceRequest] = []
         self.flush_intervals_s: list[float] = []
         self.response_parameters: dict[str, str | int | bool | float] = {}
@@ -110,7 +113,10 @@ class EchoHandler:
         self.waiting.set()
         try:
             await self.gate.wait()
+            if request.id in self.gates:
+                await self.gates[request.id].wait()
         except asyncio.CancelledError:
+            self.cancelled_ids.append(request.id)
             self.cancelled.set()
             raise
         if self.failure is not None:
