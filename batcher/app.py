@@ -20,6 +20,7 @@ class BatcherApp:
     def __init__(
         self, log: EventLog, settings: BatcherSettings, log_settings: LogSettings, *, local_executor: str = ""
     ) -> None:
+        self._log_is_private = log_settings.private
         self._control = ControlPlane(
             log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
         )
@@ -43,6 +44,9 @@ class BatcherApp:
         await self._control.start()
         await self._membership.start()
         await self.service.start()
+        if self._log_is_private:
+            for departure in self._control.departures():
+                await self._control.announce(departure)
         await self._endpoint.start()
 
     async def stop(self) -> None:

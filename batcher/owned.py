@@ -142,7 +142,12 @@ class OwnedModel:
         return {request.id: request for request in self._queue(stream, entries, attempts)}
 
     def restore_running(self, header: BatchHeader, executor: str, requests: list[seen.RequestQueued]) -> None:
-        """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members."""
+        """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members.
+
+        A batch of settled requests is finished: only its entry is not deleted yet, and its slot is free.
+        """
+        if not requests:
+            return
         self._batches[header.batch_id] = (executor, requests)
         running = seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner)
         self._apply(self.scheduler.observe(running, monotonic_ns()))

@@ -41,6 +41,11 @@ class Option:
     def key(self) -> str:
         return self.name.replace("-", "_")
 
+    @property
+    def variable(self) -> str:
+        """The environment variable that gives its value."""
+        return f"CHARONIA_{self.key.upper()}"
+
 
 def _later(name: str, roles: frozenset[str] = _S) -> Option:
     return Option(name, "str", None, roles, "known, not built yet", built=False)
@@ -125,6 +130,13 @@ OPTIONS: tuple[Option, ...] = (
         "report-fd", "int", -1, frozenset({GATEWAY, BATCHER, EXECUTOR}), "descriptor that gets the ports and 'ready'"
     ),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
+    Option(
+        "private-log",
+        "flag",
+        False,
+        frozenset({GATEWAY, BATCHER, EXECUTOR}),
+        "only this machine's processes use the log",
+    ),
     # known, for later
     _later("model-store"),
     _later("model-namespacing"),
@@ -190,7 +202,7 @@ def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: 
         if option.name in given:
             values[option.key] = _repeated(option, given[option.name], f"--{option.name}")
             continue
-        variable = f"CHARONIA_{option.key.upper()}"
+        variable = option.variable
         if variable in environment:
             raw = (
                 [part for part in environment[variable].split("\n") if part]
@@ -210,8 +222,8 @@ def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: 
         if not _BY_NAME[name].built:
             raise StartupError(_not_built(f"'{name}' in the configuration file"))
     for option in OPTIONS:
-        if not option.built and f"CHARONIA_{option.key.upper()}" in environment:
-            raise StartupError(_not_built(f"'CHARONIA_{option.key.upper()}' in the environment"))
+        if not option.built and option.variable in environment:
+            raise StartupError(_not_built(f"'{option.variable}' in the environment"))
     return values
 
 

@@ -35,9 +35,13 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """`url` is redis://, rediss:// or unix://; heartbeats are leases: a process is dead after `heartbeat_ttl_ms`."""
+    """`url` is redis://, rediss:// or unix://; heartbeats are leases: a process is dead after `heartbeat_ttl_ms`.
+
+    `private`: only processes of this machine use the log, so that one whose pid is gone is known to be dead at once.
+    """
 
     url: str = ""
+    private: bool = False
     heartbeat_interval_ms: int = 400
     heartbeat_ttl_ms: int = 1200
     gateway_ttl_ms: int = 10_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 
 from charonia import keys
@@ -19,6 +20,9 @@ from charonia.models.catalog import Catalog
 from .port import Entry, EventLog
 
 _log = logging.getLogger(__name__)
+
+_PATIENCE_S = 2.5
+"""After the log was away; reconnecting takes at most a second, the first beat one interval more."""
 
 
 def facts_of(entry: Entry) -> list[Fact]:
@@ -51,6 +55,7 @@ class ControlPlane:
         self._reader = log.reader()
         self._task: asyncio.Task[None] | None = None
         self._suspects: dict[str, int] = {}
+        self._patient_until_s = 0.0
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -69,6 +74,17 @@ class ControlPlane:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._reader.close()
+
+    def departures(self) -> list[ProcessLeft]:
+        """For a log that only this machine uses: the end of every process that is no more, whatever its lease says.
+
+        After a `kill -9` of everything the leases outlive their processes, and what those served would look ready.
+        """
+        return [
+            ProcessLeft(process.role, process.incarnation, "lost")
+            for process in self.catalog.processes.values()
+            if process.incarnation != self._incarnation and not _exists(process.pid)
+        ]
 
     async def announce(self, fact: Fact) -> None:
         """Write one control fact."""
@@ -94,6 +110,8 @@ class ControlPlane:
     def _on_state(self, up: bool) -> None:
         self.log_up = up
         self._suspects.clear()
+        # leases ran out while the log was away: give everybody the time to come back and beat
+        self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
         for listener in self.on_log_state:
             listener(up)
 
@@ -101,6 +119,8 @@ class ControlPlane:
         """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
         while True:
             await asyncio.sleep(self._interval_s)
+            if asyncio.get_running_loop().time() < self._patient_until_s:
+                continue
             try:
                 await self._check()
             except CharoniaError:
@@ -124,3 +144,13 @@ class ControlPlane:
                     del self._suspects[incarnation]
                     _log.warning("%s %s is lost: its heartbeat ended", role, incarnation)
                     await self.announce(ProcessLeft(role, incarnation, "lost"))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True

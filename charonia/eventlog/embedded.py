@@ -121,13 +121,13 @@ class PrivateServer:
     def pid(self) -> int:
         return self._started().pid
 
-    def start(self) -> None:
-        """Start the child. Raises `StartupError` when there is no binary or the state directory is in use."""
+    def start(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
+        """Start the child. Raises `StartupError` when there is no binary or the state directory stays in use."""
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError("the private server has been started already")
         binary = self.binary or find_server()
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        lock = self._lock()
+        lock = self._lock(lock_patience_s)
         try:
             path = self._socket()
             path.unlink(missing_ok=True)  # the lock is ours: what is left here is a dead server's
@@ -204,13 +204,13 @@ class PrivateServer:
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]
 
-    def _lock(self) -> int:
+    def _lock(self, patience_s: float) -> int:
         """Hold the state directory: two servers on one append-only file would destroy it.
 
         The lock lives as long as the server: one whose parent was killed still needs a moment to write out its log.
         """
         lock = os.open(self.state_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

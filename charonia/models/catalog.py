@@ -178,9 +178,12 @@ class Catalog:
             if known is not None and known.state == READY:
                 return
             view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.message)
+        elif fact.version < 1:
+            # it stood for a model that had no version to load
+            view.versions.pop(key, None)
         else:
             view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.reason)
-        if view.versions[key].state == UNLOADING or isinstance(fact, VersionUnloaded):
+        if isinstance(fact, VersionUnloaded) or view.versions[key].state == UNLOADING:
             # what is unloaded on purpose is not waited for on account of an executor that is gone
             for other in self.executors.values():
                 if other.lost and other is not view:

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from charonia.options import OPTIONS
+
 _PR_SET_PDEATHSIG = 1
+_OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -38,6 +41,7 @@ class Child:
     ) -> None:
         self.role = role
         self._argv = argv
+        self._pinned: list[str] = []
         self._on_report = on_report
         self._on_exit = on_exit
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,6 +57,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
+    def pin(self, *flags: str) -> None:
+        """Flags for every later start: what this one found out and its successors must keep."""
+        self._pinned = list(flags)
+
     def start(self) -> None:
         """Start (again). SIGINT stays blocked in the child: Ctrl-C reaches the whole group, the parent decides."""
         reader, writer = os.pipe()
@@ -66,10 +74,11 @@ class Child:
                     self._argv[0],
                     f"--report-fd={writer}",
                     *self._argv[1:],
+                    *self._pinned,
                 ],
                 pass_fds=[writer],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "CHARONIA_PARENT_PID": str(os.getpid())},
+                env=_environment(),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -105,6 +114,12 @@ class Child:
         self.status = status
         self.exited.set()
         self._on_exit(self, status)
+
+
+def _environment() -> dict[str, str]:
+    """The parent's, without option variables: the flags are complete, and what a flag had overruled stays overruled."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OPTION_VARIABLES}
+    return {**kept, "CHARONIA_PARENT_PID": str(os.getpid())}
 
 
 def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], ended: Callable[[int], None]) -> None:

@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 
 from charonia.clock import monotonic_ns
@@ -28,6 +29,9 @@ from .logs import configure_logging
 _log = logging.getLogger(__name__)
 
 Stop = Callable[[], Awaitable[bool]]
+
+_UNDO_S = 2.0
+"""How long a start that is broken off may take to undo itself."""
 
 
 def incarnation(role: str) -> str:
@@ -53,18 +57,24 @@ async def _run(role: str, values: Values) -> int:
     from charonia.eventlog.redis import RedisLog
 
     log = RedisLog(values["log_url"])
-    await _open(log, patient=values["report_fd"] >= 0)
+    # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
+    await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     failed = asyncio.Event()
     start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor}[role]
-    endpoints, stop = await start(log, values, failed)
+    starting = asyncio.create_task(start(log, values, failed), name=f"start {role}")
+    stop_asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        await _break_off(starting)
+    endpoints, stop = await starting
     _settle_garbage_collector()
     _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
-    waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(failed.wait())]
+    waits = [stop_asked, asyncio.create_task(failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
@@ -76,6 +86,20 @@ async def _run(role: str, values: Values) -> int:
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1
+
+
+async def _break_off(starting: asyncio.Task[tuple[dict[str, str], Stop]]) -> None:
+    """Stopped before it was up: nothing was promised yet. Ends the process unless the start failed by itself meanwhile.
+
+    At once, because the thread in which a native library loads a model cannot be interrupted and would be waited for.
+    """
+    starting.cancel()
+    await asyncio.wait([starting], timeout=_UNDO_S)
+    if starting.done() and not starting.cancelled():
+        return
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _settle_garbage_collector() -> None:
@@ -106,13 +130,17 @@ def _report(descriptor: int, message: object) -> None:
             os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
+def _log_settings(values: Values) -> LogSettings:
+    return LogSettings(url=values["log_url"], private=values["private_log"])
+
+
 # -- gateway -----------------------------------------------------------------------------------------------------------
 
 
 async def _gateway(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
     from gateway.app import GatewayApp
 
-    app = GatewayApp(log, gateway_settings(values), LogSettings(url=values["log_url"]))
+    app = GatewayApp(log, gateway_settings(values), _log_settings(values))
     await app.start()
 
     async def report_serving() -> None:
@@ -212,7 +240,7 @@ def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[st
 async def _batcher(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
     from batcher.app import BatcherApp
 
-    app = BatcherApp(log, _batcher_settings(values), LogSettings(url=values["log_url"]))
+    app = BatcherApp(log, _batcher_settings(values), _log_settings(values))
     await app.start()
 
     async def stop() -> bool:
@@ -243,7 +271,7 @@ async def _executor(log: EventLog, values: Values, failed: asyncio.Event) -> tup
     from executors.app import ExecutorApp
 
     settings = executor_settings(values)
-    log_settings = LogSettings(url=values["log_url"])
+    log_settings = _log_settings(values)
     if not settings.hosts_batcher:
         executor = ExecutorApp(log, settings, log_settings, on_failure=failed.set)
         await executor.start()

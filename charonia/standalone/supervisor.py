@@ -58,7 +58,11 @@ class Supervisor:
         self._log_url = values["log_url"]
         self._stopping = False
         self._stop_wanted = asyncio.Event()
-        self._serving = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._started = asyncio.Event()
+        self._ready = False
+        self._log_failures = 0
+        self._log_started_at_s = 0.0
         self._failed = ""
         self._endpoints: dict[str, str] = {}
         self._metrics: MetricsEndpoint | None = None
@@ -70,15 +74,15 @@ class Supervisor:
         lock = self._lock_state_dir()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_wanted.set)
+            loop.add_signal_handler(number, self._signalled)
         self._runtime_dir = Path(tempfile.mkdtemp(prefix="charonia-"))
         try:
             self._start_log()
             self._start_children()
             await self._start_metrics()
             self._spawn(self._take_census())
-            await self._wait(self._serving)
-            if self._serving.is_set() and not self._failed:
+            await self._wait(self._started)
+            if self._started.is_set() and not self._failed:
                 self._announce()
                 await self._wait(None)
             clean = await self._stop()
@@ -87,6 +91,12 @@ class Supervisor:
             await self._kill_all()
             shutil.rmtree(self._runtime_dir, ignore_errors=True)
             lock.close()
+
+    def _signalled(self) -> None:
+        """The first signal drains, the second one no longer waits."""
+        if self._stop_wanted.is_set():
+            self._hurry.set()
+        self._stop_wanted.set()
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -113,10 +123,15 @@ class Supervisor:
         self._server = PrivateServer(self._state_dir, binary)
         self._server.start()
         self._log_url = self._server.url
-        watch(asyncio.get_running_loop(), self._server.process, self._log_ended)
+        self._watch_log(self._server)
+
+    def _watch_log(self, server: PrivateServer) -> None:
+        loop = asyncio.get_running_loop()
+        self._log_started_at_s = loop.time()
+        watch(loop, server.process, self._log_ended)
 
     def _start_children(self) -> None:
-        values = {**self._values, "log_url": self._log_url, "config": ""}
+        values = {**self._values, "log_url": self._log_url, "private_log": self._server is not None, "config": ""}
         executors = values["executors"]
         if executors < 1:
             raise StartupError(f"--executors must be at least 1, got {executors}")
@@ -155,8 +170,14 @@ class Supervisor:
             if child.role == GATEWAY:
                 self._endpoints.update(report["endpoints"])
                 self._write_endpoints()
+                # a free port was asked for once: a gateway that is started again must be found where it was
+                ports = {name: where.rpartition(":")[2] for name, where in report["endpoints"].items()}
+                child.pin(*(f"--{name}-port={port}" for name, port in ports.items()))
         if report.get("serving"):
-            self._serving.set()
+            self._ready = True
+        # what an executor of before left in the log may look ready: the start is over when these parts say so
+        if all(c.ready for c in self._children) and (self._ready or not self._values["exit_on_error"]):
+            self._started.set()
 
     def _write_endpoints(self) -> None:
         reachable = {name: _reachable(where) for name, where in self._endpoints.items()}
@@ -166,7 +187,8 @@ class Supervisor:
         for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{_reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
-        print("ready: Ctrl-C stops the server", flush=True)  # noqa: T201
+        state = "ready" if self._ready else "up, not every model is ready"
+        print(f"{state}: Ctrl-C stops the server", flush=True)  # noqa: T201
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -183,13 +205,13 @@ class Supervisor:
         self._take_census_once()
         if self._stopping:
             return
-        if not self._serving.is_set():
+        if not self._started.is_set():
             self._failed = f"{child.role} ended with status {status} while starting"
             self._stop_wanted.set()
             return
         loop = asyncio.get_running_loop()
         child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
-        wait_s = min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (child.failures - 1))
+        wait_s = _backoff_s(child.failures)
         _log.error(
             "%s (pid %d) ended with status %d; starting it again in %.2f s", child.role, child.pid, status, wait_s
         )
@@ -203,16 +225,31 @@ class Supervisor:
     def _log_ended(self, status: int) -> None:
         if self._stopping or self._server is None:
             return
-        if not self._serving.is_set():
+        if not self._started.is_set():
             self._failed = f"the private log server ended with status {status}; see {self._state_dir}"
             print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
             self._stop_wanted.set()
             return
+        stable = asyncio.get_running_loop().time() - self._log_started_at_s > _STABLE_S
+        self._log_failures = 0 if stable else self._log_failures
         _log.error("the private log server ended with status %d; starting it again", status)
-        with contextlib.suppress(StartupError):
-            self._server.start()
-            watch(asyncio.get_running_loop(), self._server.process, self._log_ended)
         self._take_census_once()
+        self._spawn(self._restart_log(self._server))
+
+    async def _restart_log(self, server: PrivateServer) -> None:
+        """At once the first time; a server that cannot start, or ends again and again, is tried less and less often."""
+        while True:
+            if self._log_failures:
+                await asyncio.sleep(_backoff_s(self._log_failures))
+            self._log_failures += 1
+            try:
+                server.start(lock_patience_s=0)
+            except StartupError as error:
+                _log.error("the private log server is not back yet: %s", error)
+                continue
+            self._watch_log(server)
+            self._take_census_once()
+            return
 
     async def _take_census(self) -> None:
         while True:
@@ -237,19 +274,21 @@ class Supervisor:
     async def _stop(self) -> bool:
         """Gateway first (it finishes what is open), then those who execute, then the log. True: all drained in time."""
         self._stopping = True
-        timeout_s = self._values["exit_timeout_secs"] + _GRACE_S
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._values["exit_timeout_secs"]
+        hurry = asyncio.create_task(self._hurry.wait())
         clean = True
         for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER)):
             group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
             for child in group:
                 child.signal(signal.SIGTERM)
-            if group:
-                waits = [asyncio.create_task(child.exited.wait()) for child in group]
-                _, late = await asyncio.wait(waits, timeout=timeout_s)
-                clean = clean and not late
-                for wait in late:
-                    wait.cancel()
-        clean = clean and all(child.status in (0, None) for child in self._children)
+            gone = asyncio.create_task(_all_exited(group))
+            # the time is for all of them together; those who come last get a moment for their goodbyes
+            timeout_s = max(0.0, deadline_s - loop.time()) + _GRACE_S
+            await asyncio.wait([gone, hurry], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            clean = clean and gone.done() and all(child.status == 0 for child in group)
+            gone.cancel()
+        hurry.cancel()
         if self._metrics is not None:
             await self._metrics.close()
         return clean
@@ -271,6 +310,15 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _all_exited(children: list[Child]) -> None:
+    for child in children:
+        await child.exited.wait()
+
+
+def _backoff_s(failures: int) -> float:
+    return min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
 
 
 def _check_repositories(paths: tuple[str, ...]) -> None:
