@@ -16,7 +16,8 @@ command or script ever names keys of two slots.
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides
 
-Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`).
+Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`); in `local:x:` a
+record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 """
 
 from __future__ import annotations

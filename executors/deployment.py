@@ -164,7 +164,9 @@ class Deployment:
             selected = directory.selected_versions()
         except CharoniaError as error:
             self._lifecycle.unreadable(directory)
-            await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            _log.error("failed to load %s: %s", model, error)
+            if not self._lifecycle.ready_versions(model):
+                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
             raise load_failure(model, {NO_VERSION: error}) from None
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
@@ -176,6 +178,8 @@ class Deployment:
             raise load_failure(model, failures)
         for version in plan.unload:
             await self._unload_version(model, version)
+        for fact in self._lifecycle.given_up(model, selected):
+            await self._announcer.tell(fact)
         return bool(plan.load)
 
     async def _load_planned(
@@ -186,11 +190,12 @@ class Deployment:
         try:
             config = await self._loader.complete(directory, selected)
         except CharoniaError as error:
+            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
+            _log.error("failed to load %s: %s", model, error)
             for version in planned:
                 failures[version] = error
                 await self._announcer.tell(self._lifecycle.failed(model, version, error))
             if isinstance(error, StructureError):
-                _log.error("configuration of %s: %s", model, error)
                 raise poll_failure(model) from error
             return failures
         for version in planned:
@@ -248,6 +253,8 @@ class Deployment:
         async with lock:
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
+            for fact in self._lifecycle.given_up(model):
+                await self._announcer.tell(fact)
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._discard_after(override.directory, model)

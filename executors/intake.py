@@ -172,7 +172,8 @@ def _decode(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
         raise InvalidRecord("no batch header")
     header = BatchHeader.unpack(fields[1])
-    records = [unpack_request(record) for record in records_of(fields)]
+    # a batcher in this process hands over what it has decoded already
+    records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in records_of(fields)]
     try:
         attempts = len(header.attempts)
     except TypeError:

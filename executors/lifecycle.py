@@ -8,7 +8,7 @@ tell). Doing it is `executors.service`'s; how a version is loaded is `executors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,9 @@ UNAVAILABLE = "UNAVAILABLE"
 LOADING = "LOADING"
 READY = "READY"
 UNLOADING = "UNLOADING"
+
+UNLOADED = "unloaded"
+"""The reason of a version that was unloaded on purpose (H40)."""
 
 NO_VERSION = -1
 """Stands for the version in the index and in errors when a model has none to load."""
@@ -223,13 +226,23 @@ class Lifecycle:
         self._model(model).versions[version] = _Version(UNLOADING)
         return VersionStateChanged(self._executor, model, version, UNLOADING)
 
-    def unloaded(self, model: str, version: int, reason: str = "unloaded") -> VersionUnloaded | None:
+    def unloaded(self, model: str, version: int, reason: str = UNLOADED) -> VersionUnloaded | None:
         """A version's instances are gone. None when it is being loaded again already: nobody must hear of its end."""
         known = self._model(model).versions.get(version)
         if known is None or known.state != UNLOADING:
             return None
         known.state, known.reason = UNAVAILABLE, reason
         return VersionUnloaded(self._executor, model, version, reason)
+
+    def given_up(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
+        """Failed versions that nobody wants any more, so that they do not count as missing from readiness (R40)."""
+        known = self._models.get(model)
+        facts = []
+        for version, entry in sorted(known.versions.items()) if known is not None else ():
+            if version not in wanted and entry.state == UNAVAILABLE and entry.reason not in ("", UNLOADED):
+                entry.reason = UNLOADED
+                facts.append(VersionUnloaded(self._executor, model, version, UNLOADED))
+        return facts
 
     def forget(self, model: str) -> Override | None:
         """A model was unloaded as a whole; returns the override that ends with it (R24)."""

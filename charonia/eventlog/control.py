@@ -147,10 +147,12 @@ class ControlPlane:
 
 
 def _exists(pid: int) -> bool:
+    """Whether a process of this machine runs; one that has ended and waits to be reaped does not."""
     try:
         os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
-    return True
+        return True  # somebody else's, or no /proc here

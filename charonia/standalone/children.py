@@ -48,7 +48,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._report = b""
         self.exited = asyncio.Event()
-        self.ready = False
+        self.ready = self.was_ready = False
         self.status: int | None = None
         self.failures = 0
         self.started_at_s = 0.0

@@ -166,7 +166,7 @@ class Supervisor:
 
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
         if report.get("ready"):
-            child.ready = True
+            child.ready = child.was_ready = True
             if child.role == GATEWAY:
                 self._endpoints.update(report["endpoints"])
                 self._write_endpoints()
@@ -205,8 +205,10 @@ class Supervisor:
         self._take_census_once()
         if self._stopping:
             return
-        if not self._started.is_set():
+        if not child.was_ready and not self._started.is_set():
             self._failed = f"{child.role} ended with status {status} while starting"
+            if status < 0:  # else it has said why
+                print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
             self._stop_wanted.set()
             return
         loop = asyncio.get_running_loop()
