@@ -46,6 +46,7 @@ class GatewayApp:
 
     def __init__(self, log: EventLog, settings: GatewaySettings, log_settings: LogSettings) -> None:
         self._settings = settings
+        self._log_is_private = log_settings.private
         self._control = ControlPlane(
             log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
         )
@@ -69,6 +70,9 @@ class GatewayApp:
     async def start(self) -> None:
         """Bind the fronts and join. Raises `StartupError` when a port is taken."""
         await self._control.start()
+        if self._log_is_private:
+            for departure in self._control.departures():  # the batcher tells the others
+                self._control.catalog.apply(departure)
         await self.service.start()
         for name, (address, front) in self._fronts.items():
             await front.start()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import msgpack
 
@@ -72,4 +75,28 @@ async def test_two_missed_looks_make_a_process_lost() -> None:
     assert lost() == ["dead"]
     facts = [unpack_fact(entry.fields[1]) for entry in await log.range(keys.CONTROL)]
     assert facts[-1] == ProcessLeft("executor", "dead", "lost")
+    await control.close()
+
+
+def _ended_but_not_reaped() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process
+
+
+async def test_departures_are_the_processes_whose_pid_is_gone() -> None:
+    ended = _ended_but_not_reaped()
+    log = MemoryLog()
+    await write(
+        log,
+        ProcessJoined("executor", "unreaped", pid=ended.pid),
+        ProcessJoined("batcher", "alive", pid=os.getppid()),
+        ProcessJoined("executor", "of an older release"),
+        ProcessJoined("gateway", "g", pid=ended.pid),
+    )
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    assert control.departures() == [ProcessLeft("executor", "unreaped", "lost")]
+    ended.wait()
+    assert control.departures() == [ProcessLeft("executor", "unreaped", "lost")]
     await control.close()
