@@ -6,12 +6,14 @@ that inference replies are the bytes that `convert` writes. Who waits for whom w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from charonia.clock import wall_ns
@@ -114,10 +116,16 @@ class Servicer:
         async def answer(data: bytes) -> bytes | CharoniaError:
             return await self._stream_answer(data, context, ends_on_error)
 
+        async def write(data: bytes) -> None:
+            try:
+                await context.write(data)
+            except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
+                raise asyncio.CancelledError from None
+
         try:
             if self._restrictions:
                 self._restrictions.check("inference", _headers(context))
-            error = await OrderedStream(answer, context.write).run(messages)
+            error = await OrderedStream(answer, write).run(messages)
         except CharoniaError as refusal:
             error = refusal
         except Exception:
