@@ -226,7 +226,7 @@ class PrivateServer:
         if self._socket_path is None:
             path = self.state_dir / "server.sock"
             if len(os.fsencode(path)) >= _LONGEST_SOCKET_PATH_BYTES:
-                path = _short_directory(self.state_dir) / "server.sock"
+                path = short_directory(self.state_dir) / "server.sock"
             self._socket_path = path
         return self._socket_path
 
@@ -248,14 +248,14 @@ class PrivateServer:
         return lines[-1].strip() if lines else "it left no message"
 
 
-def _short_directory(state_dir: Path) -> Path:
-    """The same for the same state directory, so that killed servers leave one directory behind at most."""
+def short_directory(state_dir: Path) -> Path:
+    """Where sockets of a state directory can be: the same for the same one, so that killed servers leave one directory behind at most."""
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
     path = Path(tempfile.gettempdir()) / f"charonia-{os.getuid()}-{digest}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise StartupError(f"{path} belongs to somebody else, the private server's socket cannot be put there")
+        raise StartupError(f"{path} belongs to somebody else, sockets cannot be put there")
     return path
 
 

@@ -15,12 +15,11 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from charonia.errors import StartupError
-from charonia.eventlog.embedded import PrivateServer, find_server
+from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
 from charonia.options import BATCHER, EXECUTOR, GATEWAY, Values, render
 from charonia.telemetry import MetricsEndpoint
 
@@ -52,7 +51,7 @@ class Supervisor:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._state_dir = Path(values["state_dir"] or default_state_dir()).expanduser().absolute()
-        self._runtime_dir = Path(tempfile.gettempdir())
+        self._runtime_dir = self._state_dir
         self._children: list[Child] = []
         self._server: PrivateServer | None = None
         self._log_url = values["log_url"]
@@ -75,7 +74,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        self._runtime_dir = Path(tempfile.mkdtemp(prefix="charonia-"))
+        self._runtime_dir = short_directory(self._state_dir)  # one that was killed is cleared away by its successor
         try:
             self._start_log()
             self._start_children()

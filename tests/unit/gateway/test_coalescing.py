@@ -99,6 +99,7 @@ async def test_withdrawn_requests_are_not_written() -> None:
 
 async def test_a_limited_rate_gathers_over_ticks() -> None:
     door = Door()
+    door.coalescer.open_requests = 2  # a lone request would not wait
     door.submit(b"a", interval_s=0.02)
     await door.quiet()
     for name in (b"b", b"c", b"d"):
@@ -106,6 +107,27 @@ async def test_a_limited_rate_gathers_over_ticks() -> None:
         await asyncio.sleep(0)
     await door.quiet()
     assert await door.log.entries() == [[b"a"], [b"b", b"c", b"d"]]
+
+
+async def test_a_lone_request_does_not_wait_for_the_interval() -> None:
+    door = Door()
+    door.coalescer.open_requests = 1
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.submit(b"b", interval_s=60.0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], [b"b"]]
+
+
+async def test_a_full_entry_does_not_wait_for_the_interval() -> None:
+    door = Door(max_requests=2)
+    door.coalescer.open_requests = 9
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.submit(b"b", interval_s=60.0)
+    door.submit(b"c", interval_s=60.0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], [b"b", b"c"]]
 
 
 async def test_an_entry_over_the_bound_is_split_so_that_the_bound_is_exact() -> None:

@@ -1,0 +1,70 @@
+"""Bytes of everything that travels in the log: request, batch and response records (design page, section 2).
+
+A record is: fixed struct header + short strings + msgpack meta + raw tensor bytes. Meta describes the tensors and
+repeats from request to request, so packed and unpacked metas are cached by their content; what differs each time
+(ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
+add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
+
+    request   header | endpoint | client id | meta [version, content hash, inputs, outputs, parameters] | tensor bytes
+    batch     header: msgpack of one dispatch; in the entry the request records follow as they are
+    response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
+
+All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
+`r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
+small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+"""
+
+from __future__ import annotations
+
+from charonia.errors import InvalidRecord
+
+from .batches import BatchHeader
+from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, record_fields, records_of
+from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
+from .requests import (
+    MAX_CLIENT_ID_BYTES,
+    RequestMeta,
+    RequestRecord,
+    batch_signature,
+    pack_request,
+    request_meta,
+    unpack_request,
+)
+from .responses import (
+    FLAG_ERROR,
+    FLAG_FINAL,
+    ResponseRecord,
+    ResponseTemplate,
+    pack_failure,
+    pack_response,
+    response_template,
+    unpack_response,
+)
+
+__all__ = [
+    "FIELD_HEADER",
+    "FIELD_RECORD",
+    "FIELD_RECORDS",
+    "FLAG_ERROR",
+    "FLAG_FINAL",
+    "MAX_CACHED_META_BYTES",
+    "MAX_CLIENT_ID_BYTES",
+    "WIRE_VERSION",
+    "BatchHeader",
+    "InvalidRecord",
+    "RequestMeta",
+    "RequestRecord",
+    "ResponseRecord",
+    "ResponseTemplate",
+    "TensorPlace",
+    "batch_signature",
+    "pack_failure",
+    "pack_request",
+    "pack_response",
+    "record_fields",
+    "records_of",
+    "request_meta",
+    "response_template",
+    "unpack_request",
+    "unpack_response",
+]

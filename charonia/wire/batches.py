@@ -1,0 +1,69 @@
+"""The header of a batch: one dispatch decision as an executor receives it. The request records follow as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgpack
+
+from charonia.errors import InvalidRecord
+from charonia.tensors import Buffer
+
+from .places import WIRE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """One dispatch decision as an executor receives it. The request records follow in the same entry, in order.
+
+    `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`. With `via_owner` the
+    executor sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6).
+    """
+
+    batch_id: str
+    model: str
+    version: int
+    content_hash: str
+    token: int
+    attempts: tuple[int, ...]
+    report_to: bytes
+    via_owner: bool = False
+
+    def pack(self) -> bytes:
+        return bytes(
+            msgpack.packb(
+                [
+                    WIRE_VERSION,
+                    self.batch_id,
+                    self.model,
+                    self.version,
+                    self.content_hash,
+                    self.token,
+                    self.attempts,
+                    self.report_to,
+                    self.via_owner,
+                ]
+            )
+        )
+
+    @staticmethod
+    def unpack(data: Buffer) -> BatchHeader:
+        """Raises `InvalidRecord`."""
+        try:
+            version, batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, *_ = (
+                msgpack.unpackb(data, use_list=False)
+            )
+        except Exception as error:
+            raise InvalidRecord(f"batch header cannot be read: {error}") from None
+        if version != WIRE_VERSION:
+            raise InvalidRecord(f"batch header of version {version!r}, expected {WIRE_VERSION}")
+        if not (
+            type(batch_id) is type(model) is type(content_hash) is str
+            and type(model_version) is type(token) is int
+            and type(attempts) is tuple
+            and all(type(attempt) is int for attempt in attempts)
+            and type(report_to) is bytes
+            and type(via_owner) is bool
+        ):
+            raise InvalidRecord("batch header has a field of another type")
+        return BatchHeader(batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner)

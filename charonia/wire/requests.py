@@ -1,0 +1,210 @@
+"""Request records: header | endpoint | client id | meta [version, hash, inputs, outputs, parameters] | tensor bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from charonia.errors import InvalidRecord
+from charonia.inference import Parameters
+from charonia.tensors import Buffer, Tensor
+
+from .places import (
+    MAX_CACHED_META_BYTES,
+    META_CACHE_LIMIT,
+    WIRE_VERSION,
+    TensorPlace,
+    parameters_of,
+    places_of,
+    total_size_bytes,
+)
+
+# version, flags, endpoint length, client id length, meta length, rows, id, accepted ns, deadline ns, timeout us,
+# level, signature
+_REQUEST = struct.Struct("<BBHHxxII16sQQQQQ")
+
+MAX_CLIENT_ID_BYTES = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMeta:
+    """What requests of one signature share. `packed` is its wire form; `rows` its batch size (1 without batching).
+
+    `signature` is equal for requests that may share a batch: same version, same input names, same shapes beyond the
+    batch dimension (S5).
+    """
+
+    version: int
+    content_hash: str
+    inputs: tuple[TensorPlace, ...]
+    outputs: tuple[str, ...]
+    parameters: Parameters
+    packed: bytes
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One decoded request; `data` is the view of all tensor bytes, `record` the whole, to be handed on as it is."""
+
+    id: bytes
+    endpoint: str
+    client_id: str
+    meta: RequestMeta
+    rows: int
+    signature: int
+    level: int
+    accepted_ns: int
+    deadline_ns: int
+    timeout_us: int
+    data: memoryview
+    record: Buffer
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors as views of the record."""
+        data = self.data
+        return [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in self.meta.inputs]
+
+
+def request_meta(
+    version: int,
+    content_hash: str,
+    inputs: Sequence[Tensor],
+    outputs: tuple[str, ...],
+    parameters: Parameters,
+) -> RequestMeta:
+    """The meta of a request with these tensors. Callers cache it by their own key; building it costs microseconds."""
+    packed = msgpack.packb(
+        [
+            version,
+            content_hash,
+            [[t.name, t.datatype.number, t.shape, len(t.data)] for t in inputs],
+            outputs,
+            parameters or None,
+        ]
+    )
+    return _unpack_request_meta(bytes(packed))
+
+
+def batch_signature(version: int, inputs: Sequence[tuple[str, tuple[int, ...]]]) -> int:
+    """64 bits over version, input names and the shapes given (without batch dimensions and ragged inputs)."""
+    text = repr((version, sorted(inputs))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def pack_request(
+    request_id: bytes,
+    endpoint: bytes,
+    client_id: bytes,
+    meta: RequestMeta,
+    data: Sequence[Buffer],
+    *,
+    rows: int,
+    signature: int,
+    level: int,
+    accepted_ns: int,
+    deadline_ns: int = 0,
+    timeout_us: int = 0,
+) -> bytes:
+    """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`."""
+    packed = meta.packed
+    header = _REQUEST.pack(
+        WIRE_VERSION,
+        0,
+        len(endpoint),
+        len(client_id),
+        len(packed),
+        rows,
+        request_id,
+        accepted_ns,
+        deadline_ns,
+        timeout_us,
+        level,
+        signature,
+    )
+    return b"".join((header, endpoint, client_id, packed, *data))
+
+
+def unpack_request(record: Buffer) -> RequestRecord:
+    """Decode a request record; tensor bytes stay views. Raises `InvalidRecord`."""
+    view = memoryview(record)
+    try:
+        (
+            wire_version,
+            _flags,
+            endpoint_length,
+            client_id_length,
+            meta_length,
+            rows,
+            request_id,
+            accepted_ns,
+            deadline_ns,
+            timeout_us,
+            level,
+            signature,
+        ) = _REQUEST.unpack_from(view)
+    except struct.error as error:
+        raise InvalidRecord(f"request record of {len(view)} bytes is too short: {error}") from None
+    if wire_version != WIRE_VERSION:
+        raise InvalidRecord(f"request record of version {wire_version}, expected {WIRE_VERSION}")
+    at = _REQUEST.size
+    endpoint_end = at + endpoint_length
+    client_end = endpoint_end + client_id_length
+    meta_end = client_end + meta_length
+    if meta_end > len(view):
+        raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
+    # slices of bytes, the usual case, cost less than those of a view
+    raw = record if type(record) is bytes else view
+    packed = bytes(raw[client_end:meta_end])
+    meta = _REQUEST_METAS.get(packed)
+    if meta is None:
+        meta = _unpack_request_meta(packed)
+        if meta_length <= MAX_CACHED_META_BYTES:
+            if len(_REQUEST_METAS) >= META_CACHE_LIMIT:
+                _REQUEST_METAS.clear()
+            _REQUEST_METAS[packed] = meta
+    data = view[meta_end:]
+    if total_size_bytes(meta.inputs) != len(data):
+        raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
+    try:
+        endpoint = str(raw[at:endpoint_end], "utf-8")
+        client_id = str(raw[endpoint_end:client_end], "utf-8") if client_id_length else ""
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"request record names cannot be read: {error}") from None
+    return RequestRecord(
+        request_id,
+        endpoint,
+        client_id,
+        meta,
+        rows,
+        signature,
+        level,
+        accepted_ns,
+        deadline_ns,
+        timeout_us,
+        data,
+        record,
+    )
+
+
+_REQUEST_METAS: dict[bytes, RequestMeta] = {}
+
+
+def _unpack_request_meta(packed: bytes) -> RequestMeta:
+    try:
+        version, content_hash, inputs, outputs, parameters, *_ = msgpack.unpackb(packed, use_list=False)
+        if not (
+            type(version) is int
+            and type(content_hash) is str
+            and type(outputs) is tuple
+            and all(type(name) is str for name in outputs)
+        ):
+            raise InvalidRecord("request meta has a field of another type")
+        return RequestMeta(version, content_hash, places_of(inputs), outputs, parameters_of(parameters), packed)
+    except InvalidRecord:
+        raise
+    except Exception as error:
+        raise InvalidRecord(f"request meta cannot be read: {error}") from None

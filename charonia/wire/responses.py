@@ -1,0 +1,159 @@
+"""Response records: header | meta [model, version, outputs, parameters] or error text | tensor bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InvalidRecord
+from charonia.inference import Parameters
+from charonia.tensors import Buffer, Tensor
+
+from .places import (
+    MAX_CACHED_META_BYTES,
+    META_CACHE_LIMIT,
+    WIRE_VERSION,
+    TensorPlace,
+    parameters_of,
+    places_of,
+    total_size_bytes,
+)
+
+# version, flags, error code, reserved, meta length, id
+_RESPONSE = struct.Struct("<BBBxI16s")
+
+FLAG_ERROR = 1
+FLAG_FINAL = 2
+
+
+@dataclass(slots=True)
+class ResponseRecord:
+    """One decoded response to request `id` (16 bytes). `error` set means failed, then `outputs` is empty."""
+
+    id: bytes
+    model: str
+    version: int
+    outputs: list[Tensor]
+    parameters: Parameters
+    error: CharoniaError | None
+    final: bool = True
+
+
+def pack_response(
+    request_id: bytes,
+    model: str,
+    version: int,
+    outputs: Sequence[Tensor],
+    parameters: Parameters,
+    *,
+    final: bool = True,
+) -> bytes:
+    """The record of one successful response."""
+    key = (model, version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in outputs]))
+    packed = _PACKED_RESPONSE_METAS.get(key) if not parameters else None
+    if packed is None:
+        packed = bytes(
+            msgpack.packb(
+                [
+                    model,
+                    version,
+                    [[t.name, t.datatype.number, t.shape, len(t.data)] for t in outputs],
+                    parameters or None,
+                ]
+            )
+        )
+        if not parameters and len(packed) <= MAX_CACHED_META_BYTES:
+            if len(_PACKED_RESPONSE_METAS) >= META_CACHE_LIMIT:
+                _PACKED_RESPONSE_METAS.clear()
+            _PACKED_RESPONSE_METAS[key] = packed
+    header = _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL if final else 0, 0, len(packed), request_id)
+    return b"".join((header, packed, *[t.data for t in outputs]))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """What answers of equal names, types and shapes share: a record is `head + request id + meta + tensor bytes`."""
+
+    head: bytes
+    meta: bytes
+
+
+def response_template(
+    model: str, version: int, outputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+) -> ResponseTemplate:
+    """The template of final responses without parameters; `outputs` are (name, datatype, shape, size_bytes)."""
+    key = (model, version, outputs)
+    template = _RESPONSE_TEMPLATES.get(key)
+    if template is None:
+        packed = bytes(
+            msgpack.packb([model, version, [[name, t.number, shape, size] for name, t, shape, size in outputs], None])
+        )
+        header = _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL, 0, len(packed), bytes(16))
+        template = ResponseTemplate(header[:-16], packed)
+        if len(_RESPONSE_TEMPLATES) >= META_CACHE_LIMIT:
+            _RESPONSE_TEMPLATES.clear()
+        _RESPONSE_TEMPLATES[key] = template
+    return template
+
+
+_RESPONSE_TEMPLATES: dict[Any, ResponseTemplate] = {}
+
+
+def pack_failure(request_id: bytes, model: str, version: int, error: CharoniaError) -> bytes:
+    """The record of a failed request; its error keeps code and message."""
+    packed = bytes(msgpack.packb([model, version, error.message, None]))
+    return _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL | FLAG_ERROR, int(error.code), len(packed), request_id) + packed
+
+
+_PACKED_RESPONSE_METAS: dict[Any, bytes] = {}
+_RESPONSE_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], Parameters]] = {}
+
+
+def unpack_response(record: Buffer) -> ResponseRecord:
+    """Decode a response record; tensor bytes stay views. Raises `InvalidRecord`."""
+    view = memoryview(record)
+    try:
+        wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
+    except struct.error as error:
+        raise InvalidRecord(f"response record of {len(view)} bytes is too short: {error}") from None
+    if wire_version != WIRE_VERSION:
+        raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
+    meta_end = _RESPONSE.size + meta_length
+    if meta_end > len(view):
+        raise InvalidRecord(f"response record of {len(view)} bytes is cut short, its header describes {meta_end}")
+    packed = bytes(view[_RESPONSE.size : meta_end])
+    if flags & FLAG_ERROR:
+        try:
+            model, version, message, *_ = msgpack.unpackb(packed)
+        except Exception as error:
+            raise InvalidRecord(f"response error cannot be read: {error}") from None
+        if not (type(model) is type(message) is str and type(version) is int):
+            raise InvalidRecord("response error has a field of another type")
+        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message))
+    meta = _RESPONSE_METAS.get(packed)
+    if meta is None:
+        try:
+            model, version, tensors, parameters, *_ = msgpack.unpackb(packed, use_list=False)
+            if not (type(model) is str and type(version) is int):
+                raise InvalidRecord("response meta has a field of another type")
+            meta = (model, version, places_of(tensors), parameters_of(parameters))
+        except InvalidRecord:
+            raise
+        except Exception as error:
+            raise InvalidRecord(f"response meta cannot be read: {error}") from None
+        if meta_length <= MAX_CACHED_META_BYTES:
+            if len(_RESPONSE_METAS) >= META_CACHE_LIMIT:
+                _RESPONSE_METAS.clear()
+            _RESPONSE_METAS[packed] = meta
+    model, version, places, parameters = meta
+    data = view[meta_end:]
+    if total_size_bytes(places) != len(data):
+        raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
+    outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
+    # a copy: the meta is shared by all responses that look the same
+    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, bool(flags & FLAG_FINAL))
