@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from e2e_server import start
 
+from charonia.eventlog.embedded import short_directory
+
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 
 
@@ -72,10 +74,13 @@ def test_kill_9_of_the_parent_ends_every_child(example_models: Path, tmp_path: P
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
     _wait_gone(pids)
-    # and the same state directory serves again
+    # and the same state directory serves again, and clears away what the killed one could not
+    left = short_directory(tmp_path / "state")
+    assert list(left.glob("*.metrics"))
     again = start(example_models, tmp_path / "state")
     again.wait_ready()
     assert again.stop() == 0
+    assert not left.exists()
 
 
 def _fails(*arguments: str, cwd: Path) -> str:
