@@ -249,7 +249,7 @@ class PrivateServer:
 
 
 def short_directory(state_dir: Path) -> Path:
-    """Where the sockets of a state directory can be: always the same, so that killed servers leave at most one behind."""
+    """Where the sockets of a state directory can be: always the same, so that a killed one leaves at most one."""
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
     path = Path(tempfile.gettempdir()) / f"charonia-{os.getuid()}-{digest}"
     path.mkdir(mode=0o700, exist_ok=True)
