@@ -14,8 +14,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
+
+# machines are shared: how long one example takes says nothing about the code
+settings.register_profile("charonia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("charonia")
 
 
 @pytest.fixture(scope="session")
