@@ -226,7 +226,7 @@ class Supervisor:
     def _log_ended(self, status: int) -> None:
         if self._stopping or self._server is None:
             return
-        if not self._started.is_set():
+        if not any(child.was_ready for child in self._children):  # it has never served anybody
             self._failed = f"the private log server ended with status {status}; see {self._state_dir}"
             print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
             self._stop_wanted.set()
@@ -281,13 +281,15 @@ class Supervisor:
         clean = True
         for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER)):
             group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
+            # one that is not up yet has nothing to drain, and may not even listen to signals
+            up = [child for child in group if child.ready]
             for child in group:
                 child.signal(signal.SIGTERM)
             gone = asyncio.create_task(_all_exited(group))
             # the time is for all of them together; those who come last get a moment for their goodbyes
             timeout_s = max(0.0, deadline_s - loop.time()) + _GRACE_S
             await asyncio.wait([gone, hurry], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            clean = clean and gone.done() and all(child.status == 0 for child in group)
+            clean = clean and gone.done() and all(child.status == 0 for child in up)
             gone.cancel()
         hurry.cancel()
         if self._metrics is not None:
