@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import cast
 
 from charonia import keys
-from charonia.eventlog.port import EventLog
+from charonia.errors import InvalidRecord
+from charonia.eventlog.port import START, EventLog
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, record_fields
 
 from .carriers import carrier_of
 from .scheduling.decisions import DispatchBatch
 from .scheduling.observations import RequestQueued
+
+_PAGE = 500
 
 
 class Dispatcher:
@@ -72,3 +76,15 @@ class Dispatcher:
         else:
             fields += record_fields([record.record for record in records])
         await self._log.append(stream, fields)
+
+    async def held(self, executor: str) -> set[str]:
+        """The ids of the batches in an executor's stream: given to it and not settled."""
+        found: set[str] = set()
+        after = START
+        stream = keys.batches(executor)
+        while entries := await self._log.range(stream, after, _PAGE):
+            for entry in entries:
+                with contextlib.suppress(InvalidRecord, ValueError):
+                    found.add(BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1]).batch_id)
+            after = entries[-1].id
+        return found

@@ -72,6 +72,8 @@ class OwnedModel:
         self._deletions = Deletions(log)
         self._held_replies: dict[str, HeldReplies] = {}
         self._batches: dict[str, tuple[str, list[seen.RequestQueued]]] = {}
+        self._sent: dict[str, int] = {}
+        """When each batch now with an executor of another process was given to it."""
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self._policy_hash = ""
@@ -149,6 +151,7 @@ class OwnedModel:
         if not requests:
             return
         self._batches[header.batch_id] = (executor, requests)
+        self._sent[header.batch_id] = monotonic_ns()
         running = seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner)
         self._apply(self.scheduler.observe(running, monotonic_ns()))
 
@@ -288,6 +291,41 @@ class OwnedModel:
             self._refuse_unheld(now)
             self._arm()
 
+    async def verify(self, min_age_ns: int) -> None:
+        """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
+
+        A log server that was killed forgets its last writes, perhaps a batch or the fact that one has finished, and a
+        former owner that stalled may have read a fact meant for us: nobody would ever speak of those batches again.
+        """
+        for gone in self._sent.keys() - self._batches.keys():
+            del self._sent[gone]
+        before_ns = monotonic_ns() - min_age_ns
+        suspects: dict[str, list[str]] = {}
+        for batch_id, sent_ns in self._sent.items():
+            if sent_ns <= before_ns and batch_id in self._batches:
+                suspects.setdefault(self._batches[batch_id][0], []).append(batch_id)
+        for executor, batch_ids in suspects.items():
+            held = await self._dispatcher.held(executor)
+            for batch_id in batch_ids:
+                if batch_id not in held and batch_id in self._batches and not self.closed:
+                    await self._resolve(batch_id, executor, self._batches[batch_id][1])
+
+    async def _resolve(self, batch_id: str, executor: str, requests: list[seen.RequestQueued]) -> None:
+        """A batch that its executor's stream does not hold: settled unheard, or lost."""
+        attempts = await self._log.unsettled(self.model, [request.id for request in requests])
+        if self.closed or batch_id not in self._batches:
+            return
+        now = monotonic_ns()
+        self._sent.pop(batch_id, None)
+        if all(attempt < 0 for attempt in attempts):
+            self._batch_settled(batch_id)
+            self._apply(self.scheduler.observe(seen.BatchFinished(batch_id, executor), now))
+        else:
+            _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, self.model)
+            self._batches.pop(batch_id)
+            self._apply(self.scheduler.observe(seen.BatchReturned(batch_id, executor), now))
+        self._arm()
+
     # -- what the scheduler decides -----------------------------------------------------------------------------------
 
     def _apply(self, decisions: list[Decision]) -> None:
@@ -315,6 +353,8 @@ class OwnedModel:
                     self._finished_without_run(decision)
                     return
             await self._dispatcher.send(decision)
+            if decision.executor != self._local_executor and decision.batch_id in self._batches:
+                self._sent[decision.batch_id] = monotonic_ns()
         except Cancelled:
             self._lost_ownership(self.model)
         except CharoniaError as error:
@@ -377,6 +417,7 @@ class OwnedModel:
 
     def _batch_settled(self, batch_id: str) -> None:
         batch = self._batches.pop(batch_id, None)
+        self._sent.pop(batch_id, None)
         if batch is not None:
             for request in batch[1]:
                 self._request_settled(request)

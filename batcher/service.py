@@ -20,6 +20,8 @@ from .recovery import recover
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _SWEEP_S = 5.0
+_VERIFY_S = 1.0
+_VERIFY_AGE_NS = 5_000_000_000
 _GONE_REMEMBERED = 120
 """Sweeps after which no reply can come any more to a gateway that left."""
 
@@ -41,6 +43,9 @@ class BatcherService:
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[bytes, int] = {}
         self._sweeping: asyncio.Task[None] | None = None
+        self._verifying: asyncio.Task[None] | None = None
+        self._forgotten = False
+        """The log was away: it may have forgotten what it had taken."""
         self._closing = False
 
     async def start(self) -> None:
@@ -48,6 +53,7 @@ class BatcherService:
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
+        self._verifying = asyncio.create_task(self._verify(), name="verification of batches")
 
     async def drain(self) -> None:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
@@ -66,9 +72,10 @@ class BatcherService:
             await self.drain()
         self._catalog.listeners.remove(self._on_model)
         self._catalog.process_listeners.remove(self._on_process)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+        for task in (self._sweeping, self._verifying):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._reader.close()
 
     @property
@@ -209,6 +216,21 @@ class BatcherService:
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
+            self._forgotten = True
+
+    async def _verify(self) -> None:
+        """Look after batches nobody speaks of any more: old ones now and then, all of them when the log was away."""
+        while True:
+            await asyncio.sleep(_VERIFY_S)
+            min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS
+            self._forgotten = False
+            try:
+                for owned in list(self._owned.values()):
+                    await owned.verify(min_age_ns)
+            except CharoniaError:
+                self._forgotten = True
+            except Exception:
+                _log.exception("batches could not be verified")
 
 
 def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:

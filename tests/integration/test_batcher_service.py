@@ -316,6 +316,46 @@ async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: 
     await cluster.settled()
 
 
+async def test_a_batch_the_log_forgot_is_given_out_again(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    gateway = await cluster.gateway()
+    call = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+    lost = executor.held.pop()
+    await executor.log.delete_entries(keys.batches(executor.name), [lost.entry_id])
+    owned = batcher.service.owned[MODEL]
+
+    await owned.verify(3600 * 10**9)  # too young to be suspected
+    assert not executor.held
+    await owned.verify(0)
+
+    await until(lambda: len(executor.held) == 1)
+    executor.release()
+    assert await answers([call]) == [1]
+    await cluster.settled()
+
+
+async def test_a_settled_batch_whose_end_was_never_heard_frees_its_slot(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    first = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    second = ask(gateway, 2)
+    requests = [(record.id, 1) for record in held.records]
+    assert await executor.log.settle(MODEL, requests, None, []) == [True]
+    await executor.log.delete_entries(keys.batches(executor.name), [held.entry_id])
+
+    await batcher.service.owned[MODEL].verify(0)
+
+    executor.release()
+    assert await answers([second]) == [2]
+    assert isinstance(await failure(first), LogUnavailable)  # settled by somebody who never answered
+    await cluster.settled()
+
+
 ORDERED = "dynamic_batching { preserve_ordering: true }"
 
 
