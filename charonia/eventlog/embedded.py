@@ -162,6 +162,26 @@ class PrivateServer:
                 raise StartupError(f"the private server was not ready after {timeout_s:g} s: {self._last_words()}")
             time.sleep(_POLL_S)
 
+    def begin_epoch(self) -> None:
+        """Forget what only concerned the processes of former runs: control facts and statistics (X6). Work stays.
+
+        To be called once the server answers and before any process uses it.
+        """
+        script = (
+            "for _, key in ipairs(redis.call('KEYS', 's:*')) do redis.call('DEL', key) end "
+            "for _, key in ipairs(redis.call('KEYS', 'alive:*')) do redis.call('DEL', key) end "
+            "return redis.call('DEL', 'ctl')"
+        )
+        words = ("EVAL", script, "0")
+        command = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(10.0)
+            client.connect(str(self._socket()))
+            client.sendall(command.encode())
+            answer = client.recv(4096)
+        if not answer.startswith(b":"):
+            raise StartupError(f"the private server refused to forget former runs: {answer.decode(errors='replace')}")
+
     def poll(self) -> int | None:
         """The exit status of a server that has ended, or None."""
         return self._started().poll()

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.05
 _MOST_BACKOFF_S = 5.0
 _STABLE_S = 30.0
+_SECOND_THOUGHT_S = 1.0
 _GRACE_S = 5.0
 _CENSUS_S = 1.0
 
@@ -56,6 +57,7 @@ class Supervisor:
         self._server: PrivateServer | None = None
         self._log_url = values["log_url"]
         self._stopping = False
+        self._signalled_at_s = 0.0
         self._stop_wanted = asyncio.Event()
         self._hurry = asyncio.Event()
         self._started = asyncio.Event()
@@ -76,7 +78,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._signalled)
         self._runtime_dir = short_directory(self._state_dir)  # one that was killed is cleared away by its successor
         try:
-            self._start_log()
+            await self._start_log()
             self._start_children()
             await self._start_metrics()
             self._spawn(self._take_census())
@@ -92,8 +94,14 @@ class Supervisor:
             lock.close()
 
     def _signalled(self) -> None:
-        """The first signal drains, the second one no longer waits."""
-        if self._stop_wanted.is_set():
+        """The first signal drains, one that comes a second later or more no longer waits.
+
+        Some parents send the same signal to a process and to its group: two at once are one wish.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if not self._stop_wanted.is_set():
+            self._signalled_at_s = now_s
+        elif now_s - self._signalled_at_s >= _SECOND_THOUGHT_S:
             self._hurry.set()
         self._stop_wanted.set()
 
@@ -115,7 +123,7 @@ class Supervisor:
             ) from None
         return lock
 
-    def _start_log(self) -> None:
+    async def _start_log(self) -> None:
         if self._log_url:
             return
         binary = find_server(self._values["log_server"] or None)
@@ -123,6 +131,9 @@ class Supervisor:
         self._server.start()
         self._log_url = self._server.url
         self._watch_log(self._server)
+        # no process of a former run lives: what they said of themselves would only mislead, and grow from run to run
+        await asyncio.to_thread(self._server.wait_ready)
+        await asyncio.to_thread(self._server.begin_epoch)
 
     def _watch_log(self, server: PrivateServer) -> None:
         loop = asyncio.get_running_loop()

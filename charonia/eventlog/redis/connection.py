@@ -27,6 +27,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _STALL_TIMEOUT_S = 15.0
 _FIRST_DELAY_S = 0.02
 _LONGEST_DELAY_S = 1.0
+_LONGEST_LOCAL_DELAY_S = 0.1
+_LOADING_DELAY_S = 0.05
 
 
 class Connection:
@@ -156,6 +158,8 @@ class Connection:
         commands: list[Sequence[Argument]] = [self._hello()]
         if address.database:
             commands.append(("SELECT", address.database))
+        # a server that still reads its own log back lets us in but serves no data yet: this command finds out
+        commands.append(("EXISTS", "ctl"))
         commands.extend(self._prepare)
         answered: asyncio.Future[list[Any] | None] = loop.create_future()
 
@@ -219,7 +223,8 @@ class Connection:
             self._on_state(False)
 
     def _slow_down(self) -> None:
-        self._delay_s = min(max(self._delay_s * 2, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+        longest_s = _LONGEST_LOCAL_DELAY_S if self.address.path else _LONGEST_DELAY_S
+        self._delay_s = min(max(self._delay_s * 2, _FIRST_DELAY_S), longest_s)
 
     async def _come_back(self) -> None:
         failures = 0
@@ -233,6 +238,9 @@ class Connection:
                 failures += 1
                 if failures == 1:
                     _logger.warning("the event log at %s cannot be reached: %s", self.address.text, error)
+                if isinstance(error, Refused) and error.reply.startswith("LOADING"):
+                    self._delay_s = _LOADING_DELAY_S
+                    continue
             self._slow_down()
         self._coming_back = None
         _logger.info("connected to the event log at %s", self.address.text)
