@@ -29,6 +29,8 @@ def _load(name: str, path: Path) -> ModuleType:
 
 
 server_module = _load("e2e_server", _HERE / "server.py")
+_load("e2e_models", _HERE / "models.py")
+_load("e2e_asking", _HERE / "asking.py")
 
 
 @pytest.fixture(scope="session")

@@ -37,15 +37,19 @@ class Server:
             if self.process.poll() is not None:
                 raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.log()}")
             try:
-                where = json.loads((self.state_dir / "endpoints.json").read_text())
-                self.http, self.grpc = where["http"], where["grpc"]
-                self.metrics, self.log_url = where["metrics"], where["log"]
+                self.read_endpoints()
                 if self.get("/v2/health/ready")[0] == 200:
                     return
             except (OSError, ValueError, KeyError):
                 pass
             time.sleep(0.02)
         raise AssertionError(f"serve was not ready within {timeout_s} s:\n{self.log()}")
+
+    def read_endpoints(self) -> None:
+        """Learn where it listens. Raises `OSError`, `ValueError` or `KeyError` while that is not known."""
+        where = json.loads((self.state_dir / "endpoints.json").read_text())
+        self.http, self.grpc = where["http"], where["grpc"]
+        self.metrics, self.log_url = where["metrics"], where["log"]
 
     def get(self, path: str) -> tuple[int, bytes]:
         return self.request("GET", path)

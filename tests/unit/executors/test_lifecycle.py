@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from charonia.errors import InvalidArgument, StartupError, Unavailable
+from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.events import ModelRequested, VersionLoaded
 from executors.lifecycle import (
     Lifecycle,
@@ -168,3 +168,14 @@ def test_texts_of_failed_loads() -> None:
         "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: bad;\n"
         "version 2 is at UNAVAILABLE state: Unavailable: later;\n"
     )
+
+
+def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:
+    lifecycle = Lifecycle("e", "explicit")
+    for version in (1, 2):
+        lifecycle.loading("a", version)
+        lifecycle.failed("a", version, InternalError("broken"))
+    assert [(f.version, f.reason) for f in lifecycle.given_up("a", {1})] == [(2, "unloaded")]
+    assert [f.version for f in lifecycle.given_up("a")] == [1]
+    assert lifecycle.given_up("a") == []
+    assert lifecycle.given_up("unknown") == []

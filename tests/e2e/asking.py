@@ -1,0 +1,116 @@
+"""What several tests ask a server: one inference by either client, statistics, and waiting for what is visible."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import np_to_triton_dtype
+
+T = TypeVar("T")
+
+
+def until(what: str, look: Callable[[], T], timeout_s: float = 60.0) -> T:
+    """Look until something true is seen, and return it."""
+    give_up_at = time.monotonic() + timeout_s
+    while not (seen := look()):
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.01)
+    return seen
+
+
+@contextmanager
+def client(kind: str, server: Any) -> Any:
+    """A stock client: `http` or `grpc`."""
+    module = httpclient if kind == "http" else grpcclient
+    with module.InferenceServerClient(getattr(server, kind)) as made:
+        yield made
+
+
+def inputs(kind: str, **tensors: np.ndarray) -> list[Any]:
+    module = httpclient if kind == "http" else grpcclient
+    made = []
+    for name, array in tensors.items():
+        tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        made.append(tensor)
+    return made
+
+
+def infer(server: Any, model: str, /, kind: str = "http", options: dict[str, Any] | None = None, **tensors: Any) -> Any:
+    """One inference with a client of its own; tritonclient's result, or its InferenceServerException."""
+    with client(kind, server) as asking:
+        return asking.infer(model, inputs(kind, **tensors), **(options or {}))
+
+
+def post(server: Any, path: str, body: object = None) -> tuple[int, Any]:
+    """Status and decoded JSON body of a raw POST."""
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    status, answer = server.request("POST", path, data)
+    return status, json.loads(answer) if answer else None
+
+
+def infer_json(server: Any, model: str, body: dict[str, Any]) -> tuple[int, Any]:
+    return post(server, f"/v2/models/{model}/infer", body)
+
+
+def index(server: Any) -> dict[tuple[str, str], dict[str, str]]:
+    """The repository index by (name, version)."""
+    status, rows = post(server, "/v2/repository/index")
+    assert status == 200
+    return {(row["name"], row.get("version", "")): row for row in rows}
+
+
+def statistics(server: Any, model: str, version: str = "1") -> dict[str, Any]:
+    status, body = server.get(f"/v2/models/{model}/versions/{version}/stats")
+    assert status == 200, body
+    return dict(json.loads(body)["model_stats"][0])
+
+
+def batches(server: Any, model: str) -> dict[int, int]:
+    """Executed batch size to how often."""
+    return {row["batch_size"]: row["compute_infer"]["count"] for row in statistics(server, model)["batch_stats"]}
+
+
+def pending(server: Any, model: str) -> int:
+    """Requests that wait in the model's queue (M2)."""
+    found = re.findall(
+        rf'^nv_inference_pending_request_count{{[^}}]*model="{model}"[^}}]*}} (\S+)', server.scrape(), re.M
+    )
+    return int(sum(float(number) for number in found))
+
+
+class Gate:
+    """Holds an instance of a gated model: `with Gate(...)` returns once a request is inside, `open` lets it go on."""
+
+    def __init__(self, server: Any, model: str, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.path = directory / f"gate-{time.monotonic_ns()}"
+        self._entered = self.path.with_suffix(".entered")
+        parameters = {"gate": str(self.path), "entered": str(self._entered)}
+        value = np.zeros((1, 1), np.int32)
+        self.request: Future[Any] = pool.submit(infer, server, model, options={"parameters": parameters}, VALUE=value)
+
+    def __enter__(self) -> Gate:
+        def inside() -> bool:
+            if self.request.done():
+                self.request.result()
+            return self._entered.exists()
+
+        until("a request holds the instance", inside)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+
+    def open(self) -> None:
+        self.path.touch()

@@ -1,0 +1,462 @@
+"""Loading, reloading and unloading models while the server runs (R1-R29, R40, H40-H42), as clients see it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e_asking import Gate, client, index, infer, inputs, pending, post, statistics, until
+from e2e_models import SCALING_IO, WIDTH, gated, put, scaling, scaling_graph
+from e2e_server import serving, start
+from tritonclient.utils import InferenceServerException
+
+ONES = np.ones((1, WIDTH), np.float32)
+KINDS = ["http", "grpc"]
+
+
+def factor(server: Any, model: str, kind: str = "http", version: str = "") -> float:
+    """What the model multiplies by."""
+    answer = infer(server, model, kind, {"model_version": version}, INPUT0=ONES).as_numpy("OUTPUT0")
+    assert answer.shape == (1, WIDTH)
+    assert (answer == answer[0, 0]).all()
+    return float(answer[0, 0])
+
+
+def configuration(**fields: Any) -> str:
+    """A complete configuration of a scaling model as the load API takes it."""
+    tensor = {"data_type": "TYPE_FP32", "dims": [WIDTH]}
+    return json.dumps(
+        {
+            "backend": "onnxruntime",
+            "max_batch_size": 8,
+            "input": [{"name": "INPUT0", **tensor}],
+            "output": [{"name": "OUTPUT0", **tensor}],
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server in explicit mode that was told to load `a` alone, and its repository."""
+    directory = tmp_path_factory.mktemp("explicit")
+    models = directory / "models"
+    scaling(models, "a", 2)
+    scaling(models, "idle", 3)
+    with serving(models, directory / "state", "--model-control-mode=explicit", "--load-model=a") as server:
+        yield SimpleNamespace(server=server, models=models, directory=directory)
+
+
+# -- explicit mode -----------------------------------------------------------------------------------------------------
+
+
+def test_only_named_models_are_loaded_at_start(explicit: Any) -> None:
+    server = explicit.server
+    assert factor(server, "a") == 2
+    rows = index(server)
+    assert rows["a", "1"] == {"name": "a", "version": "1", "state": "READY", "reason": ""}
+    assert rows["idle", ""] == {"name": "idle"}, "a model that was never loaded has only its name (H40)"
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'idle' is not found"):
+        factor(server, "idle")
+    assert {row["name"] for row in post(server, "/v2/repository/index", {"ready": True})[1]} == {"a"}
+    assert post(server, "/v2/repository/index", {"ready": 1}) == (
+        400,
+        {"error": "Invalid value for 'ready': expected a boolean"},
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_reload_unload(kind: str, explicit: Any) -> None:
+    server, name = explicit.server, f"b_{kind}"
+    scaling(explicit.models, name, 5)
+    with client(kind, server) as asking:
+        asking.load_model(name)
+        assert asking.is_model_ready(name), "a load returns when the model is ready (H41)"
+        assert factor(server, name, kind) == 5
+        asking.load_model(name)
+        assert statistics(server, name)["inference_count"] == 1, "a reload without a change is no reload (R22)"
+        scaling(explicit.models, name, 6)
+        asking.load_model(name)
+        assert factor(server, name, kind) == 6
+        assert statistics(server, name)["inference_count"] == 1, "a reload starts counting anew (X6)"
+        asking.unload_model(name)
+        until("the model is unloaded", lambda: index(server)[name, "1"].get("reason") == "unloaded")
+        assert index(server)[name, "1"]["state"] == "UNAVAILABLE"
+        assert not asking.is_model_ready(name)
+        with pytest.raises(InferenceServerException, match=f"Request for unknown model: '{name}' has no available ver"):
+            factor(server, name, kind)
+        with pytest.raises(InferenceServerException, match=f"'{name}' version 1 is not at ready state"):
+            factor(server, name, kind, "1")
+        asking.unload_model(name)
+        asking.load_model(name)
+        assert factor(server, name, kind) == 6
+    assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_an_unknown_model_cannot_be_loaded_but_unloaded(explicit: Any) -> None:
+    text = "failed to load 'nowhere', failed to poll from model repository"
+    assert post(explicit.server, "/v2/repository/models/nowhere/load") == (500, {"error": text})
+    with (
+        client("grpc", explicit.server) as asking,
+        pytest.raises(InferenceServerException, match=text) as caught,
+    ):
+        asking.load_model("nowhere")
+    assert "INTERNAL" in caught.value.status()
+    assert post(explicit.server, "/v2/repository/models/nowhere/unload") == (200, None)
+    assert ("nowhere", "") not in index(explicit.server)
+
+
+def test_repository_names_and_odd_parameters_are_refused(explicit: Any) -> None:
+    server = explicit.server
+    assert post(server, "/v2/repository/other/models/a/load") == (
+        501,
+        {"error": "'repository_name' specification is not supported"},
+    )
+    status, answer = post(server, "/v2/repository/models/a/load", {"parameters": {"colour": "red"}})
+    assert (status, answer) == (500, {"error": "unexpected error on creating Triton parameter"})
+    assert factor(server, "a") == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_reload_leaves_the_old_version_serving(kind: str, explicit: Any) -> None:
+    server, name = explicit.server, f"fails_{kind}"
+    scaling(explicit.models, name, 7)
+    with client(kind, server) as asking:
+        asking.load_model(name)
+        put(explicit.models / name / "1" / "model.onnx", b"no model at all")
+        with pytest.raises(InferenceServerException) as caught:
+            asking.load_model(name)
+        assert caught.value.message().startswith(
+            f"load failed for model '{name}': version 1 is at UNAVAILABLE state: "
+        ), caught.value
+        assert caught.value.message().endswith(";\n")
+        if kind == "grpc":
+            assert "INVALID_ARGUMENT" in caught.value.status()
+        assert factor(server, name, kind) == 7
+        assert index(server)[name, "1"]["state"] == "READY"
+        put(explicit.models / name / "config.pbtxt", "this is no configuration")
+        with pytest.raises(InferenceServerException) as caught:
+            asking.load_model(name)
+        assert caught.value.message() == f"failed to load '{name}', failed to poll from model repository"
+        assert factor(server, name, kind) == 7
+        scaling(explicit.models, name, 8, config="dynamic_batching { }")
+        asking.load_model(name)
+        assert factor(server, name, kind) == 8
+
+
+def test_a_model_that_never_loaded_shows_its_reason(explicit: Any) -> None:
+    server = explicit.server
+    scaling(explicit.models, "broken", 1)
+    put(explicit.models / "broken" / "1" / "model.onnx", b"no model at all")
+    status, answer = post(server, "/v2/repository/models/broken/load")
+    assert status == 400
+    assert answer["error"].startswith("load failed for model 'broken': version 1 is at UNAVAILABLE state: ")
+    row = index(server)["broken", "1"]
+    assert row["state"] == "UNAVAILABLE"
+    reason = answer["error"].partition("UNAVAILABLE state: ")[2].removesuffix(";\n")
+    assert row["reason"] == reason != ""
+    assert server.get("/v2/models/broken/ready")[0] == 400
+    assert server.get("/v2/health/ready")[0] == 400, "a failed model makes the server unready (R40)"
+    scaling(explicit.models, "broken", 9)
+    assert post(server, "/v2/repository/models/broken/load") == (200, None)
+    assert factor(server, "broken") == 9
+    assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_no_request_notices_a_reload(explicit: Any) -> None:
+    server = explicit.server
+    scaling(explicit.models, "live", 1, config="dynamic_batching { }")
+    with client("http", server) as asking:
+        asking.load_model("live")
+    stop = threading.Event()
+    allowed = {1.0}
+    answered = [0] * 16
+
+    def keep_asking(number: int) -> set[float]:
+        kind = KINDS[number % 2]
+        seen: set[float] = set()
+        value = np.full((1 + number % 3, WIDTH), number + 1, np.float32)
+        with client(kind, server) as asking:
+            while not stop.is_set():
+                answer = asking.infer("live", inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
+                assert answer.shape == value.shape
+                times = float(answer[0, 0]) / (number + 1)
+                assert (answer == value * times).all()
+                assert times in allowed
+                seen.add(times)
+                answered[number] += 1
+        return seen
+
+    with ThreadPoolExecutor(16) as pool, client("grpc", server) as control:
+        clients = [pool.submit(keep_asking, number) for number in range(16)]
+
+        def wait_for_answers() -> None:
+            wanted = [count + 1 for count in answered]
+
+            def came() -> bool:
+                for future in clients:
+                    if future.done():
+                        future.result()
+                return all(count >= want for count, want in zip(answered, wanted, strict=True))
+
+            until("each client has another answer", came)
+
+        try:
+            for number in range(2, 8):
+                allowed.add(float(number))
+                extra = f"dynamic_batching {{ max_queue_delay_microseconds: {number} }}"
+                scaling(explicit.models, "live", number, config=extra)
+                control.load_model("live")
+                wait_for_answers()
+                # what is asked after the load has returned is answered by the new version
+                assert factor(server, "live") == number
+        finally:
+            stop.set()
+        seen = [future.result() for future in clients]
+    assert set().union(*seen) == allowed
+
+
+def test_unload_finishes_what_was_accepted(explicit: Any, tmp_path: Path) -> None:
+    server = explicit.server
+    gated(explicit.models, "queued", "max_batch_size: 4")
+    with client("http", server) as control, ThreadPoolExecutor(8) as pool:
+        control.load_model("queued")
+        with Gate(server, "queued", tmp_path, pool) as gate:
+            waiting = [pool.submit(infer, server, "queued", VALUE=np.full((1, 1), n, np.int32)) for n in range(5)]
+            until("five requests wait", lambda: pending(server, "queued") == 5)
+            control.unload_model("queued")
+            until("it unloads", lambda: index(server)["queued", "1"]["state"] == "UNLOADING")
+            assert not control.is_model_ready("queued")
+            with pytest.raises(InferenceServerException, match="Request for unknown model: 'queued' has no available"):
+                infer(server, "queued", VALUE=np.zeros((1, 1), np.int32))
+            with pytest.raises(InferenceServerException, match="'queued' version 1 is not at ready state"):
+                infer(server, "queued", "grpc", {"model_version": "1"}, VALUE=np.zeros((1, 1), np.int32))
+            gate.open()
+            assert gate.request.result().as_numpy("EXECUTION").tolist() == [[1]]
+            assert [f.result().as_numpy("ECHO").tolist() for f in waiting] == [[[n]] for n in range(5)]
+        until("it is unloaded", lambda: index(server)["queued", "1"].get("reason") == "unloaded")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_configuration_override_lasts_until_unload(kind: str, explicit: Any) -> None:
+    server, name = explicit.server, f"overridden_{kind}"
+    scaling(explicit.models, name, 4)
+    with client(kind, server) as asking:
+        asking.load_model(name, config=configuration(max_batch_size=2))
+
+        def largest() -> int:
+            return int(json.loads(server.get(f"/v2/models/{name}/config")[1])["max_batch_size"])
+
+        assert largest() == 2
+        assert factor(server, name, kind) == 4
+        two_too_many = np.ones((4, WIDTH), np.float32)
+        with pytest.raises(InferenceServerException, match=f"inference request batch-size must be <= 2 for '{name}'"):
+            infer(server, name, kind, INPUT0=two_too_many)
+        asking.load_model(name)
+        assert largest() == 2, "a plain load keeps the override (R24)"
+        with pytest.raises(InferenceServerException) as caught:
+            asking.load_model(name, config="{ not json")
+        assert caught.value.message() == f"failed to load '{name}', failed to poll from model repository"
+        assert largest() == 2
+        asking.unload_model(name)
+        asking.load_model(name)
+        assert largest() == 8
+        assert (infer(server, name, kind, INPUT0=two_too_many).as_numpy("OUTPUT0") == 4).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_override_replaces_the_model_directory(kind: str, explicit: Any) -> None:
+    server, name = explicit.server, f"files_{kind}"
+    scaling(explicit.models, name, 4)
+    with client(kind, server) as asking:
+        asking.load_model(name)
+        asking.load_model(name, config=configuration(), files={"file:3/model.onnx": scaling_graph(11)})
+        assert factor(server, name, kind) == 11
+        until("versions on disk are not used (R25)", lambda: index(server)[name, "1"]["state"] == "UNAVAILABLE")
+        assert json.loads(server.get(f"/v2/models/{name}")[1])["versions"] == ["3"]
+        asking.load_model(name)
+        assert factor(server, name, kind) == 11, "a plain load keeps it"
+        asking.unload_model(name)
+        asking.load_model(name)
+        assert factor(server, name, kind) == 4
+        # a model the repository does not have at all
+        asking.load_model(f"new_{kind}", config=configuration(), files={"file:1/model.onnx": scaling_graph(12)})
+        assert factor(server, f"new_{kind}", kind) == 12
+
+
+def test_a_file_override_needs_a_configuration_and_stays_inside(explicit: Any, tmp_path: Path) -> None:
+    server = explicit.server
+    content = base64.b64encode(scaling_graph(1)).decode()
+    status, answer = post(server, "/v2/repository/models/a/load", {"parameters": {"file:1/model.onnx": content}})
+    text = "Load parameter 'config' must be specified for model file override"
+    assert (status, answer) == (400, {"error": text})
+    for path in ("../../escape.onnx", "1/../../../escape.onnx", f"{tmp_path}/escape.onnx"):
+        body = {"parameters": {"config": configuration(), f"file:{path}": content}}
+        status, answer = post(server, "/v2/repository/models/a/load", body)
+        assert status == 400, (path, answer)
+        assert not (tmp_path / "escape.onnx").exists()
+    assert factor(server, "a") == 2
+
+
+# -- poll mode ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def polled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("polled")
+    models = directory / "models"
+    scaling(models, "first", 2)
+    with serving(models, directory / "state", "--model-control-mode=poll", "--repository-poll-secs=0.1") as server:
+        yield SimpleNamespace(server=server, models=models)
+
+
+def test_polling_follows_models_as_they_come_change_and_go(polled: Any) -> None:
+    server, models = polled.server, polled.models
+
+    def serves(name: str, wanted: float) -> bool:
+        try:
+            return factor(server, name) == wanted
+        except InferenceServerException:
+            return False
+
+    assert factor(server, "first") == 2
+    scaling(models, "second", 3)
+    until("a new model is served", lambda: serves("second", 3))
+    scaling(models, "first", 4)
+    until("a changed model is served", lambda: serves("first", 4))
+    before = statistics(server, "first")["inference_count"]
+    put(models / "first" / "1" / "model.onnx", b"no model at all")
+    until("the broken file was tried", lambda: "failed to load first: " in server.log())
+    assert factor(server, "first") == 4
+    assert statistics(server, "first")["inference_count"] == before + 1
+    scaling(models, "first", 5)
+    until("it is mended", lambda: serves("first", 5))
+    shutil.move(models / "second", models.parent / "aside")
+    until("a removed model is gone", lambda: ("second", "") not in index(server) and not serves("second", 3))
+    assert factor(server, "first") == 5
+    shutil.move(models.parent / "aside", models / "second")
+    until("it is back", lambda: serves("second", 3))
+    status, answer = post(server, "/v2/repository/models/first/load")
+    assert (status, answer) == (
+        503,
+        {"error": "explicit model load / unload is not allowed if polling is enabled"},
+    )
+
+
+def test_a_new_version_loads_alone(polled: Any) -> None:
+    server, models = polled.server, polled.models
+    scaling(models, "versions", 1, config="version_policy: { all { } }")
+
+    def ready() -> set[str]:
+        return {
+            version for (name, version), row in index(server).items() if name == "versions" and row["state"] == "READY"
+        }
+
+    until("version 1", lambda: ("versions", "1") in index(server) and ready() == {"1"})
+    assert factor(server, "versions") == 1
+    scaling(models, "versions", 10, version=10)
+    scaling(models, "versions", 2, version=2)
+    until("all versions", lambda: ready() == {"1", "2", "10"})
+    assert statistics(server, "versions")["inference_count"] == 1, "version 1 was left alone (R10)"
+    assert factor(server, "versions") == 10, "the numerically highest is the default (R3)"
+    assert [factor(server, "versions", "grpc", v) for v in ("1", "2", "10")] == [1, 2, 10]
+    assert json.loads(server.get("/v2/models/versions")[1])["versions"] == ["1", "2", "10"]
+    scaling(models, "versions", 0, config="version_policy: { latest { num_versions: 2 } }")
+    until("the latest two", lambda: ready() == {"2", "10"})
+    with pytest.raises(InferenceServerException, match="'versions' version 1 is not at ready state"):
+        factor(server, "versions", version="1")
+    scaling(models, "versions", 1, config="version_policy: { specific { versions: [ 1 ] } }")
+    until("the chosen one", lambda: ready() == {"1"})
+    assert factor(server, "versions") == 1
+    scaling(models, "versions", 1, config="version_policy: { specific { versions: [ 7 ] } }")
+    text = "at least one version must be available under the version policy of model 'versions'"
+    until("the policy's error", lambda: text in server.log())
+    assert factor(server, "versions") == 1
+    assert server.get("/v2/health/ready")[0] == 200
+    # versions that failed count as long as they are wanted
+    scaling(models, "versions", 1, config="version_policy: { specific { versions: [ 1, 3 ] } }")
+    put(models / "versions" / "3" / "model.onnx", b"no model at all")
+    until("version 3 failed", lambda: index(server).get(("versions", "3"), {}).get("state") == "UNAVAILABLE")
+    assert server.get("/v2/health/ready")[0] == 400
+    assert factor(server, "versions") == 1
+    scaling(models, "versions", 1, config="version_policy: { specific { versions: [ 1 ] } }")
+    until("it is not wanted any more", lambda: server.get("/v2/health/ready")[0] == 200)
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_models_that_cannot_load_do_not_stop_the_others(serve: Any, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for repository in (one, other):
+        scaling(repository, "twice", 1)
+    scaling(one, "good", 2)
+    scaling(other, "named", 3)
+    chosen = f'backend: "onnxruntime"\nmax_batch_size: 3\n{SCALING_IO}'
+    put(other / "named" / "configs" / "small.pbtxt", chosen)
+    scaling(other, "bare", 4, config=None)
+    scaling(other, "unlucky", 5)
+    put(other / "unlucky" / "1" / "model.onnx", b"no model at all")
+    server = serve(
+        one,
+        f"--model-repository={other}",
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+        "--model-config-name=small",
+        "--disable-auto-complete-config",
+    )
+    assert factor(server, "good") == 2
+    rows = index(server)
+    twice = [row for (name, _), row in rows.items() if name == "twice"]
+    assert [row["state"] for row in twice] == ["UNAVAILABLE"]
+    assert "model appears in two or more repositories" in twice[0]["reason"]
+    with pytest.raises(InferenceServerException, match="'twice'"):
+        factor(server, "twice")
+    assert json.loads(server.get("/v2/models/named/config")[1])["max_batch_size"] == 3
+    assert json.loads(server.get("/v2/models/good/config")[1])["max_batch_size"] == 8
+    assert rows["bare", "1"]["state"] == "UNAVAILABLE", "nothing is completed when auto-complete is off (C70)"
+    assert rows["unlucky", "1"]["state"] == "UNAVAILABLE"
+    assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_strict_readiness_counts_models_that_failed(tmp_path: Path) -> None:
+    scaling(tmp_path / "models", "good", 2)
+    scaling(tmp_path / "models", "bad", 2)
+    put(tmp_path / "models" / "bad" / "1" / "model.onnx", b"no model at all")
+    server = start(
+        tmp_path / "models",
+        tmp_path / "state",
+        "--exit-on-error=false",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+    )
+    try:
+
+        def good_is_ready() -> bool:
+            assert server.process.poll() is None, server.log()
+            try:
+                server.read_endpoints()
+                return bool(server.get("/v2/models/good/ready")[0] == 200)
+            except OSError:
+                return False
+
+        until("the good model is served", good_is_ready)
+        until("the bad model has failed", lambda: index(server)["bad", "1"]["state"] == "UNAVAILABLE")
+        assert server.get("/v2/health/live")[0] == 200
+        assert server.get("/v2/health/ready")[0] == 400
+        assert factor(server, "good") == 2
+        # what is unloaded on purpose does not count
+        assert post(server, "/v2/repository/models/bad/unload")[0] == 200
+        until("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
+        assert index(server)["bad", "1"]["reason"] == "unloaded"
+    finally:
+        assert server.stop() == 0
