@@ -138,7 +138,6 @@ OPTIONS: tuple[Option, ...] = (
         "only this machine's processes use the log",
     ),
     # known, for later
-    _later("model-store"),
     _later("model-namespacing"),
     _later("backend-directory"),
     _later("repoagent-directory"),
@@ -175,6 +174,9 @@ OPTIONS: tuple[Option, ...] = (
     _later("shm-dir"),
     _later("blob-url"),
 )
+
+_ALIASES = {"model-store": "model-repository"}
+"""Spellings that Triton keeps for the same option (V1)."""
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -239,6 +241,7 @@ def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
         if not word.startswith("--"):
             raise StartupError(f"unexpected argument '{word}': options are written --name=value or --name value")
         name, equals, value = word[2:].partition("=")
+        name = _ALIASES.get(name, name)
         option = _BY_NAME.get(name)
         if option is None or (option.built and role not in option.roles):
             raise StartupError(f"unknown option '--{name}'; 'charonia {role} --help' lists the options")

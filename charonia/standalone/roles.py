@@ -302,6 +302,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
     mode = values["model_control_mode"]
     if mode not in ("none", "poll", "explicit"):
         raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{mode}'")
+    if mode == "poll" and values["repository_poll_secs"] <= 0:
+        raise StartupError(f"--repository-poll-secs must be greater than 0, got {values['repository_poll_secs']:g}")
     load = values["load_model"]
     if "*" in load and len(load) > 1:
         raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
@@ -313,6 +315,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
             raise StartupError(f"--backend-config must be <backend>,<key>=<value>, got '{entry}'")
         backend_config.setdefault(backend, {})[key] = value
     strict = values["strict_model_config"]
+    if strict is not None:
+        _log.warning("--strict-model-config is the old spelling of --disable-auto-complete-config")
     return ExecutorSettings(
         incarnation=incarnation("executor"),
         model_repository=values["model_repository"],
