@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from charonia import keys
-from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelRequested, VersionLoaded
@@ -31,8 +30,8 @@ from .metrics import ExecutorMetrics
 
 _log = logging.getLogger(__name__)
 
-_QUIET_NS = 500_000_000
 _LOOK_S = 0.02
+_QUIET_LOOKS = 50
 
 
 class Deployment:
@@ -268,18 +267,25 @@ class Deployment:
     async def _run_dry(self, incarnation: Incarnation) -> None:
         """Serve on until what was accepted before the unload has run, then retire (R27).
 
-        The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, or when the
-        owner has sent nothing for a while, because what is unsettled then waits for other versions.
+        The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other
+        versions of it are served, what is unsettled may wait for those: then it is enough that the owner has sent
+        nothing for a while. Looks are counted, not time, because an owner in this process stalls when this one does.
         """
         key = (incarnation.model, incarnation.version)
-        quiet_since = monotonic_ns()
-        while monotonic_ns() - quiet_since < _QUIET_NS:
+        looks, last = 0, -1
+        while looks < _QUIET_LOOKS:
+            looks += 1
             if incarnation.pool.unfinished:
                 await incarnation.pool.idle()
-                quiet_since = monotonic_ns()
+                looks = 0
             with contextlib.suppress(LogUnavailable):
-                if (await self._log.pending(incarnation.model))[0] == 0:
+                unsettled = (await self._log.pending(incarnation.model))[0]
+                if unsettled == 0:
                     break
+                alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
+                if alone and unsettled != last:
+                    looks = 0
+                last = unsettled
             await asyncio.sleep(_LOOK_S)
         if self._serving.get(key) is incarnation:
             del self._serving[key]
