@@ -168,7 +168,8 @@ class TestSettings:
             ({"log_file": 5}, 501, "log file location can not be updated through network protocol"),
             *(
                 (
-                    {"log_verbose_level": value}, 500,
+                    {"log_verbose_level": value},
+                    500,
                     "Unable to parse 'log_verbose_level': attempt to access JSON non-unsigned-integer as "
                     "unsigned-integer",
                 )
