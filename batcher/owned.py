@@ -2,6 +2,9 @@
 
 A queue entry stays in the log until every request it carries is settled; so the queue alone is the truth a successor
 recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
+
+Longer than most modules because it is one state: what was read, what was given out and what is settled must agree at
+every await, and each part that could leave has (`carriers`, `dispatching`, `refusals`, `recovery`, `scheduling`).
 """
 
 from __future__ import annotations

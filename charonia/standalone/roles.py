@@ -199,38 +199,15 @@ def gateway_settings(values: Values) -> GatewaySettings:
     )
 
 
-_API_GROUPS = {
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-}
-
-
 def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
-    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...)."""
-    seen: set[str] = set()
+    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...); groups are checked by the gateway."""
     parsed = []
     for entry in entries:
-        groups_text, colon, rest = entry.partition(":")
+        groups, colon, rest = entry.partition(":")
         header, equals, value = rest.partition("=")
-        groups = tuple(groups_text.split(","))
         if not colon or not equals or not header:
             raise StartupError(f"--{option} must be <group>[,<group>]:<header>=<value>, got '{entry}'")
-        for group in groups:
-            if group not in _API_GROUPS:
-                raise StartupError(
-                    f"--{option}: unknown api '{group}', expected one of {', '.join(sorted(_API_GROUPS))}"
-                )
-            if group in seen:
-                raise StartupError(f"api '{group}' can not be specified in multiple config groups")
-            seen.add(group)
-        parsed.append((groups, header, value))
+        parsed.append((tuple(groups.split(",")), header, value))
     return tuple(parsed)
 
 
