@@ -160,6 +160,11 @@ class DataPlane:
             if request_id in self._pending:
                 self._cancel(request.model, request_id)
             raise
+        except CharoniaError as error:
+            # The future keeps what it raised, and with a traceback that would be a cycle: the request's bytes would
+            # stay until the garbage collector comes by, which it seldom does.
+            error.__traceback__ = None
+            raise type(error)(error.message) from None
         finally:
             coalescer.open_requests -= 1
             if self._pending.pop(request_id, None) is not None:

@@ -152,7 +152,10 @@ class GatewayService:
             raise
         if record.error is not None:
             counts.failures[failure_reason(record.error, executed=True)] += 1
-            raise record.error
+            try:
+                raise record.error
+            finally:
+                del record  # a cycle with the error's traceback would keep the request's bytes
         counts.success += 1
         counts.duration_ns += monotonic_ns() - started_ns
         outputs = record.outputs

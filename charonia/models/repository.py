@@ -116,7 +116,10 @@ class ModelRepository:
     def find(self, name: str) -> ModelDirectory | None:
         """One model, without reading the others; `None` when no repository has it (R20). Raises R11's errors."""
         check_model_name(name)
-        places = [root / name for root in self.paths if (root / name).is_dir() and not is_hidden(name)]
+        try:
+            places = [root / name for root in self.paths if (root / name).is_dir() and not is_hidden(name)]
+        except OSError:  # a name longer than the file system takes
+            return None
         if not places:
             return None
         model = self.read(places[0])

@@ -39,6 +39,7 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 STREAM_DECOUPLED = "models with decoupled transaction policy are not built yet"
 _NOTHING = pb.ModelInferRequest()
 
+Refusal = tuple[grpc.StatusCode, str]
 Context = Any  # grpc.aio.ServicerContext, generic in types that generic handlers do not have
 
 
@@ -81,16 +82,24 @@ class Servicer:
     # -- inference ----------------------------------------------------------------------------------------------------
 
     async def _model_infer(self, data: bytes, context: Context) -> bytes:
+        answer = await self._answer(data, context)
+        if isinstance(answer, bytes):
+            return answer
+        # abort's exception ends in a cycle with the context, and so would all that this frame holds
+        data = b""
+        await context.abort(*answer)
+        raise AssertionError("abort always raises")
+
+    async def _answer(self, data: bytes, context: Context) -> bytes | Refusal:
         try:
             if self._restrictions:
                 self._restrictions.check("inference", _headers(context))
             return await self._infer(_parse(pb.ModelInferRequest, data), context, DECOUPLED)
         except CharoniaError as error:
-            await context.abort(STATUS[error.code], details(error.message))
+            return STATUS[error.code], details(error.message)
         except Exception:
             _log.exception("an inference call failed")
-            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
-        raise AssertionError("abort always raises")
+            return grpc.StatusCode.INTERNAL, INTERNAL
 
     async def _infer(self, message: pb.ModelInferRequest, context: Context, decoupled: str) -> bytes:
         """The serialised reply. `decoupled` is the text for a model that answers more than once."""
@@ -132,7 +141,9 @@ class Servicer:
             _log.exception("a stream failed")
             error = InternalError(INTERNAL)
         if error is not None:
-            await context.abort(STATUS[error.code], details(error.message))
+            answer_to_it = STATUS[error.code], details(error.message)
+            error = None  # it holds the request it came from, see `_model_infer`
+            await context.abort(*answer_to_it)
 
     async def _stream_answer(self, data: bytes, context: Context, ends_on_error: bool) -> bytes | CharoniaError:
         message = _NOTHING
@@ -154,16 +165,23 @@ class Servicer:
     ) -> Callable[[bytes, Context], Awaitable[Any]]:
         """A control call with its restriction and its errors."""
 
-        async def handle(data: bytes, context: Context) -> Any:
+        async def answer(data: bytes, context: Context) -> Any:
             try:
                 if self._restrictions:
                     self._restrictions.check(group, _headers(context))
                 return await call(parse(data))
             except CharoniaError as error:
-                await context.abort(STATUS[error.code], details(error.message))
+                return STATUS[error.code], details(error.message)
             except Exception:
                 _log.exception("a control call failed")
-                await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+                return grpc.StatusCode.INTERNAL, INTERNAL
+
+        async def handle(data: bytes, context: Context) -> Any:
+            reply = await answer(data, context)
+            if isinstance(reply, tuple):
+                data = b""  # as for inferences: the files of a refused load are large
+                await context.abort(*reply)
+            return reply
 
         return handle
 

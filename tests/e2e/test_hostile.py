@@ -1,0 +1,649 @@
+"""Hostile inputs (H1-H7, H9, H10, H14, H16, H17, H19 of the fault list) against a running server.
+
+Each attack runs while a well-behaved client asks on; its answers must all come and be its own. The attacker gets a
+typed refusal or a closed connection, and the gateway's memory stays within bounds.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from e2e_asking import client, infer_json, inputs, post, statistics
+from e2e_models import WIDTH, python, scaling
+from e2e_server import serving
+
+MAX_INPUT_BYTES = 1 << 20
+"""What the server is started with, so that the attacks are large for it and small for the test."""
+
+MEMORY_BOUND_BYTES = 200 << 20
+"""What all attacks together may add to the gateway's memory: a few copies of the largest message, 16 MiB, and what the
+allocator keeps. They send and unfold some gigabytes; keeping any one kind of refused request would be 256 MiB or more.
+"""
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if any(request.inputs()[0].as_numpy()[0, 0] == b"fail" for request in requests):
+            raise ValueError("as you wish")
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())]) for request in requests
+        ]
+"""
+
+ECHO_CONFIG = """
+max_batch_size: 1
+input [ { name: "IN" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+
+
+def memory(pid: int) -> int:
+    """Proportional set size in bytes."""
+    with open(f"/proc/{pid}/smaps_rollup") as lines:
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("hostile")
+    models = directory / "models"
+    # a short delay makes the attacker's and the neighbour's requests meet in batches
+    scaling(models, "scale", 2, config="dynamic_batching { max_queue_delay_microseconds: 2000 }")
+    python(models, "echo", ECHO, ECHO_CONFIG)
+    with serving(
+        models,
+        directory / "state",
+        f"--http-max-input-size={MAX_INPUT_BYTES}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+    ) as running:
+        gateways = running.pids("gateway")
+        _neighbour_asks(running, 50)
+        before = memory(gateways[0])
+        yield running
+        after = memory(gateways[0])
+        assert running.pids("gateway") == gateways, "the gateway was started again"
+        assert after - before < MEMORY_BOUND_BYTES, f"{before >> 20} MiB grew to {after >> 20} MiB"
+        assert "Traceback" not in running.log()
+
+
+def _neighbour_asks(server: Any, times: int | None, stop: threading.Event | None = None) -> int:
+    answered = 0
+    with client("http", server) as over_http, client("grpc", server) as over_grpc:
+        while (times is None or answered < times) and not (stop is not None and stop.is_set()):
+            kind, asking = [("http", over_http), ("grpc", over_grpc)][answered % 2]
+            value = np.arange(2 * WIDTH, dtype=np.float32).reshape(2, WIDTH) + answered
+            answer = asking.infer("scale", inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
+            assert (answer == 2 * value).all(), (value, answer)
+            words = np.array([[b"neighbour", b"%d" % answered]], dtype=object)
+            assert (asking.infer("echo", inputs(kind, IN=words)).as_numpy("OUT") == words).all()
+            answered += 1
+    return answered
+
+
+@pytest.fixture(autouse=True)
+def _neighbour(server: Any) -> Iterator[None]:
+    """Asks all the while; at the end it must have been answered rightly throughout, and go on being answered."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        task: Future[int] = pool.submit(_neighbour_asks, server, None, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+        task.result(60)
+    assert _neighbour_asks(server, 2) == 2
+    assert server.get("/v2/health/ready")[0] == 200
+
+
+class Connection:
+    """A raw HTTP connection."""
+
+    def __init__(self, server: Any) -> None:
+        host, _, port = server.http.partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send what the server still takes: it may close at any time."""
+        with contextlib.suppress(ConnectionError):
+            self.socket.sendall(data)
+
+    def answer(self) -> tuple[int, bytes]:
+        """Status (0: closed without an answer) and all bytes up to the end of the body or of the connection."""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while b"\r\n\r\n" not in data and (more := self.socket.recv(65536)):
+                data += more
+            head, _, body = data.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: *(\d+)", head)
+            while length is not None and len(body) < int(length[1]) and (more := self.socket.recv(65536)):
+                body += more
+            data = head + b"\r\n\r\n" + body
+        status = re.match(rb"HTTP/1.1 (\d+)", data)
+        return (int(status[1]) if status else 0), data
+
+    def is_closed(self) -> bool:
+        """Whether the server has ended the connection; waits for it."""
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(65536):
+                pass
+        return True
+
+
+def exchange(server: Any, data: bytes) -> tuple[int, bytes]:
+    with Connection(server) as connection:
+        connection.send(data)
+        return connection.answer()
+
+
+def head(model: str = "scale", **headers: str) -> bytes:
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode()
+
+
+def scale_body(**changes: Any) -> dict[str, Any]:
+    tensor = {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "data": [1.0] * WIDTH, **changes}
+    return {"inputs": [tensor]}
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def test_h1_tiny_chunks_are_counted(server: Any) -> None:
+    with Connection(server) as connection:
+        connection.send(head(Transfer_Encoding="chunked"))
+        connection.send(b"1\r\n \r\n" * 70_000)
+        status, answer = connection.answer()
+        assert status == 400
+        assert b"chunks" in answer
+        assert connection.is_closed()
+    # chunks in measure are fine
+    body = json.dumps(scale_body()).encode()
+    chunked = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    assert exchange(server, head(Transfer_Encoding="chunked") + chunked)[0] == 200
+
+
+def test_h1_a_chunked_body_may_not_grow_for_ever(server: Any) -> None:
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    with Connection(server) as connection:
+        connection.send(head(Transfer_Encoding="chunked"))
+        for _ in range(64):
+            connection.send(chunk)
+        status, answer = connection.answer()
+    assert status in (400, 413), answer
+    assert b"exceeds the maximum allowed" in answer
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_h2_a_bomb_is_stopped_while_it_unfolds(encoding: str, server: Any) -> None:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
+    zeros = bytes(1 << 20)
+    bomb = b"".join([*(compressor.compress(zeros) for _ in range(512)), compressor.flush()])
+    assert len(bomb) < MAX_INPUT_BYTES
+    status, answer = server.request("POST", "/v2/models/scale/infer", bomb, {"Content-Encoding": encoding})
+    assert status in (400, 413)
+    assert b"exceeds the maximum allowed" in answer
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip\t,deflate"])
+def test_h2_unknown_and_nested_encodings_are_refused(encoding: str, server: Any) -> None:
+    status, answer = server.request("POST", "/v2/models/scale/infer", b"x" * 100, {"Content-Encoding": encoding})
+    assert (status, json.loads(answer)) == (501, {"error": "Unsupported compression type"})
+    status, _ = server.request("POST", "/v2/models/scale/infer", b"no gzip at all", {"Content-Encoding": "gzip"})
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content_Length": str(10**15)},
+        {"Content_Length": "9" * 30},
+        {"Content_Length": "-1"},
+        {"Content_Length": "1e3"},
+        {"Content_Length": "2\r\nContent-Length: 3"},
+        {"Content_Length": "2", "Transfer_Encoding": "chunked"},
+        {"Transfer_Encoding": "gzip, chunked, identity"},
+    ],
+)
+def test_h3_lying_lengths_end_the_connection(headers: dict[str, str], server: Any) -> None:
+    with Connection(server) as connection:
+        connection.send(head(**headers) + b"{}")
+        status, answer = connection.answer()
+        # no body, or none that ends: the raw-binary form of nothing is refused as well
+        assert status in (0, 400, 411, 413), answer
+        connection.socket.shutdown(socket.SHUT_WR)
+        assert connection.is_closed()
+
+
+@pytest.mark.parametrize("length", ["-1", "9" * 30, "12x", "0x10", "1.5", "", "100000"])
+def test_h3_lying_header_lengths_are_refused(length: str, server: Any) -> None:
+    body = json.dumps(scale_body()).encode()
+    headers = {"Inference-Header-Content-Length": length}
+    status, answer = server.request("POST", "/v2/models/scale/infer", body, headers)
+    assert status == 400, answer
+    assert "error" in json.loads(answer)
+
+
+def test_h3_binary_sizes_must_add_up(server: Any) -> None:
+    for size, sent in ((16, 8), (8, 16), (16, 17), (-16, 16), (2**62, 16), (2**64, 16), ("16", 16), (1.5, 16)):
+        tensor = {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+        text = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text))}
+        status, answer = server.request("POST", "/v2/models/scale/infer", text + bytes(sent), headers)
+        assert status in (400, 500), (size, sent, answer)
+        assert "error" in json.loads(answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"inputs":' + "[" * 101 + "]" * 101 + "}",
+        '{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":' + "[" * 5000 + "]" * 5000 + "}]}",
+        '{"inputs":[{"name":"INPUT0","shape":[1' + "0" * 10_000 + '],"datatype":"FP32","data":[1]}]}',
+        '{"inputs":[{"name":"\\ud800","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}',
+        '{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":["NaN",2,3,4]}]}',
+        '{"inputs":[{"name":"INPUT0","shape":NaN,"datatype":"FP32","data":[1,2,3,4]}]}',
+        '{"inputs":{"name":"INPUT0"}}',
+        '{"inputs":[[]]}',
+        "null",
+        '"' + "a" * 500_000,
+        "\ufeff{}",
+        "{}" * 1000,
+    ],
+    ids=range(14),
+)
+def test_h4_hostile_json_is_refused(text: str, server: Any) -> None:
+    status, answer = server.request("POST", "/v2/models/scale/infer", text.encode())
+    assert status in (400, 500), answer[:200]
+    error = json.loads(answer)["error"]
+    assert len(error) < 4096
+    assert "Traceback" not in error
+    assert "/" not in error or "v2" in error or "'" in error
+
+
+def test_h4_huge_and_odd_numbers_stay_the_clients_own(server: Any) -> None:
+    for data in ([1e308] * 4, [-1e999] * 4, [10**400] * 4):
+        status, _ = infer_json(server, "scale", scale_body(data=data))
+        assert status in (200, 400, 500)
+    status, answer = server.request(
+        "POST",
+        "/v2/models/scale/infer",
+        b'{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":[NaN,Infinity,-Infinity,1]}]}',
+    )
+    assert status == 200
+    assert json.loads(answer)["outputs"][0]["data"][1:] == [float("inf"), float("-inf"), 2.0]
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [-1, WIDTH],
+        [1, -4],
+        [0, WIDTH],
+        [2**63, WIDTH],
+        [2**64, WIDTH],
+        [2**62, 4],
+        [2**32, 2**32],
+        [1] * 1000 + [WIDTH],
+        [],
+        [1.5, 4],
+        ["1", "4"],
+        [True, 4],
+        None,
+        {},
+        [[1, 4]],
+        [9, WIDTH],
+        [1, WIDTH, 1],
+    ],
+)
+def test_h5_impossible_shapes_are_refused(shape: Any, server: Any) -> None:
+    before = statistics(server, "scale")["inference_stats"]["fail"]["count"]
+    status, answer = infer_json(server, "scale", scale_body(shape=shape))
+    assert status in (400, 500), answer
+    assert answer["error"]
+    assert statistics(server, "scale")["inference_stats"]["fail"]["count"] - before in (0, 1)
+
+
+def test_h6_data_that_is_not_the_shape_reaches_nobody(server: Any) -> None:
+    """Attackers' rows are 666; the neighbour checks every number it gets, in batches of up to 8 rows with them."""
+    stop = threading.Event()
+
+    def attack(number: int) -> int:
+        refused = 0
+        kind = ["json", "binary", "grpc"][number % 3]
+        lengths = [0, 1, 3, 5, 7, 9, 4096]
+        with client("grpc", server) as over_grpc:
+            while not stop.is_set():
+                count = lengths[refused % len(lengths)]
+                data = np.full(count, 666, np.float32)
+                if kind == "json":
+                    status, _ = infer_json(server, "scale", scale_body(data=data.tolist()))
+                    assert status in (400, 500)
+                elif kind == "binary":
+                    parameters = {"binary_data_size": data.nbytes}
+                    tensor = {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "parameters": parameters}
+                    text = json.dumps({"inputs": [tensor]}).encode()
+                    headers = {"Inference-Header-Content-Length": str(len(text))}
+                    status, _ = server.request("POST", "/v2/models/scale/infer", text + data.tobytes(), headers)
+                    assert status == 400
+                else:
+                    tensor = inputs("grpc", INPUT0=np.zeros((1, WIDTH), np.float32))[0]
+                    tensor._raw_content = data.tobytes()
+                    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+                        over_grpc.infer("scale", [tensor])
+                refused += 1
+        return refused
+
+    with ThreadPoolExecutor(9) as pool:
+        attackers = [pool.submit(attack, number) for number in range(6)]
+        neighbours = [pool.submit(_neighbour_asks, server, 60) for _ in range(3)]
+        try:
+            assert [neighbour.result(120) for neighbour in neighbours] == [60] * 3
+        finally:
+            stop.set()
+        assert all(attacker.result(60) > 0 for attacker in attackers)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"\xff\xff\xff\xff" + b"x" * 20, "incomplete string data for inference input 'IN' for model 'echo'"),
+        (b"\x05\0\0", "incomplete string length indicator for inference input 'IN' for model 'echo'"),
+        (struct.pack("<I", 3) + b"ab", "expecting string of length 3 but only 2 bytes available"),
+        (struct.pack("<I", 1) + b"a", "expected 2 string elements for inference input 'IN' for model 'echo', got 1"),
+        (
+            3 * (struct.pack("<I", 1) + b"a"),
+            "unexpected number of string elements 3 for inference input 'IN' for model 'echo', expecting 2",
+        ),
+        (b"", "expected 2 string elements for inference input 'IN' for model 'echo', got 0"),
+    ],
+)
+def test_h7_string_lengths_are_checked(raw: bytes, text: str, server: Any) -> None:
+    tensor = {"name": "IN", "shape": [1, 2], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(body))}
+    status, answer = server.request("POST", "/v2/models/echo/infer", body + raw, headers)
+    assert status == 400
+    assert text in json.loads(answer)["error"]
+
+
+def test_h8_h9_names_types_and_doubles(server: Any) -> None:
+    good = scale_body()["inputs"][0]
+    for bodies, text in (
+        ([{**good, "name": "NOPE"}], "unexpected inference input 'NOPE' for model 'scale'"),
+        ([good, good], "input 'INPUT0' already exists in request"),
+        ([{**good, "datatype": "OBJECT"}], None),
+        ([{**good, "datatype": "pickle"}], None),
+        (
+            [{**good, "datatype": "INT32", "data": [1] * WIDTH}],
+            "data-type is 'INT32', but model 'scale' expects 'FP32'",
+        ),
+        ([], "missing required input(s) ['INPUT0']"),
+        ([{**good, "name": f"I{number}"} for number in range(5_000)], "unexpected inference input 'I0'"),
+    ):
+        status, answer = infer_json(server, "scale", {"inputs": bodies})
+        assert status == 400, answer
+        assert text is None or text in answer["error"]
+    for outputs, text in (
+        ([{"name": "OUTPUT0"}, {"name": "OUTPUT0"}], "output 'OUTPUT0' already exists in request"),
+        ([{"name": "X"}], "unexpected inference output 'X' for model 'scale'"),
+        ([{"name": "OUTPUT0", "parameters": {"classification": 10**18}}], None),
+        ([{"name": "OUTPUT0", "parameters": {"classification": -1}}], "Unable to parse 'classification'"),
+    ):
+        status, answer = infer_json(server, "scale", {**scale_body(), "outputs": outputs})
+        if text is None:
+            assert status in (200, 400), answer
+        else:
+            assert (status, answer) == (400, {"error": text}) or text in answer["error"]
+
+
+# -- names and control -------------------------------------------------------------------------------------------------
+
+NAMES = ["..%2f..%2fetc", "%2e%2e", "..%5cx", "%00", "sc%00ale", "%ff%fe", "scal%D0%B5", "x" * 20_000, "%0d%0aX:%20y"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_h10_odd_names_are_nobodys(name: str, server: Any) -> None:
+    for path in (f"/v2/models/{name}/ready", f"/v2/models/{name}/config", f"/v2/models/{name}/stats"):
+        assert server.get(path)[0] in (400, 404, 414), path
+    assert server.request("POST", f"/v2/models/{name}/infer", b"{}")[0] in (400, 404, 414)
+    for action in ("load", "unload"):
+        status, answer = server.request("POST", f"/v2/repository/models/{name}/{action}", b"")
+        assert status in ((400, 404, 500) if action == "load" else (200, 400, 404)), answer
+        assert len(answer) < 70_000
+    from urllib.parse import unquote_to_bytes
+
+    with client("grpc", server) as asking:
+        text = unquote_to_bytes(name).decode("utf-8", "replace")
+        assert not asking.is_model_ready(text)
+        with pytest.raises(Exception, match=r"INVALID_ARGUMENT|INTERNAL|NOT_FOUND"):
+            asking.load_model(text)
+
+
+def test_h10_versions_are_numbers(server: Any) -> None:
+    for version in ("0", "-1", "01x", "9" * 40, "%2e%2e", "1.0"):
+        status, _ = server.request("POST", f"/v2/models/scale/versions/{version}/infer", b"{}")
+        assert status in (400, 404), version
+
+
+def test_h10_names_inside_configurations_stay_inside(server: Any) -> None:
+    for field, value in (
+        ("backend", "../../evil"),
+        ("backend", "os"),
+        ("default_model_filename", "../../../../etc/passwd"),
+        ("default_model_filename", "/etc/passwd"),
+        ("name", "../evil"),
+        ("runtime", "../../x.so"),
+    ):
+        config = {
+            "backend": "onnxruntime",
+            "max_batch_size": 8,
+            "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [WIDTH]}],
+            "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [WIDTH]}],
+            field: value,
+        }
+        body = {"parameters": {"config": json.dumps(config)}}
+        status, answer = post(server, "/v2/repository/models/scale/load", body)
+        assert status in (400, 500), (field, value)
+        assert "root:" not in answer["error"]
+
+
+def test_h14_control_bodies_are_bounded(server: Any) -> None:
+    content = base64.b64encode(bytes(2 * MAX_INPUT_BYTES)).decode()
+    body = json.dumps({"parameters": {"config": "{}", "file:1/model.onnx": content}}).encode()
+    # a client that sends more than it may still reads why
+    request = f"POST /v2/repository/models/scale/load HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    status, answer = exchange(server, request.encode() + body)
+    assert status in (400, 413), answer
+    assert b"exceeds the maximum allowed" in answer
+    status, _ = server.request("POST", "/v2/repository/index", b"[" * 500_000)
+    assert status in (400, 500)
+    status, answer = server.request(
+        "POST", "/v2/repository/models/scale/load", b'{"parameters":{"config":"{}","file:1/model.onnx":"%%%"}}'
+    )
+    assert status in (400, 500)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_h16_slow_and_idle_clients_cost_only_their_connections(server: Any) -> None:
+    """Two hundred clients that begin and never end: all are served notice, while the neighbour goes on."""
+    request = head(Content_Length="100")
+    beginnings = [b"", b"P", request[:30], request, request + b"{"]
+    connections = [Connection(server) for _ in range(200)]
+    try:
+        for connection, beginning in zip(connections, repeat_each(beginnings), strict=False):
+            connection.send(beginning)
+        stalled = [c for c, beginning in zip(connections, repeat_each(beginnings), strict=False) if beginning]
+        began = time.monotonic()
+        for connection in stalled:
+            status, answer = connection.answer()
+            assert status == 408, answer
+            assert connection.is_closed()
+        assert time.monotonic() - began < 60
+        # idle ones are kept: clients have pools of them
+        connections[0].send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connections[0].answer()[0] == 200
+    finally:
+        for connection in connections:
+            connection.socket.close()
+
+
+def repeat_each(items: list[bytes]) -> Iterator[bytes]:
+    for _ in repeat(None):
+        yield from items
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "".join(f"h{number}: x\r\n" for number in range(10_000)),
+        "h: " + "x" * (1 << 20) + "\r\n",
+        "".join(f"h{number}: {'x' * 3000}\r\n" for number in range(250)),
+        "h" * 200_000 + ": x\r\n",
+    ],
+    ids=["10k headers", "1 MB header", "750 kB of headers", "long name"],
+)
+def test_h17_too_many_or_too_long_headers(lines: str, server: Any) -> None:
+    with Connection(server) as connection:
+        connection.send(f"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        status, answer = connection.answer()
+        # a server that closes with unread bytes may take its answer with it
+        assert status in (0, 400, 431), answer[:200]
+        assert connection.is_closed()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\nevil\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\na\0b: c\r\n\r\n",
+        b"GET /v2 HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"NONSENSE\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=range(7),
+)
+def test_h17_broken_framing_ends_the_connection(request_bytes: bytes, server: Any) -> None:
+    with Connection(server) as connection:
+        connection.send(request_bytes)
+        status, answer = connection.answer()
+        assert status in (0, 400, 404, 414, 431, 505), answer[:200]
+        if status != 404:
+            assert connection.is_closed()
+
+
+def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
+    body = json.dumps(scale_body()).encode()
+    one = head(Content_Length=str(len(body))) + body
+    with Connection(server) as connection:
+        connection.send(one + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        data = b""
+        while more := connection.socket.recv(65536):
+            data += more
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", data)] == [200, 200]
+    assert data.index(b"OUTPUT0") < data.rindex(b"HTTP/1.1")
+
+
+# -- gRPC --------------------------------------------------------------------------------------------------------------
+
+
+def _raw_call(server: Any, method: str, message: bytes, **options: Any) -> Any:
+    with grpc.insecure_channel(server.grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        return call(message, timeout=60, **options)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff" * 64,
+        b"\x0a\xff\xff\xff\xff\x0f",
+        b"\x0a\x05sc",
+        b"\x2a" + _varint(2**31) + b"x",
+        b"\x0b" * 10_000,
+        b"\x0a\x02\xff\xfe",
+    ],
+    ids=["noise", "overlong", "truncated", "2 GiB declared", "nested groups", "not UTF-8"],
+)
+def test_h19_malformed_messages_are_refused(message: bytes, server: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        _raw_call(server, "ModelInfer", message)
+    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+    assert "Traceback" not in caught.value.details()
+
+
+def test_h19_unknown_fields_are_ignored_and_unknown_calls_refused(server: Any) -> None:
+    flood = b"".join(_varint(number << 3) + b"\x01" for number in range(1000, 51_000))
+    assert _raw_call(server, "ServerLive", flood) == b"\x08\x01"
+    for method in ("Nonsense", "../ServerLive", ""):
+        with pytest.raises(grpc.RpcError):
+            _raw_call(server, method, b"")
+
+
+def test_h19_compressed_messages_are_bounded_too(server: Any) -> None:
+    # zeros in the raw contents of one input that is 16 bytes
+    contents = bytes(16 << 20)
+    message = (
+        b"\x0a\x05scale\x2a\x12\x0a\x06INPUT0\x12\x04FP32\x1a\x02\x01\x04" + b"\x3a" + _varint(len(contents)) + contents
+    )
+    for compression in 8 * [grpc.Compression.NoCompression, grpc.Compression.Gzip]:
+        with pytest.raises(grpc.RpcError) as caught:
+            _raw_call(server, "ModelInfer", message, compression=compression)
+        assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_failed_requests_leave_nothing_in_memory(server: Any) -> None:
+    """The fixture's bound is the assertion: all of them together are 256 MiB."""
+    words = np.array([[b"fail", bytes(16 << 20)]], dtype=object)
+    with client("grpc", server) as asking:
+        for _ in range(16):
+            with pytest.raises(Exception, match="ValueError: as you wish"):
+                asking.infer("echo", inputs("grpc", IN=words))
+
+
+def test_h19_raw_and_typed_contents_do_not_mix(server: Any) -> None:
+    tensor = inputs("grpc", INPUT0=np.zeros((1, WIDTH), np.float32))[0]
+    tensor._get_tensor().contents.fp32_contents[:] = [1.0] * WIDTH
+    with client("grpc", server) as asking, pytest.raises(Exception, match="contents field must not be specified"):
+        asking.infer("scale", [tensor])
