@@ -1,0 +1,243 @@
+"""The parts as processes of their own over one log: two gateways, two batchers, two executors."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e_asking import client, index, infer, inputs, post, statistics, until
+from e2e_models import WIDTH, scaling
+from e2e_server import REPOSITORY, Server
+
+from charonia.eventlog.embedded import PrivateServer, find_server
+
+CHARONIA = str(Path(sys.executable).parent / "charonia")
+CLIENTS = 16
+
+
+class Part(Server):
+    """One role's process; gateways have their addresses once they say that they are up."""
+
+    def __init__(self, role: str, name: str, directory: Path, log_url: str, *flags: str) -> None:
+        self.name = name
+        log_file = directory / f"{name}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [CHARONIA, role, "--log-url", log_url, "--metrics-port=0", "--metrics-address=127.0.0.1", *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+            )
+        super().__init__(process, directory, log_file)
+
+    def until_says(self, pattern: str) -> re.Match[str]:
+        def look() -> re.Match[str] | None:
+            assert self.process.poll() is None, self.log()
+            return re.search(pattern, self.log())
+
+        found = until(f"{self.name} says {pattern}", look)
+        assert found is not None
+        return found
+
+    def learn_addresses(self) -> None:
+        """A port of 0 is a free one, which the gateway tells."""
+        said = self.until_says(r"gateway is up, http on ([\d.:]+), grpc on ([\d.:]+)")
+        self.http, self.grpc = said[1], said[2]
+
+    def read_endpoints(self) -> None:
+        pass
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Any]:
+    models = tmp_path / "models"
+    for name, factor in (("double", 2), ("triple", 3)):
+        scaling(models, name, factor, config="dynamic_batching { }")
+    log = PrivateServer(tmp_path / "log", find_server())
+    (tmp_path / "log").mkdir()
+    log.start()
+    with ExitStack() as stack:
+        stack.callback(log.stop)
+        started: list[Part] = []
+
+        def stop_all() -> None:
+            codes = {part.name: part.stop() for part in started if part.process.poll() is None}
+            assert set(codes.values()) <= {0}, codes
+
+        stack.callback(stop_all)
+
+        def start(role: str, name: str, *flags: str) -> Part:
+            started.append(Part(role, name, tmp_path, log.url, *flags))
+            return started[-1]
+
+        gateway_flags = ("--http-port=0", "--grpc-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
+        gateways = [start("gateway", f"gateway{n}", *gateway_flags) for n in range(2)]
+        batchers = [start("batcher", f"batcher{n}") for n in range(2)]
+        repository = f"--model-repository={models}"
+        executors = [
+            start("executor", f"executor{n}", repository, "--model-control-mode=explicit", "--load-model=*")
+            for n in range(2)
+        ]
+        try:
+            for gateway in gateways:
+                gateway.learn_addresses()
+                gateway.wait_ready()
+            yield SimpleNamespace(gateways=gateways, batchers=batchers, executors=executors, models=models, start=start)
+        except BaseException:
+            for part in started:
+                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
+            raise
+
+
+class Load:
+    """Clients on both gateways, by both protocols, each checking its own answers."""
+
+    def __init__(self, gateways: list[Part]) -> None:
+        self._gateways = gateways
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(CLIENTS)
+        self.answered = [0] * CLIENTS
+
+    def __enter__(self) -> Load:
+        self._tasks = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
+        return self
+
+    def _ask(self, number: int) -> None:
+        gateway = self._gateways[number % len(self._gateways)]
+        kind = ["http", "grpc"][number // 2 % 2]
+        model, factor = [("double", 2), ("triple", 3)][number // 4 % 2]
+        with client(kind, gateway) as asking:
+            while not self._stop.is_set():
+                value = np.full((1, WIDTH), number * 100_003 + self.answered[number], np.float32)
+                answer = asking.infer(model, inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
+                assert (answer == factor * value).all()
+                self.answered[number] += 1
+
+    def more(self, answers: int) -> None:
+        """Until each client has this many answers more."""
+        wanted = [count + answers for count in self.answered]
+
+        def came() -> bool:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            return all(count >= want for count, want in zip(self.answered, wanted, strict=True))
+
+        until(f"{answers} more answers for each client", came)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        try:
+            for task in self._tasks:
+                task.result(60)
+        finally:
+            self._pool.shutdown()
+
+
+def owned(batcher: Part) -> set[str]:
+    return set(re.findall(r"owns model '(\w+)'", batcher.log()))
+
+
+def counted(gateway: Part) -> dict[str, tuple[int, int, int]]:
+    rows = {}
+    for model in ("double", "triple"):
+        stats = statistics(gateway, model)
+        rows[model] = (
+            stats["inference_count"],
+            stats["inference_stats"]["success"]["count"],
+            stats["inference_stats"]["fail"]["count"],
+        )
+    return rows
+
+
+def test_both_gateways_know_and_count_everything(parts: Any) -> None:
+    one, other = parts.gateways
+    for gateway in parts.gateways:
+        for kind in ("http", "grpc"):
+            for model, factor in (("double", 2), ("triple", 3)):
+                answer = infer(gateway, model, kind, INPUT0=np.ones((3, WIDTH), np.float32))
+                assert (answer.as_numpy("OUTPUT0") == factor).all()
+    assert index(one) == index(other)
+    expected = {"double": (12, 4, 0), "triple": (12, 4, 0)}
+    until("all is counted", lambda: counted(one) == expected)
+    assert counted(other) == expected
+    # a refusal by one gateway is seen through the other
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    status, _ = post(one, "/v2/models/double/infer", {"inputs": [tensor]})
+    assert status == 400
+    for gateway in parts.gateways:
+        until("the refusal is counted", lambda gateway=gateway: counted(gateway)["double"] == (12, 4, 1))
+    # a load through one is a load for both
+    scaling(parts.models, "double", 20, config="dynamic_batching { }")
+    assert post(one, "/v2/repository/models/double/load") == (200, None)
+    for gateway in parts.gateways:
+
+        def times(gateway: Part = gateway) -> float:
+            ones = np.ones((1, WIDTH), np.float32)
+            return float(infer(gateway, "double", INPUT0=ones).as_numpy("OUTPUT0")[0, 0])
+
+        until("the new version answers", lambda times=times: times() == 20)
+    assert post(other, "/v2/repository/models/double/unload") == (200, None)
+    until("it is unloaded", lambda: index(one)["double", "1"].get("reason") == "unloaded")
+    assert index(one) == index(other)
+    assert json.loads(one.get("/v2/models/triple")[1]) == json.loads(other.get("/v2/models/triple")[1])
+
+
+def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
+    gateways, batchers, executors = parts.gateways, parts.batchers, parts.executors
+    until("each model has an owner", lambda: set().union(*map(owned, batchers)) == {"double", "triple"})
+    victim, heir = sorted(batchers, key=lambda b: -len(owned(b)))
+    lost = owned(victim)
+    with Load(gateways) as load:
+        load.more(5)
+        victim.process.send_signal(signal.SIGKILL)
+        until("the other batcher owns all", lambda: owned(heir) == {"double", "triple"}, 15)
+        load.more(5)
+        # an executor as well, and another takes its place
+        executors[0].process.send_signal(signal.SIGKILL)
+        load.more(5)
+        again = parts.start(
+            "executor",
+            "executor2",
+            f"--model-repository={parts.models}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+        )
+        again.until_says("executor is up")
+        executors[1].process.send_signal(signal.SIGKILL)
+        load.more(5)
+    victim.process.wait()
+    assert lost
+    per_model = {"double": 0, "triple": 0}
+    for number, count in enumerate(load.answered):
+        per_model[("double", "triple")[number // 4 % 2]] += count
+    # each request has one outcome, however often it was tried
+    for gateway in gateways:
+        until(
+            "each answer is counted once",
+            lambda gateway=gateway: {m: row[1] for m, row in counted(gateway).items()} == per_model,
+        )
+        assert {row[2] for row in counted(gateway).values()} == {0}
+
+
+def test_a_gateway_may_go_while_the_other_serves(parts: Any) -> None:
+    one, other = parts.gateways
+    with Load([other]) as load:
+        load.more(2)
+        assert one.stop() == 0, one.log()
+        load.more(2)
+    parts.gateways.remove(one)
+    assert other.get("/v2/health/ready")[0] == 200
