@@ -7,7 +7,7 @@ instance groups, then `execute` with one batch at a time per instance.
 Two shapes of instance: a `BatchInstance` gets assembled arrays (the executor concatenates requests along the batch
 dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
 works; a `RequestInstance` gets the single requests and is a coroutine, for backends that run models in processes of
-their own. `charonia.testing` has the contract suite every backend must pass.
+their own. `charonia.testing.backend_contract` is the suite every backend must pass; it needs no test framework.
 """
 
 from __future__ import annotations
@@ -105,10 +105,13 @@ class BatchInstance(Protocol):
         """Run one batch: arrays of [rows, ...] (or the exact shape without batching) to arrays, one per name.
 
         Called in the instance's own thread. Raise a `CharoniaError` to fail the batch with that code; any other
-        exception fails it as INTERNAL. BYTES are object arrays of bytes.
+        exception fails it as INTERNAL, and the instance must go on working. BYTES are object arrays of bytes. Inputs
+        may be read-only and must not be changed; an output may be an input. A name in `outputs` that the model does
+        not have is an error.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give up what the instance holds; a second call does nothing."""
 
 
 @runtime_checkable
@@ -116,9 +119,13 @@ class RequestInstance(Protocol):
     """An instance over single requests, run in a process (or event loop) of its own."""
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
-        """One response per request, in order. Raise `InstanceDied` when the instance can no longer be used."""
+        """One response per request, in order. Raise `InstanceDied` when the instance can no longer be used.
 
-    async def close_instance(self) -> None: ...
+        A requested output the model does not have is left out, or an error of its request.
+        """
+
+    async def close_instance(self) -> None:
+        """Give up what the instance holds; a second call does nothing."""
 
 
 class InstanceDied(Exception):

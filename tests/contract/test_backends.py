@@ -1,0 +1,218 @@
+"""Every backend in the tree keeps the contract of `charonia.backend`; and the suite notices backends that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from charonia.backend import Array, Backend, GraphSignature, InstanceSpec, ModelSource, TensorSignature
+from charonia.models.config import normalise
+from charonia.models.interface import ModelInterface
+from charonia.models.pbtxt import parse
+from charonia.testing.backend_contract import CHECKS, Check, IdentityModel, check_backend
+from executors.backends.onnxruntime import OnnxRuntimeBackend
+from executors.backends.python import PythonBackend
+
+TENSORS = """
+input { name: "A" data_type: TYPE_FP32 dims: 3 } input { name: "B" data_type: TYPE_STRING dims: 2 }
+output { name: "X" data_type: TYPE_FP32 dims: 3 } output { name: "Y" data_type: TYPE_STRING dims: 2 }
+"""
+PAIRS = {"X": "A", "Y": "B"}
+MODEL_PY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
+            if a.shape[-1] != 3:
+                raise ValueError("not three columns")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("X", a), pb_utils.Tensor("Y", b)]))
+        return responses
+"""
+
+
+def inputs(first: float, rows: int | None) -> dict[str, Array]:
+    """A request with values of its own: of `rows`, or without a batch dimension."""
+    count = rows or 1
+    numbers = np.arange(first, first + 3 * count, dtype=np.float32).reshape(count, 3)
+    words = np.array([[f"{first} {row}".encode(), "ä".encode()] for row in range(count)], dtype=np.object_)
+    return {"A": numbers, "B": words} if rows else {"A": numbers[0], "B": words[0]}
+
+
+def identity(directory: Path, backend: str, batching: bool) -> IdentityModel:
+    text = f'name: "m" backend: "{backend}" max_batch_size: {8 if batching else 0} {TENSORS}'
+    config = normalise(parse(text))
+    rows = (2, 1, 3) if batching else (None, None, None)
+    wrong = {**inputs(0, rows[0]), "A": np.zeros((2, 5) if batching else 5, np.float32)}
+    return IdentityModel(
+        source=ModelSource("m", 1, directory, config),
+        interface=ModelInterface.of(config),
+        pairs=PAIRS,
+        requests=[inputs(100 * number, count) for number, count in enumerate(rows)],
+        failing=wrong,
+    )
+
+
+def onnx_model(directory: Path, batching: bool) -> IdentityModel:
+    lead = ["n"] if batching else []
+    a, x = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [*lead, 3]) for name in "AX")
+    b, y = (helper.make_tensor_value_info(name, TensorProto.STRING, [*lead, 2]) for name in "BY")
+    nodes = [helper.make_node("Identity", [source], [target]) for target, source in PAIRS.items()]
+    graph = helper.make_graph(nodes, "identity", [a, b], [x, y])
+    (directory / "1").mkdir()
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, directory / "1" / "model.onnx")
+    return identity(directory, "onnxruntime", batching)
+
+
+def python_model(directory: Path, batching: bool) -> IdentityModel:
+    (directory / "1").mkdir()
+    (directory / "1" / "model.py").write_text(MODEL_PY)
+    return identity(directory, "python", batching)
+
+
+@pytest.mark.parametrize("batching", [True, False], ids=["batching", "plain"])
+@pytest.mark.parametrize(
+    ("make", "model"),
+    [(OnnxRuntimeBackend, onnx_model), (PythonBackend, python_model)],
+    ids=["onnxruntime", "python"],
+)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_a_backend_of_the_tree_keeps_the_contract(
+    check: Check,
+    make: Callable[[], Backend],
+    model: Callable[[Path, bool], IdentityModel],
+    batching: bool,
+    tmp_path: Path,
+) -> None:
+    await check(make(), model(tmp_path, batching))
+
+
+class Echo:
+    """The smallest `BatchInstance` that keeps the contract."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        if inputs["A"].shape[-1] != 3:
+            raise ValueError("not three columns")
+        return {name: inputs[PAIRS[name]] for name in outputs}
+
+    def close(self) -> None: ...
+
+
+class EchoBackend:
+    """A backend in the words a third party would write; the faults below are subclasses of its parts."""
+
+    name = "echo"
+    datatype = "FP32"
+
+    def __init__(self, instance: Callable[[], Echo] = Echo) -> None:
+        self._instance = instance
+
+    async def probe(self, source: ModelSource) -> GraphSignature:
+        return GraphSignature(
+            (TensorSignature("A", self.datatype, (-1, 3)), TensorSignature("B", "BYTES", (-1, 2))),
+            (TensorSignature("X", "FP32", (-1, 3)), TensorSignature("Y", "BYTES", (-1, 2))),
+        )
+
+    async def create_instance(self, spec: InstanceSpec) -> Echo:
+        return self._instance()
+
+
+class WrongType(EchoBackend):
+    datatype = "float32"
+
+
+class Reversed(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return {name: array[::-1] for name, array in super().execute(inputs, outputs).items()}
+
+
+class Widening(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        results = super().execute(inputs, outputs)
+        return {name: a.astype(np.float64) if a.dtype == np.float32 else a for name, a in results.items()}
+
+
+class Flattening(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return {name: array[..., None] for name, array in super().execute(inputs, outputs).items()}
+
+
+class Scribbling(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        results = {name: array.copy() for name, array in super().execute(inputs, outputs).items()}
+        inputs["A"][:] = 0
+        return results
+
+
+class InPlace(Echo):
+    """Changes nothing in the end, but writes to arrays that may be read-only."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        inputs["A"] += 0.0
+        return super().execute(inputs, outputs)
+
+
+class Inventing(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return {name: inputs[PAIRS.get(name, "A")] for name in outputs}
+
+
+class Forgiving(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return {name: inputs[PAIRS[name]] for name in outputs}
+
+
+class Breaking(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        if self.broken:
+            raise RuntimeError("broken by an earlier batch")
+        self.broken = inputs["A"].shape[-1] != 3
+        return super().execute(inputs, outputs)
+
+
+class ClosesOnce(Echo):
+    def close(self) -> None:
+        if self.broken:
+            raise RuntimeError("closed already")
+        self.broken = True
+
+
+async def test_the_suite_passes_a_backend_that_keeps_the_contract(tmp_path: Path) -> None:
+    await check_backend(EchoBackend(), identity(tmp_path, "echo", batching=True))
+
+
+SHARED = Echo()
+
+
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [
+        (WrongType(), "the datatype 'float32', which is none of the interface's"),
+        (EchoBackend(dict), "create_instance returned a dict"),  # type: ignore[arg-type]
+        (EchoBackend(Reversed), "holds other values than its input"),
+        (EchoBackend(Widening), "output 'X' is FP64, its input was FP32"),
+        (EchoBackend(Flattening), r"output 'X' has shape \[2,3,1\], its input had \[2,3\]"),
+        (EchoBackend(Scribbling), "changed its input 'A'"),
+        (EchoBackend(InPlace), "a request with read-only arrays: request 1 failed with ValueError"),
+        (EchoBackend(Inventing), "which its model does not have"),
+        (EchoBackend(Forgiving), "was answered as if it had succeeded"),
+        (EchoBackend(Breaking), "requests after one that failed: request 1 failed with RuntimeError"),
+        (EchoBackend(lambda: SHARED), "returned the same instance twice"),
+        (EchoBackend(ClosesOnce), "the second close of an instance raised RuntimeError: closed already"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "",
+)
+async def test_the_suite_names_the_promise_a_backend_breaks(backend: Backend, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        await check_backend(backend, identity(tmp_path, "echo", batching=True))
