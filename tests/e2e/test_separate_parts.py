@@ -170,10 +170,10 @@ def test_both_gateways_know_and_count_everything(parts: Any) -> None:
             for model, factor in (("double", 2), ("triple", 3)):
                 answer = infer(gateway, model, kind, INPUT0=np.ones((3, WIDTH), np.float32))
                 assert (answer.as_numpy("OUTPUT0") == factor).all()
-    assert index(one) == index(other)
+    until("both know the same", lambda: index(one) == index(other))
     expected = {"double": (12, 4, 0), "triple": (12, 4, 0)}
     until("all is counted", lambda: counted(one) == expected)
-    assert counted(other) == expected
+    until("the other knows it, too", lambda: counted(other) == expected)
     # a refusal by one gateway is seen through the other
     tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     status, _ = post(one, "/v2/models/double/infer", {"inputs": [tensor]})
@@ -192,7 +192,7 @@ def test_both_gateways_know_and_count_everything(parts: Any) -> None:
         until("the new version answers", lambda times=times: times() == 20)
     assert post(other, "/v2/repository/models/double/unload") == (200, None)
     until("it is unloaded", lambda: index(one)["double", "1"].get("reason") == "unloaded")
-    assert index(one) == index(other)
+    until("the other knows it, too", lambda: index(one) == index(other))
     assert json.loads(one.get("/v2/models/triple")[1]) == json.loads(other.get("/v2/models/triple")[1])
 
 
