@@ -49,6 +49,8 @@ class Batch:
     def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
         """Answer requests with an error."""
         end = wall_ns()
+        # It is kept, and frames that hold it are in its traceback: a cycle in which the batch's bytes would stay.
+        error.__traceback__ = None
         for index in indices:
             self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self._version, error)
             self.executed.failures.append(Failure(index, error, reason, end))

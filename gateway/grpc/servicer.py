@@ -153,6 +153,7 @@ class Servicer:
             return stream_answer(await self._infer(message, context, STREAM_DECOUPLED))
         except CharoniaError as known:
             error = known
+            error.__traceback__ = None  # it holds this frame, and this frame the message
         except Exception:
             _log.exception("a request of a stream failed")
             error = InternalError(INTERNAL)

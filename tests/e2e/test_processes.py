@@ -110,6 +110,14 @@ def _fails(*arguments: str, cwd: Path) -> str:
             ["--model-repository", ".", "--model-control-mode=often"],
             "--model-control-mode must be none, poll or explicit",
         ),
+        (
+            ["--model-repository", ".", "--model-control-mode=explicit", "--load-model=*", "--load-model=a"],
+            "Wildcard model name '*' must be the ONLY startup model if specified at all.",
+        ),
+        (
+            ["--model-repository", ".", "--model-control-mode=explicit", "--load-model=nowhere"],
+            "failed to load 'nowhere', failed to poll from model repository",
+        ),
         (["--model-repository", ".", "--log-url=redis://127.0.0.1:1"], "127.0.0.1:1/0 cannot be reached"),
     ],
 )
