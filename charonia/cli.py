@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import options
-from .errors import StartupError
+from .errors import CharoniaError, StartupError
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _run(command, rest)
-    except StartupError as error:
+    except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -300,7 +300,8 @@ class Supervisor:
             # the time is for all of them together; those who come last get a moment for their goodbyes
             timeout_s = max(0.0, deadline_s - loop.time()) + _GRACE_S
             await asyncio.wait([gone, hurry], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            clean = clean and gone.done() and all(child.status == 0 for child in up)
+            # one that was killed just before we asked has not failed to drain: its work is in the log
+            clean = clean and gone.done() and all((child.status or 0) <= 0 for child in up)
             gone.cancel()
         hurry.cancel()
         if self._metrics is not None:
