@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -117,7 +118,20 @@ def start(models: Path, state_dir: Path, *flags: str) -> Server:
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
+    _started.append(process)
     return Server(process, state_dir, log_file)
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _leave_nothing_behind() -> None:
+    """A test that failed before it stopped its server must not leave it running: its children end with it."""
+    for process in _started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
