@@ -37,12 +37,6 @@ def queue(model: str, level: int, lane: int = 0) -> bytes:
     return f"q:{tag(model)}:{level}:{lane}".encode()
 
 
-def queue_lane(stream: bytes) -> tuple[int, int]:
-    """`(level, lane)` of a queue stream's name."""
-    _, level, lane = stream.rsplit(b":", 2)
-    return int(level), int(lane)
-
-
 def lanes(model: str) -> bytes:
     return f"ql:{tag(model)}".encode()
 

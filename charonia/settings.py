@@ -114,7 +114,6 @@ class ExecutorSettings:
     model_load_retry_count: int = 0
     model_config_name: str = ""
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    backend_directory: str = ""
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""

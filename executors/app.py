@@ -29,18 +29,15 @@ def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings 
 
 
 class ExecutorApp:
-    """One executor with its metrics endpoint. `on_failure` is called when it cannot go on by itself."""
+    """One executor with its metrics endpoint."""
 
     def __init__(
         self,
         log: EventLog,
         settings: ExecutorSettings,
         log_settings: LogSettings,
-        *,
-        on_failure: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
-        self._on_failure = on_failure
         self._renderers: list[Callable[[], bytes]] = []
         self.service = create(settings, log, log_settings)
         self._endpoint = MetricsEndpoint(

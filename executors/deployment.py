@@ -242,7 +242,7 @@ class Deployment:
                 await self._log.add_statistics(statistics, increments(records, executed))
         await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
         if before is not None:
-            self._spawn(self._retire(before))
+            self._spawn(self._retire(before, forget=True))
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
@@ -289,17 +289,27 @@ class Deployment:
             await asyncio.sleep(_LOOK_S)
         if self._serving.get(key) is incarnation:
             del self._serving[key]
-            await self._retire(incarnation, tell=True)
+            await self._retire(incarnation, tell=True, forget=True)
 
-    async def _retire(self, incarnation: Incarnation, *, tell: bool = False) -> None:
-        """Finish an incarnation's batches, then finalize it."""
+    async def _retire(self, incarnation: Incarnation, *, tell: bool = False, forget: bool = False) -> None:
+        """Finish an incarnation's batches, then finalize it. `forget`: its statistics end with it (X6)."""
         await incarnation.pool.idle()
         await incarnation.pool.close()
+        if forget:
+            await self._forget_statistics(incarnation)
         if tell:
             fact = self._lifecycle.unloaded(incarnation.model, incarnation.version)
             if fact is not None:
                 self._metrics.unloaded(incarnation.model, incarnation.version)
                 await self._announcer.tell(fact)
+
+    async def _forget_statistics(self, incarnation: Incarnation) -> None:
+        """Not when the same content is served again meanwhile: then they go on."""
+        key = (incarnation.model, incarnation.version)
+        serving = self._serving.get(key)
+        if serving is None or serving.content_hash != incarnation.content_hash:
+            with contextlib.suppress(CharoniaError):
+                await self._log.delete_keys([keys.statistics(*key, incarnation.content_hash)])
 
     def _discard_after(self, directory: Path, model: str) -> None:
         """Remove a temporary model directory when nobody loaded from it runs any more."""

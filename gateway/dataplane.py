@@ -23,11 +23,11 @@ from charonia.wire import ResponseRecord, pack_request, records_of, unpack_respo
 
 from .admission import Admission, Admitted
 from .coalescing import AppendCounts, Coalescer, Outgoing
+from .request_rules import SERVER_EXITING
 
 _log = logging.getLogger(__name__)
 
 OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
-EXITING = "Server exiting"
 _RECHECK_S = 1.0
 _RECHECK_IDS = 1000
 
@@ -93,7 +93,7 @@ class DataPlane:
         await asyncio.gather(*tasks, return_exceptions=True)
         for waiter in self._pending.values():
             if not waiter.future.done():
-                waiter.future.set_exception(Unavailable(EXITING))
+                waiter.future.set_exception(Unavailable(SERVER_EXITING))
         await self._reader.close()
         with contextlib.suppress(CharoniaError):
             await self._log.delete_stream(self._stream)

@@ -31,12 +31,12 @@ from .handler import (
     TensorMetadata,
 )
 from .metrics import GatewayMetrics, failure_reason
+from .request_rules import SERVER_EXITING
 from .statistics import model_statistics
 
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
-SERVER_EXITING = "Server exiting"
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 _FAILURE_FLUSH_S = 0.2
 

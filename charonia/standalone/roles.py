@@ -63,9 +63,8 @@ async def _run(role: str, values: Values) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    failed = asyncio.Event()
     start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor}[role]
-    starting = asyncio.create_task(start(log, values, failed), name=f"start {role}")
+    starting = asyncio.create_task(start(log, values), name=f"start {role}")
     stop_asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -74,15 +73,10 @@ async def _run(role: str, values: Values) -> int:
     _settle_garbage_collector()
     _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
-    waits = [stop_asked, asyncio.create_task(failed.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+    await stop_asked
     clean = await stop()
     with contextlib.suppress(Exception):
         await log.close()
-    if failed.is_set():
-        return 1
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1
@@ -137,7 +131,7 @@ def _log_settings(values: Values) -> LogSettings:
 # -- gateway -----------------------------------------------------------------------------------------------------------
 
 
-async def _gateway(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from gateway.app import GatewayApp
 
     app = GatewayApp(log, gateway_settings(values), _log_settings(values))
@@ -214,7 +208,7 @@ def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[st
 # -- batcher -----------------------------------------------------------------------------------------------------------
 
 
-async def _batcher(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from batcher.app import BatcherApp
 
     app = BatcherApp(log, _batcher_settings(values), _log_settings(values))
@@ -242,7 +236,7 @@ def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSett
 # -- executor ----------------------------------------------------------------------------------------------------------
 
 
-async def _executor(log: EventLog, values: Values, failed: asyncio.Event) -> tuple[dict[str, str], Stop]:
+async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from charonia.eventlog.colocated import ColocatedLog
     from charonia.eventlog.memory import MemoryLog
     from executors.app import ExecutorApp
@@ -250,14 +244,14 @@ async def _executor(log: EventLog, values: Values, failed: asyncio.Event) -> tup
     settings = executor_settings(values)
     log_settings = _log_settings(values)
     if not settings.hosts_batcher:
-        executor = ExecutorApp(log, settings, log_settings, on_failure=failed.set)
+        executor = ExecutorApp(log, settings, log_settings)
         await executor.start()
         return {}, executor.stop
 
     from batcher.app import BatcherApp
 
     joint = ColocatedLog(log, MemoryLog())
-    executor = ExecutorApp(joint, settings, log_settings, on_failure=failed.set)
+    executor = ExecutorApp(joint, settings, log_settings)
     batcher = BatcherApp(
         joint, _batcher_settings(values, colocated=True), log_settings, local_executor=settings.incarnation
     )

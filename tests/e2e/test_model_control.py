@@ -90,6 +90,13 @@ def test_load_reload_unload(kind: str, explicit: Any) -> None:
         assert statistics(server, name)["inference_count"] == 1, "a reload starts counting anew (X6)"
         asking.unload_model(name)
         until("the model is unloaded", lambda: index(server)[name, "1"].get("reason") == "unloaded")
+        for value in (5, 6):  # content that was served before starts counting anew all the same
+            scaling(explicit.models, name, value)
+            asking.load_model(name)
+            assert statistics(server, name)["inference_count"] == 0
+            assert factor(server, name, kind) == value
+        asking.unload_model(name)
+        until("the model is unloaded again", lambda: index(server)[name, "1"].get("reason") == "unloaded")
         assert index(server)[name, "1"]["state"] == "UNAVAILABLE"
         assert not asking.is_model_ready(name)
         with pytest.raises(InferenceServerException, match=f"Request for unknown model: '{name}' has no available ver"):
