@@ -31,6 +31,7 @@ _FIRST_BACKOFF_S = 0.05
 _MOST_BACKOFF_S = 5.0
 _STABLE_S = 30.0
 _SECOND_THOUGHT_S = 1.0
+_STARTS = 3
 _GRACE_S = 5.0
 _CENSUS_S = 1.0
 
@@ -215,19 +216,31 @@ class Supervisor:
         self._take_census_once()
         if self._stopping:
             return
-        if not child.was_ready and not self._started.is_set():
+        loop = asyncio.get_running_loop()
+        child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
+        if self._cannot_start(child, status):
             self._failed = f"{child.role} ended with status {status} while starting"
             if status < 0:  # else it has said why
                 print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
             self._stop_wanted.set()
             return
-        loop = asyncio.get_running_loop()
-        child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
         wait_s = _backoff_s(child.failures)
         _log.error(
             "%s (pid %d) ended with status %d; starting it again in %.2f s", child.role, child.pid, status, wait_s
         )
         loop.call_later(wait_s, self._restart, child)
+
+    def _cannot_start(self, child: Child, status: int) -> bool:
+        """One that says itself that it cannot start ends the start; one that was killed is worth another try.
+
+        The server may be serving already: readiness does not wait for the last of several executors, and the loss of
+        one that was never up must not stop the others.
+        """
+        if child.was_ready or self._started.is_set():
+            return False
+        if any(other.was_ready for other in self._children if other.role == child.role):
+            return False
+        return status >= 0 or child.failures >= _STARTS
 
     def _restart(self, child: Child) -> None:
         if not self._stopping:

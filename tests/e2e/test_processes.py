@@ -67,6 +67,29 @@ def test_sigterm_drains_and_leaves_nothing(example_models: Path, tmp_path: Path)
     assert "Traceback" not in server.log()
 
 
+def test_an_executor_killed_before_it_was_up_is_started_again(example_models: Path, tmp_path: Path) -> None:
+    server = start(example_models, tmp_path / "state", "--executors=2")
+
+    async def executors() -> list[int]:
+        async with asyncio.timeout(20):
+            while not (server.state_dir / "processes.json").exists() or len(server.pids("executor")) < 2:
+                await asyncio.sleep(0.002)
+            return server.pids("executor")
+
+    first, second = asyncio.run(executors())
+    os.kill(second, signal.SIGKILL)
+    server.wait_ready()
+
+    async def replaced() -> None:
+        async with asyncio.timeout(20):
+            while (pids := set(server.pids("executor"))) and (len(pids) < 2 or second in pids or first not in pids):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(replaced())
+    assert f"executor (pid {second}) ended with status -9; starting it again" in server.log()
+    assert server.stop() == 0, server.log()
+
+
 def test_kill_9_of_the_parent_ends_every_child(example_models: Path, tmp_path: Path) -> None:
     server = start(example_models, tmp_path / "state")
     server.wait_ready()
