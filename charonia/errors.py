@@ -1,6 +1,6 @@
 """Every failure a caller may see, as one tree; each error carries a neutral code that a transport maps to its own.
 
-    CharoniaError                   code     (HTTP / gRPC: interface items E1-E3; the last four are Charonia's own)
+    CharoniaError                   code     (HTTP / gRPC: interface items E1-E3; the last five are Charonia's own)
     ├── UnknownError                UNKNOWN             400 / 2   UNKNOWN
     ├── InternalError               INTERNAL            500 / 13  INTERNAL
     ├── NotFound                    NOT_FOUND           404 / 5   NOT_FOUND
@@ -14,7 +14,8 @@
     ├── ResourceExhausted           RESOURCE_EXHAUSTED  429 / 8   RESOURCE_EXHAUSTED
     ├── DeadlineExceeded            DEADLINE_EXCEEDED   504 / 4   DEADLINE_EXCEEDED
     ├── Unauthenticated             UNAUTHENTICATED     401 / 16  UNAUTHENTICATED
-    └── PermissionDenied            PERMISSION_DENIED   403 / 7   PERMISSION_DENIED
+    ├── PermissionDenied            PERMISSION_DENIED   403 / 7   PERMISSION_DENIED
+    └── KeyReused                   KEY_REUSED          422 / 9   FAILED_PRECONDITION (an Idempotency-Key, another body)
 
 `StartupError` stands apart: it is a sentence for the operator, printed once on stderr, never sent to a client.
 This module knows no transport; the maps live in `gateway.http.errors` and `gateway.grpc.errors`.
@@ -41,6 +42,7 @@ class ErrorCode(IntEnum):
     DEADLINE_EXCEEDED = 9
     UNAUTHENTICATED = 10
     PERMISSION_DENIED = 11
+    KEY_REUSED = 12
 
     @property
     def title(self) -> str:
@@ -122,6 +124,12 @@ class PermissionDenied(CharoniaError):
     code = ErrorCode.PERMISSION_DENIED
 
 
+class KeyReused(CharoniaError):
+    """An Idempotency-Key came again with another request."""
+
+    code = ErrorCode.KEY_REUSED
+
+
 class StartupError(Exception):
     """A service cannot start: one clear sentence for stderr and a non-zero exit, never a traceback."""
 
@@ -142,6 +150,7 @@ _TITLES = {
     ErrorCode.RESOURCE_EXHAUSTED: "Resource exhausted",
     ErrorCode.DEADLINE_EXCEEDED: "Deadline exceeded",
     ErrorCode.UNAUTHENTICATED: "Unauthenticated",
+    ErrorCode.KEY_REUSED: "Key reused",
     ErrorCode.PERMISSION_DENIED: "Permission denied",
 }
 

@@ -176,6 +176,51 @@ class RequestCancelled:
     id: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class BatchDied:
+    """A batch took its instance down with it (poison isolation). Its requests are unsettled; the slot is free.
+
+    `stderr` holds the last lines the instance wrote. `blameless` is true when the instance died of something that is
+    not the requests' doing (out of memory elsewhere, a stop): then the batch is given out again as it is.
+    """
+
+    kind: ClassVar[str] = "batch_died"
+    executor: str
+    batch_id: str
+    reason: str
+    stderr: str = ""
+    blameless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsEnded:
+    """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
+
+    The owner drops them from its queue and tells the executors that run them (`ExecutionUnwanted`).
+    """
+
+    kind: ClassVar[str] = "requests_ended"
+    ids: bytes
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionUnwanted:
+    """The owner to an executor, in its batch stream: these requests of a batch are settled already (`ids` joined)."""
+
+    kind: ClassVar[str] = "execution_unwanted"
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCommanded:
+    """An operator's word to a model's owner: `action` is pause or resume; the state lies in `n:{m}` (`paused`)."""
+
+    kind: ClassVar[str] = "queue_commanded"
+    action: str
+
+
 Fact = (
     ProcessJoined
     | ProcessLeft
@@ -190,6 +235,10 @@ Fact = (
     | BatchFinished
     | BatchReturned
     | RequestCancelled
+    | BatchDied
+    | RequestsEnded
+    | ExecutionUnwanted
+    | QueueCommanded
 )
 
 _BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}

@@ -9,6 +9,14 @@ command or script ever names keys of two slots.
                              exact number of accepted, unsettled requests
     n:{m}                    hash: `bytes` of unsettled payload, `token` last fencing token, `owner`, counters
     f:{m}                    facts for the owning batcher
+    n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
+    job:{m}:<id>             hash of one job (`charonia.jobs`): state, times, events, result
+    idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
+    ja:{m}, jd:{m}           sorted sets of job ids: active ones by time accepted, ended ones by time ended
+    jm                       set of the models that have had jobs
+    j:{m}                    journal: lifecycle facts, kept for a time
+    dlq:{m}                  dead letters
+    wh:{m}                   ended jobs whose webhook is to be called
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint (a gateway incarnation)
@@ -51,6 +59,41 @@ def counters(model: str) -> bytes:
 
 def facts(model: str) -> bytes:
     return f"f:{tag(model)}".encode()
+
+
+def tenant(model: str, name: str) -> bytes:
+    return f"n:{tag(model)}:{quote(name, safe='-_.~ ')}".encode()
+
+
+def job(model: str, job_id: bytes) -> bytes:
+    return f"job:{tag(model)}:{job_id.hex()}".encode()
+
+
+def idempotency(model: str, key_digest: bytes) -> bytes:
+    return f"idem:{tag(model)}:{key_digest.hex()}".encode()
+
+
+def active_jobs(model: str) -> bytes:
+    return f"ja:{tag(model)}".encode()
+
+
+def ended_jobs(model: str) -> bytes:
+    return f"jd:{tag(model)}".encode()
+
+
+JOB_MODELS = b"jm"
+
+
+def journal(model: str) -> bytes:
+    return f"j:{tag(model)}".encode()
+
+
+def dead_letters(model: str) -> bytes:
+    return f"dlq:{tag(model)}".encode()
+
+
+def webhooks(model: str) -> bytes:
+    return f"wh:{tag(model)}".encode()
 
 
 def statistics(model: str, version: int, content_hash: str) -> bytes:

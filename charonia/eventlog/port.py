@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.tensors import Buffer
 
 Fields = Sequence[Buffer]
@@ -44,10 +45,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one model's unsettled work, checked exactly when it is accepted; 0 = no bound."""
+    """Bounds of unsettled work, checked exactly when it is accepted; 0 = no bound. Of the model, and of the tenant."""
 
     requests: int = 0
     size_bytes: int = 0
+    tenant_requests: int = 0
+    tenant_size_bytes: int = 0
 
 
 class StreamReader(Protocol):
@@ -95,12 +98,42 @@ class EventLog(Protocol):
     # -- accepted work of a model -------------------------------------------------------------------------------------
 
     async def accept(
-        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        *,
+        tenant: str = "",
+        journalled: bool = False,
+        durability: str = "",
     ) -> None:
         """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
 
         A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
-        `limits` would be passed (design section 3), naming the bound.
+        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's. `durability`
+        (memory, fsync, replicated:<n>; "" is the server's level) is reached when this returns; when the entry is
+        written but the level is not reached in time, raises `LogUnavailable`: the outcome is unknown.
+        """
+
+    async def accept_job(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        job: NewJob,
+        fields: Fields,
+        limits: Limits,
+        *,
+        journalled: bool = True,
+        durability: str = "",
+    ) -> JobTicket:
+        """Record one job as `accept` records a request, with its job record and its idempotency record, in one step.
+
+        A known key gives the earlier job's ticket and records nothing. Raises `KeyReused` when that one asked for
+        something else, and what `accept` raises.
         """
 
     async def settle(
@@ -110,8 +143,15 @@ class EventLog(Protocol):
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
         facts: Sequence[Reply] = (),
+        *,
+        ends: Mapping[bytes, JobEnd] | None = None,
+        outcomes: bytes = b"",
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
+
+        `ends` holds how the jobs among them end: one that is won gets its end, result and last event recorded in the
+        same step, and the ended jobs of the model are kept within its retention (`set_retention`). `outcomes` has one
+        byte for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): those won are written to the journal.
 
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
@@ -121,20 +161,74 @@ class EventLog(Protocol):
         settled and unanswered.
         """
 
-    async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
-        """Raise the attempt of requests before they are executed again; False for those already settled.
+    async def begin_attempt(
+        self,
+        model: str,
+        token: int,
+        ids: Sequence[bytes],
+        attempt: int,
+        *,
+        jobs: Sequence[bytes] = (),
+        journalled: Sequence[bytes] = (),
+        executor: str = "",
+        batch_id: str = "",
+    ) -> list[bool]:
+        """Raise the attempt of requests before they are executed; False for those already settled.
 
-        Raises `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
+        Needed before every attempt but the first, and before the first of jobs and of journalled requests: `jobs`
+        become running and get a `batched` event, `journalled` ones a `batched` journal fact, unless settled. Raises `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
         """
 
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
         """For each id the attempt it is at (0: accepted, never retried), or -1 when it is settled or unknown."""
 
+    # -- jobs and journal ---------------------------------------------------------------------------------------------
+
+    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
+        """How much of ended jobs (records with results) and of the journal a model keeps. Kept in the log."""
+
+    async def job(self, model: str, job_id: bytes) -> JobRecord | None:
+        """A job with its events, without its result."""
+
+    async def job_result(self, model: str, job_id: bytes) -> bytes | None:
+        """The response record of an ended job; None when there is none (any more)."""
+
+    async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
+        """Add an event to a job that has not ended; False when it has or is unknown."""
+
+    async def jobs(
+        self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
+    ) -> list[JobRecord]:
+        """Jobs without events: active ones oldest first, or ended ones newest first; `after` is (time_us, id) of the
+        last one seen (accepted or ended). Ids whose record has expired are skipped and forgotten.
+        """
+
+    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
+        """(active jobs accepted before this one, all active jobs); None when it is not active."""
+
+    async def job_models(self) -> list[str]:
+        """Models that have had jobs."""
+
+    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+        """Delete journal entries past retention, none as young as `oldest_unfinished` (an entry id); how many."""
+
     async def pending(self, model: str) -> tuple[int, int]:
         """(requests, bytes) accepted and unsettled, exact."""
 
+    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]: ...
+
+    async def set_paused(self, model: str, paused: bool) -> None:
+        """Remember that a model's queue is held back; its owner is told by a `QueueCommanded` fact."""
+
+    async def paused(self, model: str) -> bool: ...
+
     async def lanes(self, model: str) -> list[tuple[int, int]]:
         """(level, lane) of every queue stream the model has had."""
+
+    # -- epoch --------------------------------------------------------------------------------------------------------
+
+    async def epoch(self) -> str:
+        """Names this log's contents: a flushed or exchanged log has another one. Made by the first who asks."""
 
     # -- ownership and liveness ---------------------------------------------------------------------------------------
 

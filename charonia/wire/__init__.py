@@ -22,6 +22,8 @@ from .batches import BatchHeader
 from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, record_fields, records_of
 from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
 from .requests import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
     MAX_CLIENT_ID_BYTES,
     RequestMeta,
     RequestRecord,
@@ -47,6 +49,8 @@ __all__ = [
     "FIELD_RECORDS",
     "FLAG_ERROR",
     "FLAG_FINAL",
+    "FLAG_JOB",
+    "FLAG_JOURNALLED",
     "MAX_CACHED_META_BYTES",
     "MAX_CLIENT_ID_BYTES",
     "WIRE_VERSION",

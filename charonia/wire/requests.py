@@ -29,6 +29,11 @@ _REQUEST = struct.Struct("<BBHHxxII16sQQQQQ")
 
 MAX_CLIENT_ID_BYTES = 65535
 
+FLAG_JOB = 1
+"""The request is a job: it has a record of its own in the log, which its settlement ends (`charonia.jobs`)."""
+FLAG_JOURNALLED = 2
+"""What happens to the request is written to its model's journal (`--journal`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestMeta:
@@ -62,6 +67,15 @@ class RequestRecord:
     timeout_us: int
     data: memoryview
     record: Buffer
+    flags: int = 0
+
+    @property
+    def is_job(self) -> bool:
+        return bool(self.flags & FLAG_JOB)
+
+    @property
+    def journalled(self) -> bool:
+        return bool(self.flags & FLAG_JOURNALLED)
 
     def inputs(self) -> list[Tensor]:
         """The input tensors as views of the record."""
@@ -108,12 +122,13 @@ def pack_request(
     accepted_ns: int,
     deadline_ns: int = 0,
     timeout_us: int = 0,
+    flags: int = 0,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`."""
     packed = meta.packed
     header = _REQUEST.pack(
         WIRE_VERSION,
-        0,
+        flags,
         len(endpoint),
         len(client_id),
         len(packed),
@@ -134,7 +149,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
     try:
         (
             wire_version,
-            _flags,
+            flags,
             endpoint_length,
             client_id_length,
             meta_length,
@@ -187,6 +202,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
         timeout_us,
         data,
         record,
+        flags,
     )
 
 

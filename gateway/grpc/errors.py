@@ -19,6 +19,7 @@ STATUS = {
     ErrorCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorCode.KEY_REUSED: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Every neutral code has a status; the message is sent as it is (E3)."""
 

@@ -21,6 +21,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.UNAUTHENTICATED: 401,
     ErrorCode.PERMISSION_DENIED: 403,
+    ErrorCode.KEY_REUSED: 422,
 }
 """E1; the last four are Charonia's own codes."""
 
