@@ -176,7 +176,8 @@ class EventLog(Protocol):
         """Raise the attempt of requests before they are executed; False for those already settled.
 
         Needed before every attempt but the first, and before the first of jobs and of journalled requests: `jobs`
-        become running and get a `batched` event, `journalled` ones a `batched` journal fact, unless settled. Raises `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
+        become running and get a `batched` event, `journalled` ones a `batched` journal fact, unless settled. Raises
+        `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
         """
 
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
