@@ -129,6 +129,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "report-fd", "int", -1, frozenset({GATEWAY, BATCHER, EXECUTOR}), "descriptor that gets the ports and 'ready'"
     ),
+    Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
     Option(
         "private-log",

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 
+from charonia import failpoints
 from charonia.clock import monotonic_ns
 from charonia.errors import StartupError
 from charonia.eventlog.port import EventLog
@@ -43,6 +44,7 @@ def incarnation(role: str) -> str:
 def run_role(role: str, values: Values) -> int:
     """Run `role` until a signal stops it; the process's exit code. Raises `StartupError`."""
     configure_logging(values)
+    failpoints.activate(values["fail_points"])
     if not values["log_url"]:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
     try:
