@@ -109,7 +109,10 @@ class Cancelled(CharoniaError):
 
 
 class ResourceExhausted(CharoniaError):
+    """A bound is reached; `retry_after_s` is when room may be expected."""
+
     code = ErrorCode.RESOURCE_EXHAUSTED
+    retry_after_s: int = 1
 
 
 class DeadlineExceeded(CharoniaError):
@@ -169,5 +172,6 @@ _BY_CODE: dict[int, type[CharoniaError]] = {
         DeadlineExceeded,
         Unauthenticated,
         PermissionDenied,
+        KeyReused,
     )
 }

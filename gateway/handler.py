@@ -6,10 +6,15 @@ Fronts translate and do nothing else: no front knows the log, no handler knows a
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.jobs import JobEvent
+
+from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
+from .restrictions import RawHeaders
 
 if TYPE_CHECKING:
     from charonia.models.interface import ModelInterface
@@ -128,13 +133,66 @@ class Handler(Protocol):
     def served_model(self, name: str, version: str) -> ServedModel:
         """The version an inference with this name and version would use. Raises E5's errors."""
 
-    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
+    async def infer(
+        self,
+        request: InferenceRequest,
+        *,
+        flush_interval_s: float = 0.0,
+        options: DeliveryOptions | None = None,
+    ) -> InferenceResponse:
         """Admit, queue and await one inference. A failed inference raises its error; the response has no `error`.
 
-        Cancelling the awaiting task cancels the request (I10, H25, G26). Only requested outputs come back, in order.
-        A front that delivers one call at a time passes `flush_interval_s` > 0, so that its requests still share log
-        entries (design section 2, "Coalesce").
+        Cancelling the awaiting task cancels the request (I10, H25, G26), unless `options` keep it. Only requested
+        outputs come back, in order. A front that delivers one call at a time passes `flush_interval_s` > 0, so that its
+        requests still share log entries (design section 2, "Coalesce"). With an idempotency key the request is a job:
+        a known key waits for the earlier one's result (ADR 0004). Raises `DeadlineExceeded` at `request.deadline_ns`.
         """
+
+    # -- callers and jobs ---------------------------------------------------------------------------------------------
+
+    @property
+    def identifies(self) -> bool:
+        """Whether tenants are configured; while not, `identify` need not be called."""
+
+    def identify(self, headers: RawHeaders) -> Caller:
+        """Whose call this is, by its headers or metadata (names in lower case). Raises `Unauthenticated`."""
+
+    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
+        """Record the request as a job and return. Raises what `infer` raises before execution, and `KeyReused`.
+
+        Jobs are asked for by their public id; each method below raises `NotFound` with `delivery.JOB_NOT_FOUND` for one
+        that is absent, forgotten or not `caller`'s.
+        """
+
+    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
+
+    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
+        """The answer of an ended job, None when it has not ended within `wait_s`.
+
+        A job that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`.
+        `InferenceResponse.id` is the id that the job's caller gave.
+        """
+
+    async def job_events(self, job_id: str, caller: Caller = ANYONE, after_number: int = 0) -> AsyncIterator[JobEvent]:
+        """Awaiting it raises what is to be raised; then the events above `after_number`, as they happen.
+
+        Ends after the terminal event. Close it (`aclose`) or exhaust it.
+        """
+
+    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]: ...
+
+    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+        """Cancel it, unless it has ended: the state afterwards tells which."""
+
+    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
+        """Cancel all active jobs that match; how many this call cancelled."""
+
+    async def list_jobs(
+        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
+    ) -> JobPage:
+        """Raises `InvalidArgument` for a cursor that is none and a limit outside 1..1000."""
+
+    # -- statistics and repository ------------------------------------------------------------------------------------
 
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Cluster-wide; `name` "" for all models (H7)."""
