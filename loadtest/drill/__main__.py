@@ -1,0 +1,270 @@
+"""The command: starts a stack (or uses one that runs), loads it, carries out the kills, then checks what is left.
+
+What is checked: every answer was the right one; every accepted job has one end, the one its caller was told; the same
+key gave the same job; every webhook came; the queue is empty; `charonia audit` is clean. Exit 0 when all of it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from loadtest.model import LoadTestError
+
+from .clients import Client, Disconnected, LoadClient, Told
+from .hooks import Receiver
+from .matrix import ROLES, STEPS, Kill, Matrix, cells
+
+SETTLE_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.drill",
+        description="Kill -9 every part of a Charonia server at every step of a request's life, under load, and check "
+        "that nothing is lost, doubled or wrong.",
+    )
+    parser.add_argument("--model-repository", type=Path, help="serve this one (default examples/models)")
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        help="drill the charonia serve that runs here, started with "
+        "--fail-points STATE_DIR/fail-points --journal all; without it the drill starts its own",
+    )
+    parser.add_argument("--model", default="identity", help="a model with INPUT0 FP32 [-1,16] that gives it back")
+    parser.add_argument("--clients", type=int, default=32, metavar="N")
+    parser.add_argument("--roles", default=",".join(ROLES), help="parts to kill (default: all)")
+    parser.add_argument("--steps", default=",".join(STEPS), help="steps to kill at (default: all)")
+    parser.add_argument("--durability", default="fsync", help="level of the server the drill starts (default fsync)")
+    parser.add_argument("--json", action="store_true", help="report as one JSON document")
+    parser.add_argument("--keep", action="store_true", help="keep the state directory")
+    return parser
+
+
+class Stack:
+    """The server under drill: `charonia serve` with two executors and a separate batcher, or one that runs already."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.own = options.state_dir is None
+        self.state_dir = options.state_dir or Path(tempfile.mkdtemp(prefix="charonia-drill-"))
+        self.points = self.state_dir / "fail-points"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Stack:
+        self.points.mkdir(parents=True, exist_ok=True)
+        if self.own:
+            repository = self._options.model_repository or Path("examples/models")
+            with (self.state_dir / "serve.log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *_charonia(),
+                        "serve",
+                        "--model-repository",
+                        str(repository),
+                        "--state-dir",
+                        str(self.state_dir),
+                        "--http-port=0",
+                        "--grpc-port=0",
+                        "--metrics-port=0",
+                        "--http-address=127.0.0.1",
+                        "--grpc-address=127.0.0.1",
+                        "--executors=2",
+                        "--journal=all",
+                        f"--durability={self._options.durability}",
+                        f"--fail-points={self.points}",
+                        "--webhook-allow=127.0.0.1/32",
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        self.wait_ready()
+        return self
+
+    def address(self) -> str:
+        return str(json.loads((self.state_dir / "endpoints.json").read_text())["http"])
+
+    def wait_ready(self) -> None:
+        give_up_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < give_up_s:
+            if self._process is not None and self._process.poll() is not None:
+                break
+            try:
+                if Client(self.address()).ask("GET", "/v2/health/ready")[0] == 200:
+                    return
+            except (OSError, ValueError, KeyError, Disconnected):
+                pass
+            time.sleep(0.02)
+        raise LoadTestError(f"the server is not ready:\n{self.last_lines()}")
+
+    def last_lines(self) -> str:
+        log = self.state_dir / "serve.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
+
+    def command(self, *words: str) -> Any:
+        """A `charonia` command on this stack, its JSON."""
+        done = subprocess.run(
+            [*_charonia(), *words, "--json", "--state-dir", str(self.state_dir)], capture_output=True, check=False
+        )
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise LoadTestError(f"charonia {' '.join(words)} failed: {done.stderr.decode()}") from None
+
+    def __exit__(self, *_error: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self.own and not self._options.keep:
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+def _charonia() -> list[str]:
+    beside = Path(sys.executable).with_name("charonia")
+    return [str(beside)] if beside.exists() else ["charonia"]
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole drill; the report."""
+    wanted = list(cells(options.roles.split(","), options.steps.split(",")))
+    told = Told()
+    stop = threading.Event()
+    kills: list[Kill] = []
+    with ExitStack() as stack:
+        server = stack.enter_context(Stack(options))
+        hooks = stack.enter_context(Receiver())
+        clients = [
+            LoadClient(i, server.address(), options.model, told, stop, hooks.url if i % 8 == 2 else "")
+            for i in range(options.clients)
+        ]
+        for client in clients:
+            client.start()
+        matrix = Matrix(server.state_dir, server.points, server.address, options.model, told)
+        try:
+            for cell in wanted:
+                kills.append(_told_of(matrix.kill(cell), options))
+                if told.problems:
+                    break
+        finally:
+            stop.set()
+        for client in clients:
+            client.join(90)
+        problems = told.problems + [f"{k.cell}: {k.problem}" for k in kills if k.problem]
+        problems += _check_jobs(server, told) + _check_hooks(server, told, hooks) + _check_log(server)
+        if problems:
+            print(server.last_lines(), file=sys.stderr)
+    return {
+        "kills": [
+            {
+                "role": k.cell.role,
+                "step": k.cell.step,
+                "point": k.cell.point,
+                "reached": k.reached,
+                "recovered_s": round(k.recovered_s, 3),
+                "problem": k.problem,
+            }
+            for k in kills
+        ],
+        "counts": dict(sorted(told.counts.items())),
+        "webhooks": {"jobs": len(hooks.received), "deliveries": sum(hooks.received.values())},
+        "problems": problems,
+    }
+
+
+def _told_of(kill: Kill, options: argparse.Namespace) -> Kill:
+    if not options.json:
+        said = kill.problem or f"recovered in {kill.recovered_s:.2f} s"
+        print(f"{kill.cell!s:48} {said}", flush=True)
+    return kill
+
+
+def _check_jobs(server: Stack, told: Told) -> list[str]:
+    """Every job its caller knows of has ended, and as the caller was told."""
+    problems = []
+    client = Client(server.address())
+    deadline_s = time.monotonic() + SETTLE_WITHIN_S
+    for job, said in told.jobs.items():
+        state = ""
+        while time.monotonic() < deadline_s:
+            try:
+                status, _, view = client.ask("GET", f"/v2/jobs/{job}")
+            except Disconnected:
+                time.sleep(0.1)
+                continue
+            state = view["state"] if status == 200 else f"HTTP {status}"
+            if state not in ("queued", "running"):
+                break
+            time.sleep(0.05)
+        wanted = ("succeeded",) if said == "accepted" else (said,)
+        if state not in wanted:
+            problems.append(f"job {job} is {state or 'unknown'}, its caller was told {said}")
+    return problems
+
+
+def _check_hooks(server: Stack, told: Told, hooks: Receiver) -> list[str]:
+    """Every ended job with a webhook was delivered: the sender's own queue is empty, and no id is empty."""
+    del server, told
+    return ["a webhook came without an id"] if hooks.received.get("") else []
+
+
+def _check_log(server: Stack) -> list[str]:
+    problems = []
+    deadline_s = time.monotonic() + SETTLE_WITHIN_S
+    while True:
+        queues = server.command("queue", "ls")
+        left = sum(int(row["requests"]) for row in queues["queues"])
+        if not left:
+            break
+        if time.monotonic() > deadline_s:
+            problems.append(f"{left} requests are still in the queue {SETTLE_WITHIN_S:.0f} s after the load ended")
+            break
+        time.sleep(0.2)
+    audit = server.command("audit")
+    problems += [f"audit: {finding}" for finding in audit["findings"]]
+    return problems
+
+
+def main() -> int:
+    options = parser().parse_args()
+    unknown = (set(options.roles.split(",")) - set(ROLES)) | (set(options.steps.split(",")) - set(STEPS))
+    if unknown:
+        print(f"unknown roles or steps: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    try:
+        report = run(options)
+    except LoadTestError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        reached = [kill for kill in report["kills"] if kill["reached"]]
+        slowest = max((kill["recovered_s"] for kill in reached), default=0.0)
+        print(f"\n{len(reached)} of {len(report['kills'])} kills reached their step; slowest recovery {slowest:.2f} s")
+        for name, number in report["counts"].items():
+            print(f"  {name:40} {number}")
+        print(f"  {'webhook deliveries (jobs)':40} {report['webhooks']['deliveries']} ({report['webhooks']['jobs']})")
+        for problem in report["problems"]:
+            print(f"PROBLEM {problem}")
+        print("clean" if not report["problems"] else f"{len(report['problems'])} problems")
+    return 1 if report["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Which part is killed at which step (faults 4.1), and one kill: arm the point, wait, kill, let go, recover."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from .clients import Client, Disconnected, Told, request_body
+
+ROLES = ("gateway", "batcher", "executor", "webhooks", "redis")
+
+STEPS: dict[str, str] = {
+    "a": "gateway.receiving",
+    "b": "gateway.parsed",
+    "c": "gateway.stored",
+    "d": "gateway.waiting",
+    "e": "batcher.picked",
+    "f": "batcher.formed",
+    "g": "batcher.dispatched",
+    "h": "executor.executing",
+    "i": "executor.executed",
+    "j": "executor.settled",
+    "k": "batcher.finished",
+    "l": "gateway.notified",
+    "l2": "webhooks.posting",
+    "m": "gateway.read",
+}
+REACHED_WITHIN_S = 15.0
+RECOVERED_WITHIN_S = 5.0
+_LOOK_S = 0.005
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kill of the matrix."""
+
+    role: str
+    step: str
+
+    @property
+    def point(self) -> str:
+        return STEPS[self.step]
+
+    def __str__(self) -> str:
+        return f"{self.role} at {self.step} ({self.point})"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What one kill showed. `recovered_s` counts from the start of the part that came in its place."""
+
+    cell: Cell
+    reached: bool
+    recovered_s: float
+    problem: str = ""
+
+
+def cells(roles: list[str], steps: list[str]) -> Iterator[Cell]:
+    for role in roles:
+        for step in steps:
+            yield Cell(role, step)
+
+
+class Matrix:
+    """Carries out the kills of one running stack. `state_dir` is that of `charonia serve`."""
+
+    def __init__(self, state_dir: Path, points: Path, address: Callable[[], str], model: str, told: Told) -> None:
+        self._state_dir = state_dir
+        self._points = points
+        self._address = address
+        self._model = model
+        self._told = told
+
+    def pids(self, role: str) -> list[int]:
+        processes = json.loads((self._state_dir / "processes.json").read_text())
+        return [p["pid"] for p in processes if p["role"] == role]
+
+    def kill(self, cell: Cell) -> Kill:
+        """One kill -9 at one step; returns when a request of ours has been answered again."""
+        if not self.pids(cell.role):
+            return Kill(cell, False, 0.0, f"no process of role {cell.role} runs")
+        armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
+        armed.touch()
+        stopped = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
+        if not stopped:
+            armed.unlink(missing_ok=True)
+            hit.unlink(missing_ok=True)
+            return Kill(cell, False, 0.0, "no request came by this step")
+        candidates = self.pids(cell.role)
+        victim = stopped if stopped in candidates else candidates[0]
+        # a call that is open now at a gateway or the log which is killed may be cut off; its outcome is unknown
+        self._told.excused = cell.role in ("gateway", "redis")
+        os.kill(victim, signal.SIGKILL)
+        hit.unlink(missing_ok=True)
+        started = self._wait_for(lambda: self._replaced(cell.role, victim, len(candidates)), 30.0)
+        if not started:
+            self._told.excused = False
+            return Kill(cell, True, 0.0, f"no other {cell.role} was started within 30 s")
+        began_s = time.monotonic()
+        answered = self._wait_for(self._answers, 30.0)
+        recovered_s = time.monotonic() - began_s
+        self._told.excused_until_s = time.monotonic() + 0.5
+        self._told.excused = False
+        if not answered:
+            return Kill(cell, True, recovered_s, "no request was answered within 30 s of the restart")
+        late = f"recovery took {recovered_s:.1f} s" if recovered_s > RECOVERED_WITHIN_S else ""
+        return Kill(cell, True, recovered_s, late)
+
+    def _replaced(self, role: str, victim: int, number: int) -> bool:
+        pids = self.pids(role)
+        return victim not in pids and len(pids) >= number
+
+    def _answers(self) -> bool:
+        client = Client(self._address())
+        try:
+            status, _, _ = client.ask("POST", f"/v2/models/{self._model}/infer", request_body([0.5] * 16))
+            ready, _, _ = client.ask("GET", "/v2/health/ready")
+            return status == 200 and ready == 200
+        except Disconnected:
+            return False
+        finally:
+            client.close()
+
+    @staticmethod
+    def _wait_for(look: Callable[[], T], within_s: float) -> T | None:
+        give_up_s = time.monotonic() + within_s
+        while time.monotonic() < give_up_s:
+            try:
+                if found := look():
+                    return found
+            except (OSError, ValueError):
+                pass
+            time.sleep(_LOOK_S)
+        return None
+
+
+def _read_pid(file: Path) -> int:
+    return int(file.read_text() or 0)
