@@ -5,8 +5,9 @@ The same for every protocol: fronts fill `DeliveryOptions` and render the rest; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from charonia.jobs import JobState
 
@@ -42,6 +43,7 @@ class DeliveryOptions:
     `respond_async` tells the front which method to call: `submit_job` or `infer`. `durability` is memory, fsync or
     replicated:<n>, "" for the server's; `retention_s` 0 the server's or the model's. `on_disconnect` "" is the
     default: cancel without an idempotency key, keep with one. The deadline is the request's own (`deadline_ns`).
+    `form` is the front's note on how the answer is to be written; it is kept with the job and given back by its view.
     """
 
     respond_async: bool = False
@@ -51,6 +53,7 @@ class DeliveryOptions:
     durability: str = ""
     retention_s: int = 0
     caller: Caller = ANYONE
+    form: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class JobView:
     has_result: bool = False
     expires_us: int = 0
     """When an ended job is forgotten at the latest, 0 while it has not ended."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """`DeliveryOptions.form` of the submission."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ def check_parameter_name(key: str) -> None:
         raise InvalidArgument(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
         )
+    if key.startswith("charonia_"):
+        raise InvalidArgument(f"unknown parameter '{key[:64]}': names starting with 'charonia_' are reserved")
     if key == "headers":
         raise InvalidArgument("parameter 'headers' is reserved for Triton usage and should not be specified.")
 
