@@ -9,6 +9,8 @@ add up raise `InvalidRecord`: such an entry is quarantined by its reader, never 
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
 
+Tensor bytes over some size may lie elsewhere: then a `Reference` stands in their place, and a flag says so.
+
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
 `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
 small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
@@ -21,9 +23,11 @@ from charonia.errors import InvalidRecord
 from .batches import BatchHeader
 from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, record_fields, records_of
 from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
+from .references import BLOB, FILE, Reference
 from .requests import (
     FLAG_JOB,
     FLAG_JOURNALLED,
+    FLAG_REFERENCE,
     MAX_CLIENT_ID_BYTES,
     RequestMeta,
     RequestRecord,
@@ -39,23 +43,29 @@ from .responses import (
     ResponseTemplate,
     pack_failure,
     pack_response,
+    refer_response,
+    response_data,
     response_template,
     unpack_response,
 )
 
 __all__ = [
+    "BLOB",
     "FIELD_HEADER",
     "FIELD_RECORD",
     "FIELD_RECORDS",
+    "FILE",
     "FLAG_ERROR",
     "FLAG_FINAL",
     "FLAG_JOB",
     "FLAG_JOURNALLED",
+    "FLAG_REFERENCE",
     "MAX_CACHED_META_BYTES",
     "MAX_CLIENT_ID_BYTES",
     "WIRE_VERSION",
     "BatchHeader",
     "InvalidRecord",
+    "Reference",
     "RequestMeta",
     "RequestRecord",
     "ResponseRecord",
@@ -67,7 +77,9 @@ __all__ = [
     "pack_response",
     "record_fields",
     "records_of",
+    "refer_response",
     "request_meta",
+    "response_data",
     "response_template",
     "unpack_request",
     "unpack_response",

@@ -22,6 +22,7 @@ from .places import (
     places_of,
     total_size_bytes,
 )
+from .references import Reference
 
 # version, flags, endpoint length, client id length, meta length, rows, id, accepted ns, deadline ns, timeout us,
 # level, signature
@@ -33,6 +34,8 @@ FLAG_JOB = 1
 """The request is a job: it has a record of its own in the log, which its settlement ends (`charonia.jobs`)."""
 FLAG_JOURNALLED = 2
 """What happens to the request is written to its model's journal (`--journal`)."""
+FLAG_REFERENCE = 4
+"""The tensor bytes lie elsewhere: in their place stands a `Reference`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class RequestRecord:
     data: memoryview
     record: Buffer
     flags: int = 0
+    reference: Reference | None = None
+    """Where the tensor bytes are; `data` is empty until they have been fetched."""
 
     @property
     def is_job(self) -> bool:
@@ -123,9 +128,16 @@ def pack_request(
     deadline_ns: int = 0,
     timeout_us: int = 0,
     flags: int = 0,
+    reference: Reference | None = None,
 ) -> bytes:
-    """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`."""
+    """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
+
+    With a `reference` those bytes lie there already and `data` is not looked at.
+    """
     packed = meta.packed
+    if reference is not None:
+        flags |= FLAG_REFERENCE
+        data = (reference.pack(),)
     header = _REQUEST.pack(
         WIRE_VERSION,
         flags,
@@ -182,7 +194,11 @@ def unpack_request(record: Buffer) -> RequestRecord:
                 _REQUEST_METAS.clear()
             _REQUEST_METAS[packed] = meta
     data = view[meta_end:]
-    if total_size_bytes(meta.inputs) != len(data):
+    reference = None
+    if flags & FLAG_REFERENCE:
+        reference = Reference.unpack(data)
+        data = data[:0]
+    if total_size_bytes(meta.inputs) != (len(data) if reference is None else reference.size_bytes):
         raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
     try:
         endpoint = str(raw[at:endpoint_end], "utf-8")
@@ -203,6 +219,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
         data,
         record,
         flags,
+        reference,
     )
 
 

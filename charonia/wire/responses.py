@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,15 @@ from .places import (
     places_of,
     total_size_bytes,
 )
+from .references import Reference
 
 # version, flags, error code, reserved, meta length, id
 _RESPONSE = struct.Struct("<BBBxI16s")
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
+FLAG_REFERRED = 4
+"""The tensor bytes lie elsewhere: in their place stands a `Reference`."""
 
 
 @dataclass(slots=True)
@@ -114,8 +117,25 @@ _PACKED_RESPONSE_METAS: dict[Any, bytes] = {}
 _RESPONSE_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], Parameters]] = {}
 
 
-def unpack_response(record: Buffer) -> ResponseRecord:
-    """Decode a response record; tensor bytes stay views. Raises `InvalidRecord`."""
+def response_data(record: Buffer) -> memoryview:
+    """The tensor bytes of a response record, as a view."""
+    view = memoryview(record)
+    return view[_RESPONSE.size + _RESPONSE.unpack_from(view)[3] :]
+
+
+def refer_response(record: Buffer, reference: Reference) -> bytes:
+    """The same response with its tensor bytes left out: they lie where `reference` says."""
+    view = memoryview(record)
+    wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
+    header = _RESPONSE.pack(wire_version, flags | FLAG_REFERRED, code, meta_length, request_id)
+    return b"".join((header, view[_RESPONSE.size : _RESPONSE.size + meta_length], reference.pack()))
+
+
+def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None = None) -> ResponseRecord:
+    """Decode a response record; tensor bytes stay views. Raises `InvalidRecord`.
+
+    `fetch` gives the tensor bytes a reference names; without it a response by reference is an `InvalidRecord`.
+    """
     view = memoryview(record)
     try:
         wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
@@ -152,6 +172,10 @@ def unpack_response(record: Buffer) -> ResponseRecord:
             _RESPONSE_METAS[packed] = meta
     model, version, places, parameters = meta
     data = view[meta_end:]
+    if flags & FLAG_REFERRED:
+        if fetch is None:
+            raise InvalidRecord("response record by reference, where none was expected")
+        data = memoryview(fetch(Reference.unpack(data)))
     if total_size_bytes(places) != len(data):
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]

@@ -10,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, InvalidRecord
 from charonia.events import (
+    BatchDied,
     BatchFinished,
     BatchReturned,
+    ExecutionUnwanted,
     Fact,
     LaneOpened,
     ModelRequested,
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
+    QueueCommanded,
     RepositoryScanned,
     RequestCancelled,
+    RequestsEnded,
     VersionFailed,
     VersionLoaded,
     VersionStateChanged,
@@ -31,12 +35,16 @@ from charonia.events import (
 )
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import (
+    FILE,
+    FLAG_JOB,
     BatchHeader,
+    Reference,
     pack_failure,
     pack_request,
     pack_response,
     record_fields,
     records_of,
+    refer_response,
     request_meta,
     unpack_request,
     unpack_response,
@@ -50,6 +58,8 @@ INPUTS = [
 ]
 OUTPUT = Tensor("y", DataType.BF16, (1, 3), b"\x00\x3f\x80\x3f\x00\x40")
 PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
+REFERENCE = Reference(FILE, "g-1/0a1b", sum(len(t.data) for t in INPUTS))
+ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 
 FACTS: list[Fact] = [
@@ -66,6 +76,10 @@ FACTS: list[Fact] = [
     BatchFinished("e-1", "owner-7-1", (("g-1", b"record"),)),
     BatchReturned("e-1", "owner-7-1", "drains"),
     RequestCancelled(ID),
+    BatchDied("e-1", "owner-7-1", "killed by signal 11", "last line", blameless=True),
+    RequestsEnded(ID, "cancelled"),
+    ExecutionUnwanted("owner-7-1", ID),
+    QueueCommanded("pause"),
 ]
 
 
@@ -86,6 +100,10 @@ def written() -> dict[str, bytes]:
             deadline_ns=12,
             timeout_us=13,
         ),
+        "wire/v1-request-by-reference.hex": pack_request(
+            ID, b"", b"", meta, (), rows=2, signature=1, level=0, accepted_ns=11, flags=FLAG_JOB, reference=REFERENCE
+        ),
+        "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
         "wire/v1-response.hex": pack_response(ID, "m", 3, [OUTPUT], PARAMETERS),
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
         "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
@@ -107,6 +125,21 @@ def test_a_request_is_read() -> None:
     assert (record.meta.version, record.meta.content_hash, record.meta.outputs) == (3, "abc", ("y",))
     assert record.meta.parameters == PARAMETERS
     assert record.inputs() == INPUTS
+
+
+def test_a_request_by_reference_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-by-reference.hex"))
+    assert (record.id, record.is_job, record.journalled) == (ID, True, False)
+    assert (record.reference, bytes(record.data)) == (REFERENCE, b"")
+
+
+def test_a_response_by_reference_is_read() -> None:
+    asked = []
+    data = kept("wire/v1-response-by-reference.hex")
+    answer = unpack_response(data, lambda reference: asked.append(reference) or OUTPUT.data)
+    assert (answer.outputs, asked) == ([OUTPUT], [ANSWER_REFERENCE])
+    with pytest.raises(InvalidRecord):
+        unpack_response(data)
 
 
 def test_responses_are_read() -> None:

@@ -21,6 +21,7 @@ def test_numbers_are_never_given_anew() -> None:
         ("DEADLINE_EXCEEDED", 9),
         ("UNAUTHENTICATED", 10),
         ("PERMISSION_DENIED", 11),
+        ("KEY_REUSED", 12),
     ]
 
 
