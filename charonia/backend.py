@@ -128,15 +128,27 @@ class RequestInstance(Protocol):
         """Give up what the instance holds; a second call does nothing."""
 
 
+@runtime_checkable
+class CancellableInstance(Protocol):
+    """What a `RequestInstance` may be besides: one that can tell its model that an answer is no longer wanted."""
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        """Some of the requests now in `execute_requests` are settled already. Must not block; may come too late.
+
+        They still get a response each, which nobody reads.
+        """
+
+
 class InstanceDied(Exception):
     """The instance's process is gone or unusable: the executor replaces it and retries or fails its batch.
 
-    `stderr` holds the last lines the process wrote.
+    `stderr` holds the last lines the process wrote. `blameless`: it was stopped for a reason that is not its batch's.
     """
 
-    def __init__(self, message: str, stderr: str = "") -> None:
+    def __init__(self, message: str, stderr: str = "", *, blameless: bool = False) -> None:
         super().__init__(message)
         self.stderr = stderr
+        self.blameless = blameless
 
 
 class Backend(Protocol):
@@ -156,6 +168,7 @@ __all__ = [
     "Array",
     "Backend",
     "BatchInstance",
+    "CancellableInstance",
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
