@@ -5,9 +5,10 @@ command or script ever names keys of two slots.
 
     q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of one entry's are done
     ql:{m}                   set of "<level>:<lane>" that have a stream
-    u:{m}                    hash request id -> "<attempt>:<size_bytes>" of every unsettled request; its length is the
-                             exact number of accepted, unsettled requests
-    n:{m}                    hash: `bytes` of unsettled payload, `token` last fencing token, `owner`, counters
+    u:{m}                    hash of every unsettled request: first 15 bytes of the id -> attempts and sizes of the
+                             requests whose ids begin so (charonia.eventlog.redis.groups)
+    n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
+                             `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
     job:{m}:<id>             hash of one job (`charonia.jobs`): state, times, events, result
@@ -21,6 +22,7 @@ command or script ever names keys of two slots.
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint (a gateway incarnation)
     ctl                      control facts
+    epoch                    the name of the log's contents
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides
 
@@ -33,6 +35,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 CONTROL = b"ctl"
+EPOCH = b"epoch"
 LOCAL = b"local:"
 
 

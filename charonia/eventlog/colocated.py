@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
+from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.tensors import Buffer
 
 from .memory import MemoryLog
@@ -53,9 +54,37 @@ class ColocatedLog:
     # -- accepted work of a model -------------------------------------------------------------------------------------
 
     async def accept(
-        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        *,
+        tenant: str = "",
+        journalled: bool = False,
+        durability: str = "",
     ) -> None:
-        await self._shared.accept(model, level, lane, requests, fields, limits)
+        await self._shared.accept(
+            model, level, lane, requests, fields, limits, tenant=tenant, journalled=journalled, durability=durability
+        )
+
+    async def accept_job(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        job: NewJob,
+        fields: Fields,
+        limits: Limits,
+        *,
+        journalled: bool = True,
+        durability: str = "",
+    ) -> JobTicket:
+        return await self._shared.accept_job(
+            model, level, lane, job, fields, limits, journalled=journalled, durability=durability
+        )
 
     async def settle(
         self,
@@ -64,28 +93,88 @@ class ColocatedLog:
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
         facts: Sequence[Reply] = (),
+        *,
+        ends: Mapping[bytes, JobEnd] | None = None,
+        outcomes: bytes = b"",
     ) -> list[bool]:
         """What is local goes to the local log, in the same order: replies, the shared settlement, facts."""
         near, far = _parted(replies)
         near_facts, far_facts = _parted(facts)
         for reply in near:
             await self._local.append(reply.stream, reply.fields)
-        won = await self._shared.settle(model, requests, statistics, far, far_facts)
+        won = await self._shared.settle(model, requests, statistics, far, far_facts, ends=ends, outcomes=outcomes)
         for fact in near_facts:
             await self._local.append(fact.stream, fact.fields)
         return won
 
-    async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
-        return await self._shared.begin_attempt(model, token, ids, attempt)
+    async def begin_attempt(
+        self,
+        model: str,
+        token: int,
+        ids: Sequence[bytes],
+        attempt: int,
+        *,
+        jobs: Sequence[bytes] = (),
+        journalled: Sequence[bytes] = (),
+        executor: str = "",
+        batch_id: str = "",
+    ) -> list[bool]:
+        return await self._shared.begin_attempt(
+            model, token, ids, attempt, jobs=jobs, journalled=journalled, executor=executor, batch_id=batch_id
+        )
 
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
         return await self._shared.unsettled(model, ids)
 
+    # -- jobs and journal ---------------------------------------------------------------------------------------------
+
+    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
+        await self._shared.set_retention(
+            model, size_bytes=size_bytes, journal_s=journal_s, journal_size_bytes=journal_size_bytes
+        )
+
+    async def job(self, model: str, job_id: bytes) -> JobRecord | None:
+        return await self._shared.job(model, job_id)
+
+    async def job_result(self, model: str, job_id: bytes) -> bytes | None:
+        return await self._shared.job_result(model, job_id)
+
+    async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
+        return await self._shared.add_job_event(model, job_id, kind, detail)
+
+    async def jobs(
+        self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
+    ) -> list[JobRecord]:
+        return await self._shared.jobs(model, ended=ended, after=after, count=count)
+
+    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
+        return await self._shared.job_position(model, job_id)
+
+    async def job_models(self) -> list[str]:
+        return await self._shared.job_models()
+
+    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+        return await self._shared.trim_journal(model, oldest_unfinished)
+
     async def pending(self, model: str) -> tuple[int, int]:
         return await self._shared.pending(model)
 
+    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]:
+        return await self._shared.pending_of_tenants(model, tenants)
+
+    async def set_paused(self, model: str, paused: bool) -> None:
+        await self._shared.set_paused(model, paused)
+
+    async def paused(self, model: str) -> bool:
+        return await self._shared.paused(model)
+
     async def lanes(self, model: str) -> list[tuple[int, int]]:
         return await self._shared.lanes(model)
+
+    # -- epoch --------------------------------------------------------------------------------------------------------
+
+    async def epoch(self) -> str:
+        return await self._shared.epoch()
 
     # -- ownership and liveness ---------------------------------------------------------------------------------------
 

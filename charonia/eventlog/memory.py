@@ -8,44 +8,41 @@ several services of a process: `open` and `close` do nothing, the data lives as 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
+from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.tensors import Buffer
 
+from .memory_work import ModelWork, now_us
 from .port import START, Entry, Fields, Limits, OnEntries, Reply, StreamReader
-from .refusals import BOUND_BYTES, BOUND_REQUESTS, not_owner, over_limit
+from .refusals import not_owner
 
 _LAST = b"$"
-
-
-class _Work:
-    """Accepted, unsettled requests of one model, and who owns it."""
-
-    __slots__ = ("lanes", "owner", "requests", "size_bytes", "token")
-
-    def __init__(self) -> None:
-        self.requests: dict[bytes, tuple[int, int]] = {}
-        self.size_bytes = 0
-        self.lanes: set[tuple[int, int]] = set()
-        self.owner = ""
-        self.token = 0
+_SEQUENCE_BITS = 20
+_LAST_SEQUENCE = (1 << _SEQUENCE_BITS) - 1
+_DURABILITY = "memory"
+_NOT_JOURNALLED = ord("-")
 
 
 class MemoryLog:
-    """`EventLog` in memory. Entry ids count up through the life of the log, whatever the stream."""
+    """`EventLog` in memory. Entry ids count up through the life of the log; those of journals are times."""
 
     def __init__(self) -> None:
         self._streams: dict[bytes, dict[int, Entry]] = {}
         self._followers: dict[bytes, list[_Following]] = {}
         self._last = 0
-        self._work: dict[str, _Work] = {}
+        self._work: dict[str, ModelWork] = {}
+        self._epoch = secrets.token_hex(16)
         self._leases: dict[bytes, int] = {}
         self._statistics: dict[bytes, dict[str, int]] = {}
         self._blobs: dict[bytes, tuple[bytes, int]] = {}
+        self._job_models: dict[str, None] = {}
+        self._last_journalled = 0
 
     async def open(self) -> None:
         pass
@@ -62,8 +59,11 @@ class MemoryLog:
         if not fields or len(fields) % 2:
             raise ValueError("fields of an entry alternate names and values")
         self._last += 1
-        entry = Entry(b"%d-0" % self._last, list(fields))
-        self._streams.setdefault(stream, {})[self._last] = entry
+        return self._append_at(stream, self._last << _SEQUENCE_BITS, list(fields))
+
+    def _append_at(self, stream: bytes, number: int, fields: list[Buffer]) -> bytes:
+        entry = Entry(b"%d-%d" % (number >> _SEQUENCE_BITS, number & _LAST_SEQUENCE), fields)
+        self._streams.setdefault(stream, {})[number] = entry
         for following in self._followers.get(stream, ()):
             following.offer(entry)
         return entry.id
@@ -97,25 +97,60 @@ class MemoryLog:
 
     # -- accepted work of a model -------------------------------------------------------------------------------------
 
-    def _of(self, model: str) -> _Work:
-        return self._work.setdefault(model, _Work())
+    def _of(self, model: str) -> ModelWork:
+        work = self._work.get(model)
+        if work is None:
+            work = self._work[model] = ModelWork(model)
+        return work
 
     async def accept(
-        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        *,
+        tenant: str = "",
+        journalled: bool = False,
+        durability: str = "",
     ) -> None:
         work = self._of(model)
-        size_bytes = sum(size for _, size in requests)
-        if limits.requests and len(work.requests) + len(requests) > limits.requests:
-            raise over_limit(model, BOUND_REQUESTS, limits)
-        if limits.size_bytes and work.size_bytes + size_bytes > limits.size_bytes:
-            raise over_limit(model, BOUND_BYTES, limits)
-        self._append(keys.queue(model, level, lane), fields)
-        work.size_bytes += size_bytes
-        for request_id, size in requests:
-            work.requests[bytes(request_id)] = (0, size)
+        work.accept(requests, limits, tenant)
+        self._queue(work, level, lane, fields)
+        if journalled:
+            self._journal(model, "accepted", b"".join([request_id for request_id, _ in requests]))
+
+    async def accept_job(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        job: NewJob,
+        fields: Fields,
+        limits: Limits,
+        *,
+        journalled: bool = True,
+        durability: str = "",
+    ) -> JobTicket:
+        work = self._of(model)
+        known = work.earlier(job)
+        if known is not None:
+            return JobTicket(known.new.id, False, known.durability)
+        work.accept([(job.id, job.size_bytes)], limits, job.tenant)
+        work.add_job(job, _DURABILITY)
+        self._job_models[model] = None
+        self._queue(work, level, lane, fields)
+        if journalled:
+            self._journal(model, "accepted", job.id)
+        return JobTicket(job.id, True, _DURABILITY)
+
+    def _queue(self, work: ModelWork, level: int, lane: int, fields: Fields) -> None:
+        self._append(keys.queue(work.model, level, lane), fields)
         if (level, lane) not in work.lanes:
             work.lanes.add((level, lane))
-            self._append(keys.facts(model), [FIELD_FACT, pack_fact(LaneOpened(level, lane))])
+            self._append(keys.facts(work.model), [FIELD_FACT, pack_fact(LaneOpened(level, lane))])
 
     async def settle(
         self,
@@ -124,45 +159,153 @@ class MemoryLog:
         statistics: tuple[bytes, Mapping[str, int]] | None,
         replies: Sequence[Reply],
         facts: Sequence[Reply] = (),
+        *,
+        ends: Mapping[bytes, JobEnd] | None = None,
+        outcomes: bytes = b"",
     ) -> list[bool]:
         work = self._of(model)
         for reply in replies:
             self._append(reply.stream, reply.fields)
-        won = []
-        for request_id, attempt in requests:
-            known = work.requests.get(request_id)
-            wins = known is not None and known[0] <= attempt
-            if wins:
-                work.size_bytes -= work.requests.pop(request_id)[1]
-            won.append(wins)
+        won = [work.take(request_id, attempt) for request_id, attempt in requests]
+        if ends:
+            for (request_id, _), wins in zip(requests, won, strict=True):
+                end = ends.get(request_id)
+                if wins and end is not None and work.end_job(request_id, end):
+                    self._append(keys.webhooks(model), [b"i", request_id.hex().encode()])
+        if outcomes:
+            self._journal_ends(model, requests, won, outcomes)
         if statistics is not None and all(won):
             await self.add_statistics(*statistics)
         for fact in facts:
             self._append(fact.stream, fact.fields)
         return won
 
-    async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
+    def _journal_ends(
+        self, model: str, requests: Sequence[tuple[bytes, int]], won: Sequence[bool], outcomes: bytes
+    ) -> None:
+        told = [n for n, outcome in enumerate(outcomes) if outcome != _NOT_JOURNALLED]
+        mask = b"".join([b"1" if won[n] else b"0" for n in told])
+        if b"1" not in mask:
+            return
+        attempts = [b"%d" % requests[n][1] for n in told]
+        more = [
+            *(b"a", attempts[0] if len(set(attempts)) == 1 else b",".join(attempts)),
+            *(b"o", bytes([outcomes[n] for n in told])),
+        ]
+        if b"0" in mask:
+            more += (b"w", mask)
+        self._journal(model, "ended", b"".join([requests[n][0] for n in told]), *more)
+
+    async def begin_attempt(
+        self,
+        model: str,
+        token: int,
+        ids: Sequence[bytes],
+        attempt: int,
+        *,
+        jobs: Sequence[bytes] = (),
+        journalled: Sequence[bytes] = (),
+        executor: str = "",
+        batch_id: str = "",
+    ) -> list[bool]:
         work = self._of(model)
         if not work.owner or work.token != token:
             raise not_owner(model, token)
-        known = []
         for request_id in ids:
             request = work.requests.get(request_id)
-            if request is not None and request[0] < attempt:
-                work.requests[request_id] = (attempt, request[1])
-            known.append(request is not None)
-        return known
+            if request is not None:
+                request.attempt = max(request.attempt, attempt)
+        for job_id in jobs:
+            if job_id in work.requests:
+                work.begin_job(job_id, attempt, {"executor": executor, "batch_id": batch_id})
+        going = [request_id for request_id in journalled if request_id in work.requests]
+        if going:
+            more = (b"a", b"%d" % attempt, b"x", executor.encode(), b"b", batch_id.encode())
+            self._journal(model, "batched", b"".join(going), *more)
+        return [request_id in work.requests for request_id in ids]
 
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
         requests = self._of(model).requests
-        return [requests[request_id][0] if request_id in requests else -1 for request_id in ids]
+        return [requests[request_id].attempt if request_id in requests else -1 for request_id in ids]
+
+    # -- jobs and journal ---------------------------------------------------------------------------------------------
+
+    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
+        work = self._of(model)
+        work.keep_size_bytes = size_bytes
+        work.keep_journal_s = journal_s
+        work.keep_journal_size_bytes = journal_size_bytes
+
+    async def job(self, model: str, job_id: bytes) -> JobRecord | None:
+        found = self._of(model).job(job_id)
+        return None if found is None else found.record(model, with_events=True)
+
+    async def job_result(self, model: str, job_id: bytes) -> bytes | None:
+        found = self._of(model).job(job_id)
+        return None if found is None else found.result or None
+
+    async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
+        return self._of(model).tell_job(job_id, kind, detail)
+
+    async def jobs(
+        self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
+    ) -> list[JobRecord]:
+        work = self._of(model)
+        if ended:
+            found = [job for job in work.ended() if after is None or (job.ended_us, job.new.id) < after]
+        else:
+            found = [job for job in work.active() if after is None or (job.new.accepted_us, job.new.id) > after]
+        return [job.record(model, with_events=False) for job in found[:count]]
+
+    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
+        active = [job.new.id for job in self._of(model).active()]
+        return (active.index(job_id), len(active)) if job_id in active else None
+
+    async def job_models(self) -> list[str]:
+        return sorted(self._job_models)
+
+    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+        work, stream = self._of(model), keys.journal(model)
+        entries = self._streams.get(stream, {})
+        bound = None if oldest_unfinished == b"+" else _number(oldest_unfinished)
+        expired = (now_us() // 1000 - work.keep_journal_s * 1000) << _SEQUENCE_BITS if work.keep_journal_s else 0
+        size_bytes = sum(sum(map(len, entry.fields)) for entry in entries.values())
+        gone = []
+        for number, entry in entries.items():
+            too_large = work.keep_journal_size_bytes and size_bytes > work.keep_journal_size_bytes
+            if (bound is not None and number >= bound) or not (number < expired or too_large):
+                break
+            size_bytes -= sum(map(len, entry.fields))
+            gone.append(number)
+        for number in gone:
+            del entries[number]
+        return len(gone)
+
+    def _journal(self, model: str, kind: str, ids: bytes, *more: bytes) -> None:
+        self._last_journalled = max(self._last_journalled + 1, (now_us() // 1000) << _SEQUENCE_BITS)
+        self._append_at(keys.journal(model), self._last_journalled, [b"k", kind.encode(), b"i", ids, *more])
 
     async def pending(self, model: str) -> tuple[int, int]:
         work = self._of(model)
         return len(work.requests), work.size_bytes
 
+    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]:
+        known = self._of(model).tenants
+        return [known.get(tenant, (0, 0)) for tenant in tenants]
+
+    async def set_paused(self, model: str, paused: bool) -> None:
+        self._of(model).paused = paused
+
+    async def paused(self, model: str) -> bool:
+        return self._of(model).paused
+
     async def lanes(self, model: str) -> list[tuple[int, int]]:
         return sorted(self._of(model).lanes)
+
+    # -- epoch --------------------------------------------------------------------------------------------------------
+
+    async def epoch(self) -> str:
+        return self._epoch
 
     # -- ownership and liveness ---------------------------------------------------------------------------------------
 
@@ -324,7 +467,8 @@ class MemoryReader:
 
 
 def _number(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])
+    first, _, second = entry_id.partition(b"-")
+    return int(first) << _SEQUENCE_BITS | int(second or 0)
 
 
 __all__ = ["MemoryLog", "MemoryReader"]

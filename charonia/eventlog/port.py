@@ -113,7 +113,8 @@ class EventLog(Protocol):
         """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
 
         A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
-        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's. `durability`
+        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's, their ids are
+        new, and ids that differ in their last byte alone never belong to two tenants. `durability`
         (memory, fsync, replicated:<n>; "" is the server's level) is reached when this returns; when the entry is
         written but the level is not reached in time, raises `LogUnavailable`: the outcome is unknown.
         """
@@ -150,8 +151,10 @@ class EventLog(Protocol):
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
 
         `ends` holds how the jobs among them end: one that is won gets its end, result and last event recorded in the
-        same step, and the ended jobs of the model are kept within its retention (`set_retention`). `outcomes` has one
-        byte for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): those won are written to the journal.
+        same step, and the ended jobs of the model are kept within its retention (`set_retention`). The end of a job
+        whose `about` has a `webhook` appends [b"i", its id in hex] to `keys.webhooks(model)`. `outcomes` has one byte
+        for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets an
+        `ended` fact.
 
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
@@ -186,7 +189,10 @@ class EventLog(Protocol):
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 
     async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
-        """How much of ended jobs (records with results) and of the journal a model keeps. Kept in the log."""
+        """How much of ended jobs (records with results) and of the journal a model keeps, 0 = no bound.
+
+        Kept in the log. A record is counted as 512 bytes, its result and the texts it carries.
+        """
 
     async def job(self, model: str, job_id: bytes) -> JobRecord | None:
         """A job with its events, without its result."""
@@ -195,7 +201,10 @@ class EventLog(Protocol):
         """The response record of an ended job; None when there is none (any more)."""
 
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
-        """Add an event to a job that has not ended; False when it has or is unknown."""
+        """Add an event to a job that has not ended; False when it has or is unknown.
+
+        `returned` makes a running job a queued one again.
+        """
 
     async def jobs(
         self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
@@ -211,7 +220,10 @@ class EventLog(Protocol):
         """Models that have had jobs."""
 
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
-        """Delete journal entries past retention, none as young as `oldest_unfinished` (an entry id); how many."""
+        """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
+
+        `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. One call deletes a bounded number.
+        """
 
     async def pending(self, model: str) -> tuple[int, int]:
         """(requests, bytes) accepted and unsettled, exact."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from charonia.errors import Cancelled, ResourceExhausted
+from charonia.errors import Cancelled, KeyReused, ResourceExhausted
 
 from .port import Limits
 
 BOUND_REQUESTS = 1
 BOUND_BYTES = 2
+BOUND_TENANT_REQUESTS = 3
+BOUND_TENANT_BYTES = 4
 
 
-def over_limit(model: str, bound: int, limits: Limits) -> ResourceExhausted:
-    """A request that would pass a bound of its model's unsettled work; `bound` is one of the two above."""
-    if bound == BOUND_REQUESTS:
-        return ResourceExhausted(f"model '{model}' has reached its limit of {limits.requests} unsettled requests")
-    return ResourceExhausted(f"model '{model}' has reached its limit of {limits.size_bytes} unsettled bytes")
+def over_limit(model: str, bound: int, limits: Limits, tenant: str = "") -> ResourceExhausted:
+    """A request that would pass a bound of its model's or tenant's unsettled work; `bound` is one of those above."""
+    who = f"tenant '{tenant}' of model '{model}'" if bound >= BOUND_TENANT_REQUESTS else f"model '{model}'"
+    amount = {
+        BOUND_REQUESTS: f"{limits.requests} unsettled requests",
+        BOUND_BYTES: f"{limits.size_bytes} unsettled bytes",
+        BOUND_TENANT_REQUESTS: f"{limits.tenant_requests} unsettled requests",
+        BOUND_TENANT_BYTES: f"{limits.tenant_size_bytes} unsettled bytes",
+    }[bound]
+    return ResourceExhausted(f"{who} has reached its limit of {amount}")
+
+
+def key_reused() -> KeyReused:
+    """An Idempotency-Key whose first request was another one."""
+    return KeyReused("this Idempotency-Key has been used for another request")
 
 
 def not_owner(model: str, token: int) -> Cancelled:

@@ -28,7 +28,7 @@ async def test_only_local_streams_stay_in_the_process() -> None:
 
 async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process() -> None:
     class Lost(MemoryLog):
-        async def settle(self, *_: object) -> list[bool]:
+        async def settle(self, *_: object, **__: object) -> list[bool]:
             raise LogUnavailable("lost")
 
     local = MemoryLog()
