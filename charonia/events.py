@@ -20,7 +20,10 @@ FIELD_FACT = b"e"
 
 @dataclass(frozen=True, slots=True)
 class ProcessJoined:
-    """A gateway, batcher or executor started. `incarnation` is unique per start; `pool` is for executors."""
+    """A gateway, batcher or executor started. `incarnation` is unique per start; `pool` is for executors.
+
+    `payload_token` lies in its part of the payload directory: who can read it there shares the directory.
+    """
 
     kind: ClassVar[str] = "process_joined"
     role: str
@@ -29,6 +32,7 @@ class ProcessJoined:
     host: str = ""
     pid: int = 0
     hosts_batcher: bool = False
+    payload_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

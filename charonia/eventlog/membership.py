@@ -31,6 +31,7 @@ class Membership:
         *,
         pool: str = "default",
         hosts_batcher: bool = False,
+        payload_token: str = "",
         interval_ms: int = 400,
         ttl_ms: int = 1200,
     ) -> None:
@@ -39,6 +40,7 @@ class Membership:
         self._incarnation = incarnation
         self._pool = pool
         self._hosts_batcher = hosts_batcher
+        self._payload_token = payload_token
         self._interval_s = interval_ms / 1000
         self._ttl_ms = ttl_ms
         self._beating: asyncio.Task[None] | None = None
@@ -57,6 +59,7 @@ class Membership:
             host=socket.gethostname(),
             pid=os.getpid(),
             hosts_batcher=self._hosts_batcher,
+            payload_token=self._payload_token,
         )
         await self._tell(fact)
 

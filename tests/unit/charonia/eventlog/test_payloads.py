@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from charonia.errors import InvalidRecord
+from charonia.eventlog.payloads import PayloadDirectory
+from charonia.wire import BLOB, FILE, Reference
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> PayloadDirectory:
+    directory = PayloadDirectory(str(tmp_path / "shm"), "g-1")
+    directory.open()
+    return directory
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> PayloadDirectory:
+    directory = PayloadDirectory(str(tmp_path / "shm"), "e-1")
+    directory.open()
+    return directory
+
+
+def test_what_one_writes_the_other_reads_also_once_it_is_removed(
+    gateway: PayloadDirectory, executor: PayloadDirectory
+) -> None:
+    reference = gateway.write([b"abc", memoryview(bytearray(5)), b""])
+    assert reference is not None
+    assert reference.size_bytes == 8
+    view = executor.read(Reference.unpack(reference.pack()))
+    gateway.remove(reference)
+    assert bytes(view) == b"abc" + bytes(5)
+    with pytest.raises(InvalidRecord):
+        executor.read(reference)
+
+
+def test_an_answer_is_written_into_the_directory_of_who_waits(
+    gateway: PayloadDirectory, executor: PayloadDirectory
+) -> None:
+    reference = executor.write([b"answer"], owner="g-1")
+    assert reference is not None
+    assert bytes(gateway.read(reference)) == b"answer"
+    assert executor.write([b"answer"], owner="nobody") is None
+
+
+def test_sharing_is_proven_by_the_token(gateway: PayloadDirectory, executor: PayloadDirectory, tmp_path: Path) -> None:
+    assert gateway.shares_with("e-1", executor.token)
+    assert not gateway.shares_with("e-1", "another token")
+    assert not gateway.shares_with("e-2", executor.token)
+    assert not gateway.shares_with("e-1", "")
+    elsewhere = PayloadDirectory(str(tmp_path / "other"), "g-2")
+    elsewhere.open()
+    assert not elsewhere.shares_with("e-1", executor.token)
+
+
+def test_a_file_of_another_size_is_refused(gateway: PayloadDirectory) -> None:
+    reference = gateway.write([b"12345678"])
+    assert reference is not None
+    with pytest.raises(InvalidRecord, match="size"):
+        gateway.read(Reference(FILE, reference.name, 4))
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../b", "/etc/passwd", "a/b/c", ".", "..", "", "a/\0", ".hidden/x"])
+def test_a_name_that_leaves_the_directory_is_no_reference(name: str) -> None:
+    with pytest.raises(InvalidRecord):
+        Reference.unpack(Reference(FILE, name, 1).pack())
+
+
+def test_a_directory_that_cannot_be_made_is_off(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    directory = PayloadDirectory(str(tmp_path / "file" / "below"), "g-1")
+    directory.open()
+    assert directory.token == ""
+    assert directory.write([b"x"]) is None
+    with pytest.raises(InvalidRecord):
+        directory.read(Reference(FILE, "g-1/x", 1))
+
+
+def test_closing_and_sweeping_leave_nothing(
+    gateway: PayloadDirectory, executor: PayloadDirectory, tmp_path: Path
+) -> None:
+    executor.write([b"x"])
+    gateway.sweep(["e-1"])
+    gateway.close()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_a_blob_is_no_file(gateway: PayloadDirectory) -> None:
+    with pytest.raises(InvalidRecord):
+        gateway.read(Reference(BLOB, "ab", 1))
