@@ -156,6 +156,9 @@ class ColocatedLog:
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
         return await self._shared.trim_journal(model, oldest_unfinished)
 
+    async def journal_complete(self, model: str) -> bool:
+        return await self._shared.journal_complete(model)
+
     async def pending(self, model: str) -> tuple[int, int]:
         return await self._shared.pending(model)
 
@@ -208,6 +211,24 @@ class ColocatedLog:
         names = list(keys)
         await self._local.delete_keys(names)
         await self._shared.delete_keys([name for name in names if self._of(name) is self._shared])
+
+    async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
+        await self._shared.put_note(key, data, ttl_s)
+
+    async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._shared.notes(keys)
+
+    async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
+        await self._shared.set_times(key, times)
+
+    async def due(self, key: bytes, until_us: int, count: int) -> list[bytes]:
+        return await self._shared.due(key, until_us, count)
+
+    async def drop_times(self, key: bytes, members: Sequence[bytes]) -> None:
+        await self._shared.drop_times(key, members)
+
+    async def count_times(self, key: bytes) -> int:
+        return await self._shared.count_times(key)
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
         await self._shared.put_blob(blob_id, data, ttl_s)

@@ -41,6 +41,7 @@ class MemoryLog:
         self._leases: dict[bytes, int] = {}
         self._statistics: dict[bytes, dict[str, int]] = {}
         self._blobs: dict[bytes, tuple[bytes, int]] = {}
+        self._times: dict[bytes, dict[bytes, int]] = {}
         self._job_models: dict[str, None] = {}
         self._last_journalled = 0
 
@@ -279,7 +280,11 @@ class MemoryLog:
             gone.append(number)
         for number in gone:
             del entries[number]
+        work.journal_complete = work.journal_complete and not gone
         return len(gone)
+
+    async def journal_complete(self, model: str) -> bool:
+        return self._of(model).journal_complete
 
     def _journal(self, model: str, kind: str, ids: bytes, *more: bytes) -> None:
         self._last_journalled = max(self._last_journalled + 1, (now_us() // 1000) << _SEQUENCE_BITS)
@@ -355,16 +360,46 @@ class MemoryLog:
             self._leases.pop(key, None)
             self._statistics.pop(key, None)
             self._blobs.pop(key, None)
+            self._times.pop(key, None)
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
-        now = monotonic_ns()
-        for key in [key for key, (_, until) in self._blobs.items() if until <= now]:
-            del self._blobs[key]
-        self._blobs[keys.blob(blob_id)] = (bytes(data), now + ttl_s * 1_000_000_000)
+        self._keep(keys.blob(blob_id), bytes(data), ttl_s)
 
     async def blob(self, blob_id: str) -> bytes | None:
-        data, until = self._blobs.get(keys.blob(blob_id), (None, 0))
+        return self._kept(keys.blob(blob_id))
+
+    def _keep(self, key: bytes, data: bytes, ttl_s: int) -> None:
+        now = monotonic_ns()
+        for old in [old for old, (_, until) in self._blobs.items() if until <= now]:
+            del self._blobs[old]
+        self._blobs[key] = (data, now + ttl_s * 1_000_000_000)
+
+    def _kept(self, key: bytes) -> bytes | None:
+        data, until = self._blobs.get(key, (None, 0))
         return data if until > monotonic_ns() else None
+
+    # -- notes and times ----------------------------------------------------------------------------------------------
+
+    async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
+        self._keep(key, data, ttl_s)
+
+    async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._kept(key) for key in keys]
+
+    async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
+        self._times.setdefault(key, {}).update(times)
+
+    async def due(self, key: bytes, until_us: int, count: int) -> list[bytes]:
+        times = self._times.get(key, {})
+        return [member for at, member in sorted((at, member) for member, at in times.items()) if at <= until_us][:count]
+
+    async def drop_times(self, key: bytes, members: Sequence[bytes]) -> None:
+        times = self._times.get(key, {})
+        for member in members:
+            times.pop(member, None)
+
+    async def count_times(self, key: bytes) -> int:
+        return len(self._times.get(key, {}))
 
     # -- for readers --------------------------------------------------------------------------------------------------
 

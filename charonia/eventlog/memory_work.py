@@ -90,6 +90,7 @@ class ModelWork:
     keep_size_bytes: int = 0
     keep_journal_s: int = 0
     keep_journal_size_bytes: int = 0
+    journal_complete: bool = True
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

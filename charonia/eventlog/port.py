@@ -225,6 +225,9 @@ class EventLog(Protocol):
         `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. One call deletes a bounded number.
         """
 
+    async def journal_complete(self, model: str) -> bool:
+        """Whether the journal still has its beginning: nothing of it was ever trimmed."""
+
     async def pending(self, model: str) -> tuple[int, int]:
         """(requests, bytes) accepted and unsettled, exact."""
 
@@ -259,6 +262,25 @@ class EventLog(Protocol):
     async def end_beat(self, role: str, incarnation: str) -> None: ...
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]: ...
+
+    # -- notes and times ----------------------------------------------------------------------------------------------
+
+    async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
+        """Keep a small value under a key for a time; the last one written is the one kept."""
+
+    async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What `put_note` keeps under each key; None for nothing (any more)."""
+
+    async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
+        """Put members into a set ordered by time (microseconds), or give members of it another time."""
+
+    async def due(self, key: bytes, until_us: int, count: int) -> list[bytes]:
+        """Up to `count` members whose time is not after `until_us`, earliest first."""
+
+    async def drop_times(self, key: bytes, members: Sequence[bytes]) -> None: ...
+
+    async def count_times(self, key: bytes) -> int:
+        """How many members the set has."""
 
     # -- projections and payloads -------------------------------------------------------------------------------------
 
