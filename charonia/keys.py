@@ -18,6 +18,8 @@ command or script ever names keys of two slots.
     j:{m}                    journal: lifecycle facts, kept for a time
     dlq:{m}                  dead letters
     wh:{m}                   ended jobs whose webhook is to be called
+    wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
+    whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint (a gateway incarnation)
@@ -97,6 +99,14 @@ def dead_letters(model: str) -> bytes:
 
 def webhooks(model: str) -> bytes:
     return f"wh:{tag(model)}".encode()
+
+
+def webhook_times(model: str) -> bytes:
+    return f"wht:{tag(model)}".encode()
+
+
+def webhook_state(model: str, job_id: bytes) -> bytes:
+    return f"whs:{tag(model)}:{job_id.hex()}".encode()
 
 
 def statistics(model: str, version: int, content_hash: str) -> bytes:

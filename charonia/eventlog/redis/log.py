@@ -221,6 +221,35 @@ class RedisLog:
         found = await self._each([("EXISTS", keys.alive(role, incarnation)) for incarnation in incarnations])
         return [bool(count) for count in found]
 
+    # -- notes and times ----------------------------------------------------------------------------------------------
+
+    async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
+        await self._connection.execute("SET", key, data, "EX", ttl_s)
+
+    async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._each([("GET", key) for key in keys])
+
+    async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
+        if times:
+            arguments: list[Argument] = []
+            for member, at_us in times.items():
+                arguments += (at_us, member)
+            await self._connection.execute("ZADD", key, *arguments)
+
+    async def due(self, key: bytes, until_us: int, count: int) -> list[bytes]:
+        members: list[bytes] = await self._connection.execute(
+            "ZRANGE", key, "-inf", until_us, "BYSCORE", "LIMIT", 0, count
+        )
+        return members
+
+    async def drop_times(self, key: bytes, members: Sequence[bytes]) -> None:
+        if members:
+            await self._connection.execute("ZREM", key, *members)
+
+    async def count_times(self, key: bytes) -> int:
+        count: int = await self._connection.execute("ZCARD", key)
+        return count
+
     # -- projections and payloads -------------------------------------------------------------------------------------
 
     async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:

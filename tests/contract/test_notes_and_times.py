@@ -1,0 +1,56 @@
+"""What every adapter of the log port promises about notes and times."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from charonia import keys
+from charonia.eventlog.colocated import ColocatedLog
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import EventLog
+from charonia.eventlog.redis import RedisLog
+
+TIMES = keys.webhook_times("m")
+
+
+@pytest.fixture(params=["memory", "redis", "colocated"])
+async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
+    if request.param == "memory":
+        yield MemoryLog()
+        return
+    log: EventLog = RedisLog(request.getfixturevalue("fresh_log_url"))
+    if request.param == "colocated":
+        log = ColocatedLog(log, MemoryLog())
+    await log.open()
+    yield log
+    await log.close()
+
+
+async def test_a_note_is_the_last_one_put(log: EventLog) -> None:
+    one, other = keys.webhook_state("m", b"1" * 16), keys.webhook_state("m", b"2" * 16)
+    assert await log.notes([]) == []
+    assert await log.notes([one, other]) == [None, None]
+    await log.put_note(one, b"first", 60)
+    await log.put_note(one, b"second\0\xff", 60)
+    assert await log.notes([other, one]) == [None, b"second\0\xff"]
+    await log.delete_keys([one])
+    assert await log.notes([one]) == [None]
+
+
+async def test_what_is_due_comes_in_the_order_of_time(log: EventLog) -> None:
+    now_us = 1_763_700_000_000_000
+    assert await log.due(TIMES, now_us, 10) == []
+    await log.set_times(TIMES, {})
+    await log.set_times(TIMES, {b"c": now_us + 1, b"b\0\xff": now_us, b"a": now_us - 1})
+    assert await log.count_times(TIMES) == 3
+    assert await log.due(TIMES, now_us, 10) == [b"a", b"b\0\xff"]
+    assert await log.due(TIMES, now_us, 1) == [b"a"]
+    await log.set_times(TIMES, {b"a": now_us + 2})
+    assert await log.due(TIMES, now_us + 2, 10) == [b"b\0\xff", b"c", b"a"]
+    await log.drop_times(TIMES, [b"c", b"unknown"])
+    await log.drop_times(TIMES, [])
+    assert await log.due(TIMES, now_us + 2, 10) == [b"b\0\xff", b"a"]
+    await log.delete_keys([TIMES])
+    assert await log.count_times(TIMES) == 0
