@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-
 from charonia.eventlog.port import EventLog
+from charonia.eventlog.sharing import preferred_owner
 from charonia.models.catalog import Catalog
 
 
-def preferred_owner(model: str, batchers: Iterable[str]) -> str:
-    """The batcher that should own a model: highest random weight, so that a change of batchers moves few models.
-
-    Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). "" without batchers.
-    """
-    return max(
-        sorted(batchers),
-        key=lambda name: hashlib.blake2b(f"{name}\0{model}".encode(), digest_size=8).digest(),
-        default="",
-    )
+__all__ = ["live_batchers", "preferred_owner", "take"]
 
 
 def live_batchers(catalog: Catalog) -> set[str]:
