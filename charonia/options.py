@@ -113,6 +113,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-http2-max-ping-strikes", "int", 2, _G, ""),
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
+    # jobs, journal and tenants
+    Option("durability", "str", "memory", _G, "memory, fsync or replicated:<n>: what an accepted request survives"),
+    Option("journal", "str", "jobs", _G, "off, jobs or all: whose life is written to the journal"),
+    Option("job-retention-secs", "int", 86_400, _G, "how long an ended job and its result are kept"),
+    Option("job-retention-bytes", "int", 1024**3, _G, "ended jobs kept of a model, 0 for no bound"),
+    Option("journal-retention-secs", "int", 86_400, _G, "how long journal entries are kept, 0 for no bound"),
+    Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
+    Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
+    Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
     # metrics and logging
     Option("allow-metrics", "bool", True, _ALL, "serve /metrics"),
     Option("allow-cpu-metrics", "bool", True, _ALL, "accepted for compatibility"),
@@ -170,8 +179,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("allow-vertex-ai"),
     _later("vertex-ai-port"),
     _later("vertex-ai-default-model"),
-    _later("durability"),
-    _later("journal"),
     _later("shm-dir"),
     _later("blob-url"),
 )
@@ -189,6 +196,10 @@ _RANGES = {
     "model-load-thread-count": (1, 1024),
     "model-load-retry-count": (0, _ANY[1]),
     "http-max-input-size": (1, _ANY[1]),
+    "job-retention-secs": (1, _ANY[1]),
+    "job-retention-bytes": (0, _ANY[1]),
+    "journal-retention-secs": (0, _ANY[1]),
+    "journal-retention-bytes": (0, _ANY[1]),
 }
 
 

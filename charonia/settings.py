@@ -82,6 +82,14 @@ class GatewaySettings:
     max_pending_requests: int = 100_000
     max_pending_bytes: int = 4 * 1024**3
     max_pending_per_gateway_bytes: int = 1024**3
+    durability: str = "memory"
+    journal: str = "jobs"
+    job_retention_s: int = 86_400
+    job_retention_size_bytes: int = 1024**3
+    journal_retention_s: int = 86_400
+    journal_retention_size_bytes: int = 256 * 1024**2
+    tenant_header: str = ""
+    api_keys: str = ""
 
 
 @dataclass(frozen=True, slots=True)

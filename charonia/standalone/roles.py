@@ -192,7 +192,21 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],
         exit_timeout_secs=values["exit_timeout_secs"],
+        durability=values["durability"],
+        journal=_journal(values["journal"]),
+        job_retention_s=values["job_retention_secs"],
+        job_retention_size_bytes=values["job_retention_bytes"],
+        journal_retention_s=values["journal_retention_secs"],
+        journal_retention_size_bytes=values["journal_retention_bytes"],
+        tenant_header=values["tenant_header"],
+        api_keys=values["api_keys"],
     )
+
+
+def _journal(mode: str) -> str:
+    if mode not in ("off", "jobs", "all"):
+        raise StartupError(f"--journal must be off, jobs or all, got '{mode}'")
+    return mode
 
 
 def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
