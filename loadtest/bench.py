@@ -21,6 +21,7 @@ from typing import Any
 
 from .bench_report import Round, print_report, report
 from .budgets import BUDGET_IN_FLIGHT
+from .calibration import measure_appends
 from .model import LoadTestError
 from .processes import cpu_ns_by_role, load_roles, pss_bytes_by_role
 from .scrape import read_appends, read_executions
@@ -160,7 +161,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     result = measure(target, level, options.duration)
                     cells.setdefault((target.name, target.protocol, level), []).append(result)
         pss_after = pss_bytes_by_role(ours.roles())
-    document = report(cells, options.tolerance, ready_s, pss_idle, pss_after)
+        log_servers = [pid for pid, role in ours.roles().items() if role == "redis"]
+        append_us = measure_appends(log_servers[0]) if log_servers and not options.no_baselines else None
+    document = report(cells, options.tolerance, ready_s, pss_idle, pss_after, append_us)
     document["machine"] = {"cpus": os.cpu_count(), "load_average": os.getloadavg(), "unix_s": round(time.time())}
     return document
 

@@ -15,6 +15,7 @@ from .budgets import (
     cpu_budgets_us,
     less_backend,
 )
+from .calibration import factors
 from .measurement import median
 
 
@@ -38,8 +39,18 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
     return {"median": median(known), "min": min(known), "max": max(known)} if known else None
 
 
-def cell(protocol: str, level: int, rounds: list[Round], tolerance: float, ours: bool) -> dict[str, Any]:
-    """A cell's medians, with verdicts where the budgets apply: our server at 64 in flight."""
+def cell(
+    protocol: str,
+    level: int,
+    rounds: list[Round],
+    tolerance: float,
+    ours: bool,
+    machine: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """A cell's medians, with verdicts where the budgets apply: our server at 64 in flight.
+
+    `machine` is how much slower this machine is for each role; the budgets are stretched by it.
+    """
     roles = sorted({role for one in rounds for role in one.cpu_us})
     net = [less_backend(one.cpu_us, one.backend_us) for one in rounds]
     document: dict[str, Any] = {
@@ -59,7 +70,7 @@ def cell(protocol: str, level: int, rounds: list[Round], tolerance: float, ours:
     if not ours or level != BUDGET_IN_FLIGHT:
         return document
     verdicts: dict[str, Verdict] = {}
-    for role, budget in cpu_budgets_us(roles, protocol).items():
+    for role, budget in cpu_budgets_us(roles, protocol, machine).items():
         verdicts[role] = Verdict(document["cpu_less_backend_us"][role]["median"], budget, False, tolerance)
     if document["requests_per_entry"] is not None:
         figure = document["requests_per_entry"]["median"]
@@ -77,6 +88,7 @@ def report(
     ready_s: float | None,
     pss_idle_bytes: Mapping[str, int],
     pss_after_bytes: Mapping[str, int],
+    append_us: float | None = None,
 ) -> dict[str, Any]:
     """The whole report. `missed` lists every budget that is missed by more than the tolerance, or unmeasured."""
     document: dict[str, Any] = {
@@ -84,12 +96,15 @@ def report(
         "ready_s": ready_s,
         "pss_idle_bytes": dict(pss_idle_bytes),
         "pss_after_bytes": dict(pss_after_bytes),
+        "append_us": append_us,
         "cells": [],
         "missed": [],
     }
     for (name, protocol, level), rounds in cells.items():
         ours = name.startswith("charonia")
-        one = {"target": name, **cell(protocol, level, rounds, tolerance, ours)}
+        echo = spread(one.cpu_us.get("echo") for one in cells.get((f"echo {protocol}", protocol, level), []))
+        machine = factors(protocol, echo["median"] if echo else None, append_us)
+        one = {"target": name, **cell(protocol, level, rounds, tolerance, ours, machine), "machine": machine}
         document["cells"].append(one)
         if ours and level == BUDGET_IN_FLIGHT:
             where = f"{name} at {level} in flight"
@@ -146,7 +161,7 @@ def print_report(document: Mapping[str, Any]) -> None:
             verdict = one["verdicts"].get(role)
             executes = "executor" in role.split("+") and one["backend_us"] is not None
             net = _text(one["cpu_less_backend_us"][role], 1) if executes else "-"
-            budget, text = ("-", "-") if verdict is None else (f"{verdict['budget']:g}", verdict["text"])
+            budget, text = ("-", "-") if verdict is None else (f"{verdict['budget']:.1f}", verdict["text"])
             echo = echoes.get((one["protocol"], one["in_flight"]))
             # A front costs what its bare library costs and more, and that depends on the machine.
             times = f"{figures['median'] / echo:.2f}" if echo and role == "gateway" else "-"
@@ -160,6 +175,8 @@ def print_report(document: Mapping[str, Any]) -> None:
         if verdict is not None:
             figures = f"{verdict['figure']:.1f} requests per entry, floor {verdict['budget']:g}: {verdict['text']}"
             print(f"{one['target']}, {one['in_flight']} in flight: {figures}")
+            slower = ", ".join(f"{role} {factor:.2f}" for role, factor in one["machine"].items())
+            print(f"{one['target']}: budgets are stretched by what bare tools cost more here: {slower}")
     if document["ready_s"] is not None:
         print(f"ready after {document['ready_s']:.2f} s (promise for four small models: {READY_S:g} s)")
     for when in ("idle", "after"):

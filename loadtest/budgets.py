@@ -46,9 +46,12 @@ class Verdict:
         return f"over x{self.ratio:.2f}" if self.within else f"MISSED x{self.ratio:.2f}"
 
 
-def cpu_budgets_us(roles: Iterable[str], protocol: str) -> dict[str, float]:
-    """Budget per role. A process that hosts several roles ("executor+batcher") has the sum of theirs; roles without a
-    budget (a supervisor, say) are left out."""
+def cpu_budgets_us(roles: Iterable[str], protocol: str, machine: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Budget per role, times the factor of the machine where one is given (`loadtest.calibration.factors`).
+
+    A process that hosts several roles ("executor+batcher") has the sum of theirs; roles without a budget (a
+    supervisor, say) are left out.
+    """
     hosts = {role: set(role.split("+")) for role in roles}
     colocated = any({"batcher", "executor"} <= parts for parts in hosts.values())
     single = {
@@ -57,6 +60,8 @@ def cpu_budgets_us(roles: Iterable[str], protocol: str) -> dict[str, float]:
         "batcher": BATCHER_US,
         "executor": EXECUTOR_US,
     }
+    if machine is not None:
+        single = {role: budget * machine.get(role, 1.0) for role, budget in single.items()}
     return {role: sum(single[part] for part in parts) for role, parts in hosts.items() if parts <= single.keys()}
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from loadtest.bench_report import Round, report
 from loadtest.budgets import Verdict, cpu_budgets_us, less_backend
+from loadtest.calibration import factors
 
 
 def test_budgets_of_a_colocated_batcher() -> None:
@@ -75,3 +76,18 @@ def test_a_budget_missed_or_unmeasured_is_listed() -> None:
         "charonia http at 64 in flight: gateway 80.0, budget 50",
         "charonia http at 64 in flight: requests per entry not measured",
     ]
+
+
+def test_a_slower_machine_stretches_the_budgets_of_its_roles() -> None:
+    machine = factors("http", 54.0, 1.6)
+    assert machine == {"gateway": 2.0, "batcher": 2.0, "executor": 2.0, "redis": 2.0}
+    assert cpu_budgets_us(["gateway", "redis", "executor+batcher"], "http", machine) == {
+        "gateway": 100.0,
+        "redis": 16.0,
+        "executor+batcher": 24.0,
+    }
+
+
+def test_a_faster_machine_is_held_to_the_budgets_as_they_are() -> None:
+    assert set(factors("grpc", 10.0, 0.1).values()) == {1.0}
+    assert set(factors("grpc", None, None).values()) == {1.0}
