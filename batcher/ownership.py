@@ -6,7 +6,6 @@ from charonia.eventlog.port import EventLog
 from charonia.eventlog.sharing import preferred_owner
 from charonia.models.catalog import Catalog
 
-
 __all__ = ["live_batchers", "preferred_owner", "take"]
 
 
