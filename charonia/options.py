@@ -13,10 +13,12 @@ from typing import Any
 
 from .errors import StartupError
 
-GATEWAY, BATCHER, EXECUTOR, SERVE = "gateway", "batcher", "executor", "serve"
-_ALL = frozenset({GATEWAY, BATCHER, EXECUTOR, SERVE})
+GATEWAY, BATCHER, EXECUTOR, WEBHOOKS, SERVE = "gateway", "batcher", "executor", "webhooks", "serve"
+_PARTS = frozenset({GATEWAY, BATCHER, EXECUTOR, WEBHOOKS})
+_ALL = _PARTS | {SERVE}
 _G = frozenset({GATEWAY, SERVE})
 _E = frozenset({EXECUTOR, SERVE})
+_W = frozenset({WEBHOOKS, SERVE})
 _S = frozenset({SERVE})
 
 _TRUE = {"true", "1", "on", "yes"}
@@ -57,6 +59,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "log-url", "str", "", _ALL, "redis://, rediss:// or unix:// URL of the log; serve starts a private one without"
     ),
+    Option("log-password-file", "str", "", _ALL, "file that holds the log's password, instead of one in the URL"),
     Option("state-dir", "str", "", _S, "where serve keeps its log, sockets and process list"),
     Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
     Option("executors", "int", 1, _S, "executor processes to start"),
@@ -122,6 +125,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
     Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
     Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
+    # webhooks
+    Option("allow-webhooks", "bool", True, _S, "call the webhooks of ended jobs"),
+    Option("webhook-secrets", "str", "", _W, "file of signing secrets; serve makes one in its state directory without"),
+    Option("webhook-allow", "str", (), _W | _G, "network or host that webhooks may reach; repeatable", repeat=True),
+    Option("webhook-retry-secs", "float", 5.0, _W, "wait before the second try; later waits grow in proportion"),
+    Option("webhook-timeout-secs", "float", 15.0, _W, "how long one call may take"),
     # metrics and logging
     Option("allow-metrics", "bool", True, _ALL, "serve /metrics"),
     Option("allow-cpu-metrics", "bool", True, _ALL, "accepted for compatibility"),
@@ -134,9 +143,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-warning", "bool", True, _ALL, "log warnings"),
     Option("log-error", "bool", True, _ALL, "log errors"),
     # internal: how serve ties its children to itself
-    Option("metrics-socket", "str", "", frozenset({GATEWAY, BATCHER, EXECUTOR}), "unix socket of /metrics"),
+    Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
     Option(
-        "report-fd", "int", -1, frozenset({GATEWAY, BATCHER, EXECUTOR}), "descriptor that gets the ports and 'ready'"
+        "report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"
     ),
     Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
@@ -144,7 +153,7 @@ OPTIONS: tuple[Option, ...] = (
         "private-log",
         "flag",
         False,
-        frozenset({GATEWAY, BATCHER, EXECUTOR}),
+        _PARTS,
         "only this machine's processes use the log",
     ),
     # known, for later
@@ -196,6 +205,8 @@ _RANGES = {
     "model-load-thread-count": (1, 1024),
     "model-load-retry-count": (0, _ANY[1]),
     "http-max-input-size": (1, _ANY[1]),
+    "webhook-retry-secs": (0.01, 86_400),
+    "webhook-timeout-secs": (0.01, 3_600),
     "job-retention-secs": (1, _ANY[1]),
     "job-retention-bytes": (0, _ANY[1]),
     "journal-retention-secs": (0, _ANY[1]),

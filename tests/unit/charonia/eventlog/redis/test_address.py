@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
-from charonia.eventlog.redis.address import parse_address
+import pytest
+
+from charonia.errors import StartupError
+from charonia.eventlog.redis.address import parse_address, with_password
 
 
 def test_a_unix_url_names_a_path_and_a_database() -> None:
@@ -33,3 +37,26 @@ def test_tls_checks_the_server_unless_told_not_to() -> None:
     loose = parse_address("rediss://host?ssl_cert_reqs=none").tls
     assert loose is not None
     assert loose.verify_mode is ssl.CERT_NONE
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("redis://redis:6379/0", "redis://:p%40ss%2F@redis:6379/0"),
+        ("rediss://me@redis", "rediss://me:p%40ss%2F@redis"),
+        ("unix:///run/log", "unix://:p%40ss%2F@/run/log"),
+    ],
+)
+def test_a_password_comes_from_a_file(url: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss/\n")
+    assert with_password(url, str(tmp_path / "password")) == wanted
+    assert parse_address(wanted).password == "p@ss/"
+    assert with_password(url, "") == url
+
+
+def test_a_password_file_that_is_of_no_use_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="cannot be read: No such file"):
+        with_password("redis://redis", str(tmp_path / "none"))
+    (tmp_path / "password").write_text("x")
+    with pytest.raises(StartupError, match="holds a password already"):
+        with_password("redis://:y@redis", str(tmp_path / "password"))
