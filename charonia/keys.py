@@ -25,6 +25,7 @@ command or script ever names keys of two slots.
     r:<endpoint>             replies for one endpoint (a gateway incarnation)
     ctl                      control facts
     epoch                    the name of the log's contents
+    fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides
 
@@ -38,6 +39,7 @@ from urllib.parse import quote
 
 CONTROL = b"ctl"
 EPOCH = b"epoch"
+FENCE = b"fence"
 LOCAL = b"local:"
 
 

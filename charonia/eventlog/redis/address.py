@@ -3,20 +3,29 @@
 redis://[user:password@]host[:6379][/db]
 rediss://...            the same over TLS; ?ssl_ca_certs=, ssl_certfile=, ssl_keyfile=, ssl_cert_reqs=none
 unix://[user:password@]/path/to/socket[?db=0]
+redis+sentinel://[user:password@]host[:26379][,host[:26379]...]/service[/db]
+                        the primary that these sentinels name; ?sentinel_username=, sentinel_password= for themselves
 """
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote, urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from charonia.errors import StartupError
+
+_SENTINEL = "redis+sentinel://"
+_SENTINEL_PORT = 26379
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is set for a Unix socket, `host` for TCP. `text` is for messages: it never holds a password."""
+    """`path` is set for a Unix socket, `host` for TCP, `sentinels` and `service` when those have to be asked.
+
+    `text` is for messages: it never holds a password.
+    """
 
     text: str
     path: str = ""
@@ -26,10 +35,16 @@ class Address:
     username: str = ""
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_username: str = ""
+    sentinel_password: str = field(default="", repr=False)
 
 
 def parse_address(url: str) -> Address:
     """Raises `StartupError` with a sentence for a URL that cannot be used."""
+    if url.startswith(_SENTINEL):
+        return _sentinel_address(url)
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
@@ -45,11 +60,61 @@ def parse_address(url: str) -> Address:
             raise StartupError("the event log URL unix:// names no socket path")
         return Address(f"unix://{path}", path=path, database=number, username=username, password=password)
     if parts.scheme not in ("redis", "rediss"):
-        raise StartupError(f"the event log URL must begin with redis://, rediss:// or unix://, not '{parts.scheme}://'")
+        raise StartupError(
+            "the event log URL must begin with redis://, rediss://, unix:// or redis+sentinel://, "
+            f"not '{parts.scheme}://'"
+        )
     host = parts.hostname or "localhost"
     text = f"{parts.scheme}://{host}:{port}/{number}"
     tls = _tls(query) if parts.scheme == "rediss" else None
     return Address(text, host=host, port=port, database=number, username=username, password=password, tls=tls)
+
+
+def _sentinel_address(url: str) -> Address:
+    try:
+        parts = urlsplit(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        username, _, password = credentials.partition(":")
+        sentinels = tuple(_host(host) for host in hosts.split(",") if host)
+        service, _, database = unquote(parts.path).strip("/").partition("/")
+        number = int(database or "0")
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    except ValueError as error:
+        raise StartupError(f"the event log URL cannot be read: {error}") from None
+    if not sentinels or not service:
+        raise StartupError(f"the event log URL must read {_SENTINEL}host:port[,host:port]/service[/db]")
+    return Address(
+        f"{_SENTINEL}{hosts}/{service}/{number}",
+        database=number,
+        username=unquote(username),
+        password=unquote(password),
+        sentinels=sentinels,
+        service=service,
+        sentinel_username=query.get("sentinel_username", ""),
+        sentinel_password=query.get("sentinel_password", ""),
+    )
+
+
+def _host(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "localhost", parts.port or _SENTINEL_PORT
+
+
+def with_password(url: str, file: str) -> str:
+    """The URL with the password that a file holds, so that it stands in no process list. Raises `StartupError`."""
+    if not file:
+        return url
+    try:
+        password = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise StartupError(f"--log-password-file: '{file}' cannot be read: {reason}") from None
+    parts = urlsplit(url)
+    if parts.password:
+        raise StartupError("--log-password-file: the event log URL holds a password already")
+    user, at, host = parts.netloc.rpartition("@")
+    name = user.rstrip(":") if at else ""
+    return urlunsplit(parts._replace(netloc=f"{name}:{quote(password, safe='')}@{host}"))
 
 
 def _tls(query: dict[str, str]) -> ssl.SSLContext:

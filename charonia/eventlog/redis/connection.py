@@ -19,6 +19,7 @@ from charonia.tensors import Buffer
 
 from .address import Address
 from .packing import Argument, pack
+from .sentinel import Primary
 from .wire import Done, Refused, Wire, lost
 
 _logger = logging.getLogger(__name__)
@@ -34,8 +35,10 @@ _LOADING_DELAY_S = 0.05
 class Connection:
     """A connection that stays: `open` once, then it is there again by itself whenever it is lost.
 
-    `prepare` are commands sent right after signing in, in the same write. `on_state(up)` is called in the event loop.
-    `watch`: a server that leaves commands unanswered for 15 s counts as lost (not for connections that block).
+    `prepare` are commands sent right after signing in, in the same write. So are those that `ask` returns; their
+    replies, refusals among them, go to `on_answers` before anything else is sent, and what it raises breaks the attempt
+    off. `on_state(up)` is called in the event loop. `watch`: a server that leaves commands unanswered for 15 s counts
+    as lost (not for connections that block). `primary` says where the server is when the address names sentinels.
     """
 
     def __init__(
@@ -44,16 +47,23 @@ class Connection:
         *,
         name: str,
         prepare: Sequence[Sequence[Argument]] = (),
+        ask: Callable[[], Sequence[Sequence[Argument]]] | None = None,
+        on_answers: Callable[[list[Any]], None] | None = None,
         on_state: Callable[[bool], None] | None = None,
         watch: bool = True,
+        primary: Primary | None = None,
     ) -> None:
         self.address = address
+        self.primary = primary
         self.client_id = 0
         self._name = name
         self._prepare = prepare
+        self._ask = ask
+        self._on_answers = on_answers
         self._on_state = on_state
         self._watch = watch
         self._wire: Wire | None = None
+        self._place: tuple[str, int] = (address.host, address.port)
         self._closed = False
         self._delay_s = 0.0
         self._up_since_s = 0.0
@@ -67,16 +77,22 @@ class Connection:
     async def open(self) -> None:
         """Connect once. Raises OSError, TimeoutError or `Refused`."""
         wire = await self._connect()
+        if self.primary is not None:
+            self.primary.watch(self._moved)
         self._up(wire)
 
     def start(self) -> None:
         """Connect as soon as it can be done, without waiting for it."""
+        if self.primary is not None:
+            self.primary.watch(self._moved)
         if self._coming_back is None and self._wire is None:
             self._coming_back = asyncio.get_running_loop().create_task(self._come_back())
 
     async def close(self) -> None:
         """End the connection; what was written before still goes out."""
         self._closed = True
+        if self.primary is not None:
+            await self.primary.unwatch(self._moved)
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._coming_back is not None:
@@ -91,6 +107,12 @@ class Connection:
     def drop(self) -> None:
         """Give the transport up and connect anew."""
         if self._wire is not None:
+            self._wire.abort()
+
+    def _moved(self, place: tuple[str, int]) -> None:
+        """The sentinels name another primary: a former one may take writes for a while yet, and lose them."""
+        if self._wire is not None and place != self._place:
+            _logger.warning("the primary of the event log moved from %s:%d to %s:%d", *self._place, *place)
             self._wire.abort()
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -160,7 +182,12 @@ class Connection:
             commands.append(("SELECT", address.database))
         # a server that still reads its own log back lets us in but serves no data yet: this command finds out
         commands.append(("EXISTS", "ctl"))
+        if self.primary is not None:
+            commands.append(("ROLE",))
         commands.extend(self._prepare)
+        questions = self._ask() if self._ask is not None else ()
+        wanted = len(commands)
+        commands.extend(questions)
         answered: asyncio.Future[list[Any] | None] = loop.create_future()
 
         def done(replies: list[Any] | None) -> None:
@@ -172,14 +199,20 @@ class Connection:
                 if address.path:
                     await loop.create_unix_connection(lambda: wire, address.path)
                 else:
-                    await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.tls)
+                    if self.primary is not None:
+                        self._place = await self.primary.find()
+                    await loop.create_connection(lambda: wire, *self._place, ssl=address.tls)
                 wire.batch([pack(command) for command in commands], len(commands), done)
                 replies = await answered
             if replies is None:
                 raise ConnectionResetError("the server closed the connection")
-            for reply in replies:
+            for reply in replies[:wanted]:
                 if isinstance(reply, hiredis.ReplyError):
                     raise Refused(str(reply))
+            if self.primary is not None and not any(type(r) is list and r[:1] == [b"master"] for r in replies[:wanted]):
+                raise ConnectionError(f"{self._place[0]}:{self._place[1]} is no primary")
+            if self._on_answers is not None:
+                self._on_answers(replies[wanted:])
         except BaseException:
             wire.abort()
             raise

@@ -7,14 +7,15 @@ two slots. Connecting and matching replies are `connection`'s, following streams
 from __future__ import annotations
 
 import asyncio
-import re
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import hiredis
 
 from charonia import keys
-from charonia.errors import LogUnavailable, StartupError
+from charonia.errors import InvalidArgument, LogUnavailable, StartupError
+from charonia.eventlog.durability import Level, parse_level
 from charonia.eventlog.port import START, Entry, Fields, Limits, Reply, StreamReader
 from charonia.eventlog.refusals import not_owner, over_limit
 from charonia.events import LaneOpened, pack_fact
@@ -23,10 +24,15 @@ from charonia.tensors import Buffer
 from . import scripts
 from .address import parse_address
 from .connection import Connection
+from .durability import QUESTIONS, Durability, Server, Writes
+from .epoch import Epoch, new_epoch
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .reader import RedisReader
 from .scripts import Script
+from .sentinel import Primary
 from .wire import Refused
+
+_logger = logging.getLogger(__name__)
 
 _OLDEST_VERSION = (7, 0)
 _LOADING_PATIENCE_S = 60.0
@@ -35,16 +41,42 @@ _MOST_FIELDS = 7000
 
 
 class RedisLog:
-    """`EventLog` on Redis or Valkey >= 7.0 at a redis://, rediss:// or unix:// URL.
+    """`EventLog` on Redis or Valkey >= 7.0 at the URL of one server or of its sentinels (see `address`).
 
-    `on_state(up)` is called in the event loop when the connection is lost and found again.
+    `on_state(up)` is called in the event loop when the connection is lost and found again. `durability` is the level of
+    what is accepted without a level of its own. Raises `StartupError` for a URL or a level that cannot be read.
     """
 
-    def __init__(self, url: str, on_state: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory") -> None:
         self._address = parse_address(url)
-        prepare = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
-        self._connection = Connection(self._address, name="charonia", prepare=prepare, on_state=on_state)
+        try:
+            level = parse_level(durability)
+        except InvalidArgument as error:
+            raise StartupError(error.message) from None
+        self._prepare = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
+        self._epoch = Epoch()
+        self._server: Server | None = None
+        self._connection = Connection(
+            self._address,
+            name="charonia",
+            prepare=self._prepare,
+            ask=lambda: [*QUESTIONS, *self._epoch.questions()],
+            on_answers=self._connected,
+            on_state=on_state,
+            primary=Primary(self._address) if self._address.sentinels else None,
+        )
+        self._durability = Durability(self._connection, self._connect, level)
         self._lane_names: dict[tuple[str, int, int], tuple[bytes, ...]] = {}
+
+    def _connect(self, name: str) -> Connection:
+        return Connection(
+            self._address, name=f"charonia-{name}", prepare=self._prepare, primary=self._connection.primary
+        )
+
+    def _connected(self, answers: list[Any]) -> None:
+        self._server = Server.of(answers[: len(QUESTIONS)])
+        self._epoch.answered(answers[len(QUESTIONS) :])
+        self._durability.connected_to(self._server)
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -63,22 +95,50 @@ class RedisLog:
             except OSError as error:
                 raise StartupError(f"the event log at {where} cannot be reached: {error}") from None
         try:
-            version = _version(await self._connection.execute("INFO", "server"))
-        except LogUnavailable as error:
-            raise StartupError(f"the event log at {where} cannot be asked for its version: {error}") from None
-        if version < _OLDEST_VERSION:
-            text = ".".join(map(str, version))
+            await self._check(where)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _check(self, where: str) -> None:
+        """Raise `StartupError` for a server that cannot keep what is promised."""
+        server = self._server
+        if server is None or server.version < _OLDEST_VERSION:
+            text = ".".join(map(str, server.version if server is not None else (0,)))
             raise StartupError(f"the event log at {where} is a server of version {text}; 7.0 or newer is needed")
+        default = self._durability.default
+        if problem := server.shortfall(default):
+            raise StartupError(f"durability '{default.text}' is more than the event log at {where} promises: {problem}")
+        try:
+            await self._durability.writes(None)
+        except LogUnavailable as error:
+            raise StartupError(f"the event log at {where} cannot be used: {error}") from None
 
     async def close(self) -> None:
+        await self._durability.close()
         await self._connection.close()
+
+    async def epoch(self) -> str:
+        value = await self._connection.execute("GET", keys.EPOCH)
+        while value is None:
+            await self._write("SET", keys.EPOCH, new_epoch(), "NX")
+            value = await self._connection.execute("GET", keys.EPOCH)
+        return self._epoch.name(value)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
     async def append(self, stream: bytes, fields: Fields) -> bytes:
         if not fields or len(fields) % 2:
             raise ValueError("fields of an entry alternate names and values")
-        entry_id: bytes = await self._connection.execute_pieces(_pack_append(stream, fields))
+        entry_id: bytes
+        try:
+            entry_id = await self._connection.execute_pieces(_pack_append(stream, fields))
+        except Refused as error:
+            if not error.out_of_memory:
+                raise
+            entry_id = await self._write("XADD", stream, "*", *fields)
+        if stream == keys.CONTROL:
+            self._epoch.wrote(entry_id)
         return entry_id
 
     async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None:
@@ -98,7 +158,15 @@ class RedisLog:
     # -- accepted work of a model -------------------------------------------------------------------------------------
 
     async def accept(
-        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        *,
+        durability: str = "",
     ) -> None:
         if not fields or len(fields) % 2 or len(fields) > _MOST_FIELDS:
             raise ValueError("fields of an entry alternate names and values and are not too many")
@@ -128,9 +196,11 @@ class RedisLog:
             *fields,
         )
         pieces: Sequence[Buffer] = pack_pieces(command) if _large(fields) else (pack(command),)
-        bound = await self._run(scripts.ACCEPT, pieces)
+        writes = await self._durability.writes(_level(durability))
+        bound = await self._run(scripts.ACCEPT, pieces, writes)
         if bound:
             raise over_limit(model, bound, limits)
+        await writes.reached()
 
     async def settle(
         self,
@@ -172,9 +242,12 @@ class RedisLog:
             if not str(result).startswith("NOSCRIPT"):
                 raise Refused(str(result))
             result = await self._reload(scripts.SETTLE, (script,))
-        for entry_id in appended:
+        for told, entry_id in zip((*replies, *facts), appended, strict=True):
             if isinstance(entry_id, hiredis.ReplyError):
-                raise Refused(str(entry_id))
+                refusal = Refused(str(entry_id))
+                if not refusal.out_of_memory:
+                    raise refusal
+                await self._write("XADD", told.stream, "*", *told.fields)
         return _won(result, len(requests))
 
     async def begin_attempt(self, model: str, token: int, ids: Sequence[bytes], attempt: int) -> list[bool]:
@@ -212,7 +285,13 @@ class RedisLog:
         await self._script(scripts.RELEASE_OWNERSHIP, (keys.counters(model),), (owner, token))
 
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        await self._connection.execute("SET", keys.alive(role, incarnation), "1", "PX", ttl_ms)
+        key = keys.alive(role, incarnation)
+        try:
+            await self._connection.execute("SET", key, "1", "PX", ttl_ms)
+        except Refused as error:
+            if not error.out_of_memory:
+                raise
+            await self._write("SET", key, "1", "PX", ttl_ms)
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         await self._connection.execute("DEL", keys.alive(role, incarnation))
@@ -282,23 +361,36 @@ class RedisLog:
                 raise Refused(str(reply))
         return replies
 
+    async def _write(self, command: Argument, key: bytes, *arguments: Argument) -> Any:
+        """A write of one key that the server takes even when it is out of memory."""
+        words = (b"EVALSHA", scripts.WRITE.digest, 1, key, command, *arguments)
+        return await self._run(scripts.WRITE, pack_pieces(words))
+
     async def _script(self, script: Script, names: Sequence[bytes], arguments: Sequence[Argument]) -> Any:
         return await self._run(script, (pack((b"EVALSHA", script.digest, len(names), *names, *arguments)),))
 
-    async def _run(self, script: Script, pieces: Sequence[Buffer]) -> Any:
+    async def _run(self, script: Script, pieces: Sequence[Buffer], through: Connection | Writes | None = None) -> Any:
+        connection = through or self._connection
         try:
-            return await self._connection.execute_pieces(pieces)
+            return await connection.execute_pieces(pieces)
         except Refused as error:
             if not error.reply.startswith("NOSCRIPT"):
                 raise
-        return await self._reload(script, pieces)
+        return await self._reload(script, pieces, connection)
 
-    async def _reload(self, script: Script, pieces: Sequence[Buffer]) -> Any:
+    async def _reload(
+        self, script: Script, pieces: Sequence[Buffer], through: Connection | Writes | None = None
+    ) -> Any:
         """Run a script that the server has forgotten; it has not run before, so nothing happens twice."""
-        _, result = await self._connection.execute_all([pack(("SCRIPT", "LOAD", script.source)), *pieces], 2)
+        connection = through or self._connection
+        _, result = await connection.execute_all([pack(("SCRIPT", "LOAD", script.source)), *pieces], 2)
         if isinstance(result, hiredis.ReplyError):
             raise Refused(str(result))
         return result
+
+
+def _level(text: str) -> Level | None:
+    return parse_level(text) if text else None
 
 
 def _pack_append(stream: bytes, fields: Fields) -> Sequence[Buffer]:
@@ -326,12 +418,6 @@ def _won(result: Any, count: int) -> list[bool]:
     if result == 1:
         return [True] * count
     return [won == 49 for won in result]
-
-
-def _version(info: bytes) -> tuple[int, ...]:
-    fields = dict(re.findall(rb"^(valkey_version|redis_version):([\d.]+)", info, re.MULTILINE))
-    version: bytes = fields.get(b"valkey_version") or fields.get(b"redis_version") or b"0"
-    return tuple(int(part) for part in version.strip(b".").split(b"."))
 
 
 def _refusal(where: str, reply: str) -> str:

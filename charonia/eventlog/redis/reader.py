@@ -50,7 +50,9 @@ class RedisReader:
 
     def __init__(self, address: Address, commands: Connection) -> None:
         self._commands = commands
-        self._connection = Connection(address, name="charonia-reader", on_state=self._state, watch=False)
+        self._connection = Connection(
+            address, name="charonia-reader", on_state=self._state, watch=False, primary=commands.primary
+        )
         self._streams: dict[bytes, _Following] = {}
         self._deletions: dict[bytes, list[bytes]] = {}
         self._on_entries: OnEntries | None = None
@@ -145,9 +147,36 @@ class RedisReader:
         self._reading = None
         self._sweeping = False
         if up:
-            self._sweep()
+            self._find_places()
         if self._on_state is not None:
             self._on_state(up)
+
+    def _find_places(self) -> None:
+        """A stream that ends before our place has lost what we read: what comes next may have smaller ids than that.
+
+        It does after a failover to a replica whose clock is behind, and in another log under the same address.
+        """
+        placed = [f for f in self._streams.values() if f.after not in (START, _LAST)]
+        if not placed:
+            self._sweep()
+            return
+        self._sweeping = True
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None or self._closed:
+                return  # the next connection begins anew
+            for following, info in zip(placed, replies, strict=True):
+                # an error: there is no such stream (any more)
+                last = START if isinstance(info, hiredis.ReplyError) else _last_id(info)
+                if _order(last) < _order(following.after):
+                    _logger.warning("stream %s was rewound to %s", following.stream.decode(errors="replace"), last)
+                    following.after = last
+                    following.began = min(following.began, last, key=_order)
+            self._sweeping = False
+            self._sweep()
+
+        pieces = [pack((b"XINFO", b"STREAM", f.stream)) for f in placed]
+        self._connection.batch(pieces, len(pieces), done)
 
     def _sweep(self) -> None:
         """Before reading on, delete again what came back: a killed server may forget deletions it has confirmed.
@@ -263,3 +292,13 @@ class RedisReader:
         """Deletions that may not have happened; repeating one does no harm."""
         for stream, ids in deletions.items():
             self._deletions.setdefault(stream, []).extend(ids)
+
+
+def _last_id(info: list[Any]) -> bytes:
+    last: bytes = dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"]
+    return last
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    time_ms, _, number = entry_id.partition(b"-")
+    return int(time_ms), int(number or 0)

@@ -31,12 +31,25 @@ Done = Callable[[list[Any] | None], None]
 """Gets all replies of a batch (`hiredis.ReplyError` among them), or None when those are lost."""
 
 
+_REASONS = {
+    "OOM": "is full, nothing new is taken until some work is done",
+    "MISCONF": "cannot write to its disk",
+    "READONLY": "is a replica now",
+    "NOREPLICAS": "has too few replicas",
+}
+
+
 class Refused(LogUnavailable):
-    """The server answered a command with an error; `reply` is its text."""
+    """The server answered a command with an error, so it has done nothing; `reply` is its text."""
 
     def __init__(self, reply: str) -> None:
-        super().__init__(f"the event log refused a command: {reply}")
+        why = next((words for prefix, words in _REASONS.items() if reply.startswith(prefix)), "refused a command")
+        super().__init__(f"the event log {why}: {reply}")
         self.reply = reply
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.reply.startswith("OOM")
 
 
 class _Batch:

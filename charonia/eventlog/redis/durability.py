@@ -1,0 +1,296 @@
+"""Durability levels on Redis and Valkey: what a server can promise, and writes that wait until a level is reached.
+
+WAIT and WAITAOF cover the writes of their own connection only. So each level that needs one of them has a hot
+connection of its own, and what is written while one group is on its way leaves together with the next, behind one
+barrier. Under `appendfsync always` a reply is a receipt already and the common connection serves.
+
+WAITAOF under `appendfsync everysec` is believed from Redis 8 on only: Redis 7.4 and every Valkey so far answer it
+before anything has been flushed (docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hiredis
+
+from charonia import keys
+from charonia.errors import LogUnavailable, Unsupported
+from charonia.eventlog.durability import FSYNC, MEMORY, Level
+from charonia.tensors import Buffer
+
+from .connection import Connection
+from .packing import Argument, pack
+from .wire import Refused, lost
+
+_logger = logging.getLogger(__name__)
+
+PATIENCE_MS = 5000
+"""How long a level may take; after it the outcome is unknown to the caller."""
+
+_HONEST_WAITAOF = (8, 0)
+_EVICTION_ALLOWED = "noeviction"
+
+QUESTIONS: Sequence[Sequence[Argument]] = (
+    ("INFO", "server"),
+    ("INFO", "persistence"),
+    ("INFO", "memory"),
+    ("CONFIG", "GET", "appendfsync"),
+)
+"""What `Server.of` wants the answers of; asked on every connect, as each may lead to another server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server says of itself. `appendfsync` is "" when it may not be asked."""
+
+    version: tuple[int, ...]
+    valkey: bool
+    appendonly: bool
+    eviction: str
+    appendfsync: str
+
+    @classmethod
+    def of(cls, answers: Sequence[Any]) -> Server:
+        """From the answers to `QUESTIONS`; one that was refused tells nothing. Raises `Refused` without a version."""
+        about, persistence, memory, appendfsync = answers
+        if isinstance(about, hiredis.ReplyError):
+            raise Refused(str(about))
+        fields = dict(re.findall(rb"^(valkey_version|redis_version):([\d.]+)", about, re.MULTILINE))
+        version = fields.get(b"valkey_version") or fields.get(b"redis_version") or b"0"
+        return cls(
+            tuple(int(part) for part in version.strip(b".").split(b".")),
+            b"valkey_version" in fields,
+            _field(persistence, rb"aof_enabled:(\w+)") == "1",
+            _field(memory, rb"maxmemory_policy:([\w-]+)"),
+            appendfsync[1].decode() if isinstance(appendfsync, list) and len(appendfsync) == 2 else "",
+        )
+
+    @property
+    def flushes_before_replies(self) -> bool:
+        return self.appendfsync == "always"
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it may forget what it has taken, once memory is short."""
+        return self.eviction not in ("", _EVICTION_ALLOWED)
+
+    def shortfall(self, level: Level) -> str:
+        """Why this server cannot promise a level, "" when it can."""
+        if level == MEMORY:
+            return ""
+        if not self.appendonly:
+            return "it keeps no append-only file (appendonly no)"
+        if self.evicts:
+            return f"it may evict what it has taken (maxmemory-policy {self.eviction}); it must be noeviction"
+        if level != FSYNC or self.flushes_before_replies:
+            return ""
+        if self.appendfsync == "everysec" and not self.valkey and self.version >= _HONEST_WAITAOF:
+            return ""
+        return f"it must run with 'appendfsync always', not '{self.appendfsync or 'unknown'}'"
+
+
+def _field(info: Any, pattern: bytes) -> str:
+    found = re.search(pattern, info) if isinstance(info, bytes) else None
+    return found[1].decode() if found is not None else ""
+
+
+class Writes:
+    """One call's writes towards a level; this one is for levels that a reply alone proves."""
+
+    __slots__ = ("_connection", "level")
+
+    def __init__(self, connection: Connection, level: Level) -> None:
+        self._connection = connection
+        self.level = level
+
+    async def execute_pieces(self, pieces: Sequence[Buffer]) -> Any:
+        """As `Connection.execute_pieces`."""
+        return await self._connection.execute_pieces(pieces)
+
+    async def execute_all(self, pieces: Sequence[Buffer], count: int) -> list[Any]:
+        """As `Connection.execute_all`."""
+        return await self._connection.execute_all(pieces, count)
+
+    async def reached(self) -> None:
+        """Return once everything written has reached the level. Raises `LogUnavailable`: the outcome is unknown."""
+
+    async def cover_earlier(self) -> None:
+        """Like `reached`, for what others have written before this call too."""
+
+
+class _GroupedWrites(Writes):
+    """Writes that a barrier has to follow."""
+
+    __slots__ = ("_barrier", "_group")
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.connection, group.level)
+        self._group = group
+        self._barrier: asyncio.Future[bool] | None = None
+
+    async def execute_pieces(self, pieces: Sequence[Buffer]) -> Any:
+        (reply,) = await self.execute_all(pieces, 1)
+        if isinstance(reply, hiredis.ReplyError):
+            raise Refused(str(reply))
+        return reply
+
+    async def execute_all(self, pieces: Sequence[Buffer], count: int) -> list[Any]:
+        replies, self._barrier = self._group.write(pieces, count)
+        return await replies
+
+    async def reached(self) -> None:
+        if self._barrier is not None and not await asyncio.shield(self._barrier):
+            raise LogUnavailable(
+                f"durability '{self.level.text}' was not reached within {PATIENCE_MS // 1000} s, the outcome is unknown"
+            )
+
+    async def cover_earlier(self) -> None:
+        # a write of our own, after which everything before it is covered; a barrier alone may find nothing to wait for
+        await self.execute_pieces((pack(("SET", keys.FENCE, "1")),))
+        await self.reached()
+
+
+class Group:
+    """A hot connection kept for one level. Writes that come while a group is on its way leave with the next one."""
+
+    def __init__(self, connection: Connection, level: Level) -> None:
+        self.connection = connection
+        self.level = level
+        words: tuple[Argument, ...] = ("WAITAOF", 1, 0) if level == FSYNC else ("WAIT", level.replicas)
+        self._barrier_command = pack((*words, PATIENCE_MS))
+        self._waiting: list[tuple[Sequence[Buffer], int, asyncio.Future[list[Any]]]] = []
+        self._next: asyncio.Future[bool] | None = None
+        self._under_way = False
+        self.barriers = 0
+
+    async def open(self) -> None:
+        """Connect once. Raises `LogUnavailable`; from then on the connection comes back by itself."""
+        try:
+            await self.connection.open()
+        except OSError as error:
+            raise LogUnavailable(
+                f"the event log at {self.connection.address.text} cannot be reached: {error}"
+            ) from None
+
+    def write(self, pieces: Sequence[Buffer], count: int) -> tuple[asyncio.Future[list[Any]], asyncio.Future[bool]]:
+        """`count` packed commands: their replies, and whether the level was reached after them."""
+        loop = asyncio.get_running_loop()
+        replies: asyncio.Future[list[Any]] = loop.create_future()
+        self._waiting.append((pieces, count, replies))
+        if self._next is None:
+            self._next = loop.create_future()
+            self._next.add_done_callback(_consume)
+            if not self._under_way:
+                loop.call_soon(self._flush)
+        return replies, self._next
+
+    def _flush(self) -> None:
+        barrier, self._next = self._next, None
+        waiting, self._waiting = self._waiting, []
+        if barrier is None:
+            return
+        try:
+            for pieces, count, replies in waiting:
+                self.connection.batch(pieces, count, _hand_over(replies))
+            self.connection.batch((self._barrier_command,), 1, lambda answer: self._answered(barrier, answer))
+        except LogUnavailable as error:
+            for _, _, replies in waiting:
+                if not replies.done():
+                    replies.set_exception(LogUnavailable(error.message))
+            barrier.set_exception(error)
+            return
+        self._under_way = True
+        self.barriers += 1
+
+    def _answered(self, barrier: asyncio.Future[bool], answer: list[Any] | None) -> None:
+        self._under_way = False
+        if answer is None:
+            barrier.set_exception(lost())
+        elif isinstance(answer[0], hiredis.ReplyError):
+            barrier.set_exception(Refused(str(answer[0])))
+        else:
+            count = answer[0][0] if self.level == FSYNC else answer[0]
+            barrier.set_result(count >= max(1, self.level.replicas))
+        if self._next is not None:
+            self._flush()
+
+
+def _hand_over(future: asyncio.Future[list[Any]]) -> Callable[[list[Any] | None], None]:
+    def done(replies: list[Any] | None) -> None:
+        if future.done():
+            return
+        if replies is None:
+            future.set_exception(lost())
+        else:
+            future.set_result(replies)
+
+    return done
+
+
+def _consume(future: asyncio.Future[bool]) -> None:
+    """A barrier that failed after its writes were refused is nobody's news."""
+    if not future.cancelled():
+        future.exception()
+
+
+class Durability:
+    """Gives out `Writes` for levels. `connect(name)` makes a connection to the same log, not opened yet."""
+
+    def __init__(self, common: Connection, connect: Callable[[str], Connection], default: Level) -> None:
+        self.default = default
+        self._common = common
+        self._connect = connect
+        self._server: Server | None = None
+        self._plain: dict[Level, Writes] = {}
+        self._groups: dict[Level, Group] = {}
+        self._opening = asyncio.Lock()
+
+    def connected_to(self, server: Server) -> None:
+        """The common connection leads to this server now."""
+        previous, self._server = self._server, server
+        if server != previous and (problem := server.shortfall(self.default)):
+            _logger.error("the event log cannot promise durability '%s': %s", self.default.text, problem)
+        if server != previous and server.evicts and self.default == MEMORY:
+            _logger.warning("the event log may evict what it has taken: maxmemory-policy is %s", server.eviction)
+
+    async def writes(self, level: Level | None) -> Writes:
+        """For one call. Raises `Unsupported` or, for the server's own level, `LogUnavailable` when it has none now."""
+        wanted = level or self.default
+        server = self._server
+        if server is None:
+            return self._at_once(wanted)  # not connected: the write will say so
+        problem = server.shortfall(wanted) if wanted != MEMORY else ""
+        if problem:
+            text = f"durability '{wanted.text}' cannot be reached by the event log: {problem}"
+            raise Unsupported(text) if level is not None and level != self.default else LogUnavailable(text)
+        if wanted == MEMORY or (wanted == FSYNC and server.flushes_before_replies):
+            return self._at_once(wanted)
+        return _GroupedWrites(await self._group(wanted))
+
+    def _at_once(self, level: Level) -> Writes:
+        found = self._plain.get(level)
+        if found is None:
+            found = self._plain[level] = Writes(self._common, level)
+        return found
+
+    async def _group(self, level: Level) -> Group:
+        found = self._groups.get(level)
+        if found is not None:
+            return found
+        async with self._opening:
+            found = self._groups.get(level)
+            if found is None:
+                group = Group(self._connect(level.text), level)
+                await group.open()
+                found = self._groups[level] = group
+        return found
+
+    async def close(self) -> None:
+        for group in self._groups.values():
+            await group.connection.close()

@@ -1,0 +1,89 @@
+"""Where the primary of a replicated log is: asks the sentinels of the address, and notices when it moves.
+
+Discovery is redis-py's; it is imported only for an address with sentinels. Connecting, and leaving a primary that is
+none any more, is `connection`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redis.asyncio.sentinel import Sentinel
+
+    from .address import Address
+
+_logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.5
+_ANSWER_S = 1.0
+
+Place = tuple[str, int]
+
+
+class Primary:
+    """The primary of one service. Watchers are told its place when it is another one than before."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._sentinel: Sentinel | None = None
+        self._watchers: list[Callable[[Place], None]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    async def find(self) -> Place:
+        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one."""
+        import redis
+
+        try:
+            place: tuple[Any, Any] = await self._asked().discover_master(self._address.service)
+        except redis.RedisError as error:
+            raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {error}") from None
+        return str(place[0]), int(place[1])
+
+    def watch(self, moved: Callable[[Place], None]) -> None:
+        """Call `moved` with the primary's place about twice a second."""
+        if moved not in self._watchers:
+            self._watchers.append(moved)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._look(), name="watch of the log's primary")
+
+    async def unwatch(self, moved: Callable[[Place], None]) -> None:
+        """The last one to go ends the watch."""
+        if moved in self._watchers:
+            self._watchers.remove(moved)
+        if self._watchers or self._watching is None:
+            return
+        watching, self._watching = self._watching, None
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        sentinel, self._sentinel = self._sentinel, None
+        if sentinel is not None:
+            await sentinel.aclose()
+
+    async def _look(self) -> None:
+        """A primary that hangs answers nobody and closes nothing: only the sentinels tell that it was replaced."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            try:
+                place = await self.find()
+            except OSError:
+                continue  # a failover under way; whoever is connected stays so until there is somewhere to go
+            except Exception:
+                _logger.exception("the sentinels could not be asked")
+                continue
+            for moved in list(self._watchers):
+                moved(place)
+
+    def _asked(self) -> Sentinel:
+        if self._sentinel is None:
+            from redis.asyncio.sentinel import Sentinel
+
+            address = self._address
+            ways: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S}
+            if address.sentinel_password:
+                ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
+            self._sentinel = Sentinel(list(address.sentinels), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]
+        return self._sentinel
