@@ -16,6 +16,8 @@ from typing import Any
 from . import options
 from .errors import CharoniaError, StartupError
 
+_ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
+
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
 commands
@@ -23,6 +25,7 @@ commands
   gateway     run one gateway against --log-url
   batcher     run one batcher against --log-url
   executor    run one executor against --log-url
+  webhooks    run one sender of webhooks against --log-url
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -32,7 +35,7 @@ environment, else the TOML file of --config, else the default.
 _COMPLETION = """_charonia() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "serve gateway batcher executor completion" -- "$word"))
+        COMPREPLY=($(compgen -W "serve gateway batcher executor webhooks completion" -- "$word"))
     else
         case ${COMP_WORDS[1]} in
 %s
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR):
+    if command not in _ROLES:
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if "--help" in rest or "-h" in rest:
@@ -109,7 +112,7 @@ def _file(path: str) -> dict[str, Any]:
 
 def _completion() -> str:
     cases = []
-    for role in (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR):
+    for role in _ROLES:
         flags = " ".join(f"--{option.name}" for option in options.options_of(role))
         cases.append(f'        {role}) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
     return _COMPLETION % "\n".join(cases)

@@ -144,9 +144,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-error", "bool", True, _ALL, "log errors"),
     # internal: how serve ties its children to itself
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
-    Option(
-        "report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"
-    ),
+    Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
     Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
     Option(

@@ -82,6 +82,7 @@ class GatewaySettings:
     max_pending_requests: int = 100_000
     max_pending_bytes: int = 4 * 1024**3
     max_pending_per_gateway_bytes: int = 1024**3
+    webhook_allow: tuple[str, ...] = ()
     durability: str = "memory"
     journal: str = "jobs"
     job_retention_s: int = 86_400
@@ -100,6 +101,27 @@ class BatcherSettings:
     exit_timeout_secs: int = 30
     prefetch: int = 1
     window_requests: int = 8192
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """One sender of webhooks. `secrets` is a file, `allow` holds networks and hosts beside the public internet.
+
+    The waits between tries grow in proportion from `first_retry_s`.
+    """
+
+    incarnation: str
+    secrets: str = ""
+    allow: tuple[str, ...] = ()
+    first_retry_s: float = 5.0
+    timeout_s: float = 15.0
+    concurrency: int = 64
+    concurrency_per_host: int = 4
+    agent: str = "charonia"
+    exit_timeout_secs: int = 30
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""

@@ -1,4 +1,4 @@
-"""Runs one role (gateway, batcher, executor) in this process: settings from options, the log, the service, signals.
+"""Runs one role (gateway, batcher, executor, webhooks) in this process: its settings, the log, the service, signals.
 
 A service draws its incarnation here, reports its endpoints and "ready" to the supervisor's descriptor when it has one,
 drains on SIGTERM and SIGINT and exits 0, or 1 when work was still running after `--exit-timeout-secs`.
@@ -23,7 +23,7 @@ from charonia.clock import monotonic_ns
 from charonia.errors import StartupError
 from charonia.eventlog.port import EventLog
 from charonia.options import Values
-from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings
+from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
 from .logs import configure_logging
 
@@ -66,7 +66,7 @@ async def _run(role: str, values: Values) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor}[role]
+    start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor, "webhooks": _webhooks}[role]
     starting = asyncio.create_task(start(log, values), name=f"start {role}")
     stop_asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
@@ -193,6 +193,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],
         exit_timeout_secs=values["exit_timeout_secs"],
+        webhook_allow=values["webhook_allow"],
         durability=values["durability"],
         journal=_journal(values["journal"]),
         job_retention_s=values["job_retention_secs"],
@@ -247,6 +248,34 @@ def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSett
         metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",
         metrics_socket=values["metrics_socket"] if own_metrics else "",
+    )
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+
+async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+    from gateway.webhooks.app import WebhooksApp
+
+    app = WebhooksApp(log, webhook_settings(values), _log_settings(values))
+    await app.start()
+    return {}, app.stop
+
+
+def webhook_settings(values: Values) -> WebhookSettings:
+    """`WebhookSettings` from option values. Raises `StartupError` without secrets to sign with."""
+    if not values["webhook_secrets"]:
+        raise StartupError("charonia webhooks needs --webhook-secrets, the file of secrets that calls are signed with")
+    return WebhookSettings(
+        incarnation=incarnation("webhooks"),
+        secrets=values["webhook_secrets"],
+        allow=values["webhook_allow"],
+        first_retry_s=values["webhook_retry_secs"],
+        timeout_s=values["webhook_timeout_secs"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
     )
 
 

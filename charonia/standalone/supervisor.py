@@ -1,4 +1,4 @@
-"""`charonia serve`: private log, gateway, executors and their batcher on this machine, started and stopped together.
+"""`charonia serve`: private log, gateway, executors, their batcher, webhooks: started and stopped together.
 
 The supervisor imports no service and no library beyond the standard one, so that it starts at once and stays small. A
 part that dies is started again, with back-off; one that cannot start at all ends the server with its own sentence.
@@ -7,11 +7,13 @@ part that dies is started again, with back-off; one that cannot start at all end
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -20,7 +22,7 @@ from typing import Any
 
 from charonia.errors import StartupError
 from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
-from charonia.options import BATCHER, EXECUTOR, GATEWAY, Values, render
+from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.telemetry import MetricsEndpoint
 
 from .children import Child, descendants, watch
@@ -86,6 +88,7 @@ class Supervisor:
             await self._wait(self._started)
             if self._started.is_set() and not self._failed:
                 self._announce()
+                self._start_webhooks()
                 await self._wait(None)
             clean = await self._stop()
             return 0 if clean and not self._failed else 1
@@ -159,6 +162,32 @@ class Supervisor:
             self._add(EXECUTOR, "executor+batcher" if colocated else EXECUTOR, {**values, "with_batcher": colocated})
         for child in self._children:
             child.start()
+        if values["allow_webhooks"]:
+            self._add(WEBHOOKS, WEBHOOKS, {**values, "webhook_secrets": self._webhook_secrets()})
+        self._take_census_once()
+
+    def _webhook_secrets(self) -> str:
+        """The file of secrets to sign with; made once when none is configured."""
+        configured: str = self._values["webhook_secrets"]
+        if configured:
+            from gateway.webhooks.keyring import Keyring
+
+            Keyring(configured)
+            return str(Path(configured).absolute())
+        made = self._state_dir / "webhook-secret"
+        if not made.exists():
+            temporary = made.with_suffix(".tmp")
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as file:
+                file.write(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
+            temporary.replace(made)
+        return str(made)
+
+    def _start_webhooks(self) -> None:
+        """Last: whether anybody can be told of results must not hold up who makes them."""
+        for child in self._children:
+            if child.role == WEBHOOKS:
+                child.start()
         self._take_census_once()
 
     def _add(self, role: str, name: str, values: Values) -> None:
@@ -187,7 +216,8 @@ class Supervisor:
         if report.get("serving"):
             self._ready = True
         # what an executor of before left in the log may look ready: the start is over when these parts say so
-        if all(c.ready for c in self._children) and (self._ready or not self._values["exit_on_error"]):
+        parts = [c for c in self._children if c.role != WEBHOOKS]
+        if all(c.ready for c in parts) and (self._ready or not self._values["exit_on_error"]):
             self._started.set()
 
     def _write_endpoints(self) -> None:
@@ -198,6 +228,8 @@ class Supervisor:
         for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{_reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
+        if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
+            print(f"webhooks are signed with {self._state_dir / 'webhook-secret'}", flush=True)  # noqa: T201
         state = "ready" if self._ready else "up, not every model is ready"
         print(f"{state}: Ctrl-C stops the server", flush=True)  # noqa: T201
 
@@ -303,7 +335,7 @@ class Supervisor:
         deadline_s = loop.time() + self._values["exit_timeout_secs"]
         hurry = asyncio.create_task(self._hurry.wait())
         clean = True
-        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER)):
+        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER), (WEBHOOKS,)):
             group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
             # one that is not up yet has nothing to drain, and may not even listen to signals
             up = [child for child in group if child.ready]

@@ -1,0 +1,90 @@
+"""Composes one webhook sender: it shares the models with the other living senders. The only place its parts meet."""
+
+from __future__ import annotations
+
+import contextlib
+
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.membership import Membership
+from charonia.eventlog.port import EventLog
+from charonia.eventlog.sharing import preferred_owner
+from charonia.settings import LogSettings, WebhookSettings
+from charonia.telemetry import MetricsEndpoint
+
+from .addresses import Allowed
+from .keyring import Keyring
+from .posting import Poster
+from .sender import Sender
+
+ROLE = "webhooks"
+
+_GRACE_S = 2.0
+"""For calls under way when the sender stops. Short: they can be made again."""
+
+
+class WebhooksApp:
+    """One sender process."""
+
+    def __init__(self, log: EventLog, settings: WebhookSettings, log_settings: LogSettings) -> None:
+        """Raises `StartupError` for secrets or allowances that cannot be used."""
+        self._settings = settings
+        self._log_is_private = log_settings.private
+        allowed = Allowed.parse(settings.allow)
+        keyring = Keyring(settings.secrets)
+        self._control = ControlPlane(
+            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+        )
+        self._membership = Membership(
+            log,
+            ROLE,
+            settings.incarnation,
+            interval_ms=log_settings.heartbeat_interval_ms,
+            ttl_ms=log_settings.heartbeat_ttl_ms,
+        )
+        self._poster = Poster(allowed, timeout_s=settings.timeout_s, agent=settings.agent)
+        self.sender = Sender(
+            log,
+            self._mine,
+            self._poster,
+            keyring,
+            allowed,
+            first_retry_s=settings.first_retry_s,
+            concurrency=settings.concurrency,
+            concurrency_per_host=settings.concurrency_per_host,
+        )
+        self._endpoint = MetricsEndpoint(
+            self._render,
+            address=settings.metrics_address,
+            port=settings.metrics_port,
+            socket_path=settings.metrics_socket,
+        )
+
+    async def start(self) -> None:
+        await self._control.start()
+        if self._log_is_private:
+            for departure in self._control.departures():
+                await self._control.announce(departure)
+                self._control.catalog.apply(departure)
+        await self._membership.start()
+        self.sender.start()
+        await self._endpoint.start()
+
+    async def stop(self) -> bool:
+        """Leave; what is not delivered is the next sender's. Always in good order."""
+        await self.sender.close(min(self._settings.exit_timeout_secs, _GRACE_S))
+        with contextlib.suppress(Exception):
+            await self._membership.leave("drained")
+        await self._endpoint.close()
+        await self._control.close()
+        self._poster.close()
+        return True
+
+    def _mine(self, models: list[str]) -> list[str]:
+        me = self._settings.incarnation
+        senders = {p.incarnation for p in self._control.catalog.processes.values() if p.role == ROLE} | {me}
+        return [model for model in models if preferred_owner(model, senders) == me]
+
+    def _render(self) -> bytes:
+        from .metrics import render_metrics  # its library is not needed before the first scrape
+
+        return render_metrics(self.sender)

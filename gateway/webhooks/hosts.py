@@ -1,0 +1,69 @@
+"""How much is going on with each host that webhooks are sent to, so that a slow one keeps only itself waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from charonia.clock import wall_ns
+
+from .addresses import Endpoint
+
+DIGEST_BYTES = 8
+_HELD_PER_TURN = 4
+_FIRST_GUESS_S = 0.1
+_WEIGHT = 0.2
+_MOST_POSTPONED_S = 600.0
+_REMEMBERED = 4096
+
+
+def digest(endpoint: Endpoint) -> bytes:
+    """Names a host in the set of webhooks to call, so that one of a busy host is known without reading its job."""
+    return hashlib.blake2b(endpoint.name.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+class Host:
+    """`turns` are the calls it gets at once; `held` are the webhooks that have or wait for one."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.turns = asyncio.Semaphore(concurrency)
+        self.held = 0
+        self._concurrency = concurrency
+        self._call_s = _FIRST_GUESS_S
+        self._free_us = 0
+
+    @property
+    def full(self) -> bool:
+        return self.held >= self._concurrency * _HELD_PER_TURN
+
+    @property
+    def idle(self) -> bool:
+        return self.held == 0 and self._free_us < wall_ns() // 1000
+
+    def took(self, seconds: float) -> None:
+        """A call has ended: later ones are expected to take as long."""
+        self._call_s += _WEIGHT * (seconds - self._call_s)
+
+    def postponed_us(self) -> int:
+        """When one more may find room: each is put off a little further, at the pace the host works at."""
+        now_us = wall_ns() // 1000
+        step_us = int(self._call_s / self._concurrency * 1e6) + 1
+        self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MOST_POSTPONED_S * 1e6))
+        return self._free_us
+
+
+class Hosts:
+    """Every host with work, by digest."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._hosts: dict[bytes, Host] = {}
+
+    def get(self, name: bytes) -> Host:
+        host = self._hosts.get(name)
+        if host is None:
+            if len(self._hosts) >= _REMEMBERED:
+                for idle in [key for key, known in self._hosts.items() if known.idle]:
+                    del self._hosts[idle]
+            host = self._hosts[name] = Host(self._concurrency)
+        return host

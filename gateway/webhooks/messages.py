@@ -1,0 +1,78 @@
+"""What a webhook says: a thin message about the end of a job, after Standard Webhooks. Pure.
+
+The message names the job and how it ended; the result stays where it is and is fetched by its path. Id and body of a
+message are the same at every try, so that a receiver can tell a repeated one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from charonia.jobs import JobRecord, JobState
+
+from .signatures import sign
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`id` is stable for a job and its end."""
+
+    id: str
+    body: bytes
+
+    def headers(self, secrets: Sequence[bytes], timestamp_s: int) -> list[tuple[str, str]]:
+        """The headers of one try, signed at `timestamp_s`."""
+        return [
+            ("content-type", "application/json"),
+            ("webhook-id", self.id),
+            ("webhook-timestamp", str(timestamp_s)),
+            ("webhook-signature", sign(secrets, self.id, timestamp_s, self.body)),
+        ]
+
+
+def wanted(webhook: Mapping[str, Any], state: JobState) -> bool:
+    """Whether a job's webhook asked to be told of this end."""
+    events = webhook.get("events")
+    return state.terminal and (not events or event_type(state) in events)
+
+
+def event_type(state: JobState) -> str:
+    return f"job.{state}"
+
+
+def message_of(job: JobRecord) -> Message:
+    """The message about an ended job. `error` is its text, or null."""
+    last = job.events[-1].detail if job.events else {}
+    version = last.get("version") or job.about.get("version")
+    succeeded = job.state is JobState.SUCCEEDED
+    body = {
+        "type": event_type(job.state),
+        "timestamp": timestamp(job.ended_us),
+        "data": {
+            "id": job.public_id,
+            "model": job.model,
+            "version": str(version) if version and str(version) != "-1" else None,
+            "state": str(job.state),
+            "error": None if succeeded else _text(last.get("error")),
+            "attempts": job.attempts,
+            "durability": job.durability,
+            "result_url": f"/v2/jobs/{job.public_id}/result" if succeeded else None,
+        },
+    }
+    return Message(f"msg_{job.id.hex()}", orjson.dumps(body))
+
+
+def timestamp(time_us: int) -> str:
+    """ISO 8601 in UTC, to the microsecond."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,43 @@
+"""Signatures of the Standard Webhooks specification: secrets, and what is signed with them. Pure.
+
+The signed text is `<id>.<timestamp>.<body>`, a signature `v1,<base64 of HMAC-SHA256>`; with several secrets (while one
+replaces another) all of them sign and the signatures stand side by side. Where secrets come from is `keyring`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+PREFIX = "whsec_"
+LEAST_BYTES, MOST_BYTES = 24, 64
+"""The specification's bounds of a secret."""
+
+
+def parse_secret(text: str) -> bytes:
+    """The key in `whsec_<base64>`. Raises `ValueError`, with a text that does not hold the secret."""
+    if not text.startswith(PREFIX):
+        raise ValueError(f"a webhook secret starts with {PREFIX}")
+    try:
+        secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"what follows {PREFIX} in a webhook secret must be base64") from None
+    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+        raise ValueError(f"a webhook secret has {LEAST_BYTES} to {MOST_BYTES} bytes, got {len(secret)}")
+    return secret
+
+
+def render_secret(secret: bytes) -> str:
+    """The form that `parse_secret` reads and receivers are given."""
+    return PREFIX + base64.b64encode(secret).decode()
+
+
+def sign(secrets: Sequence[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
+    """The value of `webhook-signature`: one signature for each secret, separated by spaces."""
+    signed = f"{message_id}.{timestamp_s}.".encode() + body
+    return " ".join(
+        "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode() for secret in secrets
+    )
