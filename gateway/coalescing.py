@@ -2,36 +2,40 @@
 
 The first request of a quiet queue leaves at the end of the loop tick; while an append is outstanding the next ones
 wait and join. Behind a front that delivers one call at a time flushes are limited by rate instead. An entry never
-mixes model, level or lane; all-or-none is the log's promise for an entry, so an entry refused for its bound is split.
+mixes model, level or terms; all-or-none is the log's promise for an entry, so an entry refused for its bound is split.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import EventLog
 from charonia.wire import record_fields
+
+from .terms import Terms
 
 _OPEN_PER_INTERVAL = 4
 _MOST_STRETCH = 4.0
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(Protocol):
     """One packed request on its way into the log; `failed` is called with the reason when it was not accepted.
 
-    `accepted` is true once the log has it, `withdrawn` when its caller has gone before that.
+    `sent` is true once it is on its way, `accepted` once the log has it, `withdrawn` when its caller has gone before
+    it was sent.
     """
 
     id: bytes
     record: bytes
     size_bytes: int
-    failed: Callable[[CharoniaError], None]
-    withdrawn: bool = False
-    accepted: bool = False
+    withdrawn: bool
+    sent: bool
+    accepted: bool
+
+    def failed(self, error: CharoniaError) -> None: ...
 
 
 @dataclass(slots=True)
@@ -43,15 +47,15 @@ class AppendCounts:
 
 
 class Coalescer:
-    """One queue's door (model, level, lane)."""
+    """One queue's door: a model's level, for requests that are accepted on the same terms."""
 
     def __init__(
         self,
         log: EventLog,
         model: str,
         level: int,
+        terms: Terms,
         *,
-        limits: Limits,
         max_requests: int,
         max_size_bytes: int,
         counts: AppendCounts,
@@ -59,7 +63,7 @@ class Coalescer:
         self._log = log
         self._model = model
         self._level = level
-        self._limits = limits
+        self._terms = terms
         self._counts = counts
         self.open_requests = 0
         """Requests of this queue whose callers wait; kept by the data plane."""
@@ -111,6 +115,7 @@ class Coalescer:
             if entry and (len(entry) >= self.max_requests or size + outgoing.size_bytes > self._max_size_bytes):
                 self._append(entry)
                 entry, size = [], 0
+            outgoing.sent = True
             entry.append(outgoing)
             size += outgoing.size_bytes
         if entry:
@@ -132,9 +137,18 @@ class Coalescer:
 
     async def _accept_or_split(self, entry: list[Outgoing]) -> None:
         fields = record_fields([outgoing.record for outgoing in entry])
+        terms = self._terms
         try:
             await self._log.accept(
-                self._model, self._level, 0, [(o.id, o.size_bytes) for o in entry], fields, self._limits
+                self._model,
+                self._level,
+                terms.lane,
+                [(o.id, o.size_bytes) for o in entry],
+                fields,
+                terms.limits,
+                tenant=terms.tenant,
+                journalled=terms.journalled,
+                durability=terms.durability,
             )
             for outgoing in entry:
                 outgoing.accepted = True

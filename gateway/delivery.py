@@ -56,6 +56,11 @@ class DeliveryOptions:
     form: Mapping[str, Any] = field(default_factory=dict)
 
 
+def is_job(options: DeliveryOptions) -> bool:
+    """Whether a synchronous call with these options is a job that its caller waits for (ADR 0004)."""
+    return bool(options.idempotency_key) or options.webhook is not None
+
+
 @dataclass(frozen=True, slots=True)
 class JobReceipt:
     """A job was accepted, or (`created` False) its key was known and this is the earlier job.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.models.catalog import Catalog
-from charonia.telemetry import render
+from charonia.telemetry import log_epoch_changes, render
 
 from .dataplane import DataPlane
 from .statistics import FAILURE_REASONS
@@ -28,6 +29,21 @@ class RequestCounts:
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
 
 
+@dataclass(slots=True)
+class JobCounts:
+    """What this gateway did about jobs, by model."""
+
+    accepted: dict[str, int] = field(default_factory=dict)
+    cancelled: dict[str, int] = field(default_factory=dict)
+    replays: dict[str, int] = field(default_factory=dict)
+
+
+def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
+    """Add to a model's count."""
+    if amount:
+        counts[model] = counts.get(model, 0) + amount
+
+
 def failure_reason(error: CharoniaError, *, executed: bool) -> str:
     """M1's reason label of a failed request."""
     if error.code is ErrorCode.CANCELLED:
@@ -40,10 +56,12 @@ def failure_reason(error: CharoniaError, *, executed: bool) -> str:
 class GatewayMetrics(Collector):
     """Counts by (model, version) and renders them; families of every served model exist from load on."""
 
-    def __init__(self, catalog: Catalog, dataplane: DataPlane) -> None:
+    def __init__(self, catalog: Catalog, dataplane: DataPlane, jobs: JobCounts) -> None:
         self._catalog = catalog
         self._dataplane = dataplane
+        self._jobs = jobs
         self._counts: dict[tuple[str, int], RequestCounts] = {}
+        self.log_epoch_changes: Callable[[], int] = lambda: 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -95,8 +113,35 @@ class GatewayMetrics(Collector):
             "Replies to requests that had their outcome already",
             value=self._dataplane.duplicates,
         )
+        yield log_epoch_changes(self.log_epoch_changes())
         yield GaugeMetricFamily(
             "charonia_gateway_pending_requests",
             "Requests of this gateway that wait for their reply",
             value=self._dataplane.pending_requests,
         )
+        yield from self._of_jobs()
+
+    def _of_jobs(self) -> Iterable[Metric]:
+        jobs = self._jobs
+        yield _by_model("charonia_jobs_accepted", "Jobs this gateway recorded", jobs.accepted)
+        yield _by_model("charonia_jobs_cancelled", "Jobs this gateway cancelled", jobs.cancelled)
+        yield _by_model(
+            "charonia_idempotent_replays", "Requests that got the job of an earlier one with their key", jobs.replays
+        )
+        yield CounterMetricFamily(
+            "charonia_requests_expired",
+            "Requests this gateway ended at their deadline",
+            value=self._dataplane.deadlines.expired,
+        )
+        yield CounterMetricFamily(
+            "charonia_rechecks",
+            "Answers read from a job's record because the reply was lost",
+            value=self._dataplane.pending.rechecks,
+        )
+
+
+def _by_model(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["model"])
+    for model, count in counts.items():
+        family.add_metric([model], count)
+    return family

@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from charonia import keys
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
+from charonia.jobs import JobEvent
 from charonia.models.catalog import ServedVersion
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 
-from .admission import Admission
+from .admission import Admission, Admitted
 from .controlplane import ModelControl
 from .dataplane import DataPlane
+from .deadlines import check_deadline
+from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
 from .handler import (
     ModelIndexEntry,
     ModelMetadata,
@@ -30,15 +34,19 @@ from .handler import (
     ServerMetadata,
     TensorMetadata,
 )
-from .metrics import GatewayMetrics, failure_reason
+from .jobs import Jobs
+from .metrics import GatewayMetrics, RequestCounts, failure_reason
+from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
+from .restrictions import RawHeaders
 from .statistics import model_statistics
+from .tenants import Tenants
+from .terms import TermsBook
 
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
-_FAILURE_FLUSH_S = 0.2
 
 
 def parse_version(version: str) -> int:
@@ -64,17 +72,24 @@ class GatewayService:
         self._control = control
         self._catalog = control.catalog
         self._settings = settings
-        self._dataplane = DataPlane(log, settings)
+        self._tenants = Tenants.of(settings)
+        terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
+        self._dataplane = DataPlane(log, settings, terms)
+        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
         self._model_control = ModelControl(control)
         self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
         self._draining = False
-        self._refused: dict[bytes, dict[str, int]] = {}
-        self._refused_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = GatewayMetrics(self._catalog, self._dataplane)
+        self._refused = RefusedRequests(log)
+        self.metrics = GatewayMetrics(self._catalog, self._dataplane, self.jobs.counts)
 
     async def start(self) -> None:
         await self._dataplane.start()
+
+    def begin_anew(self) -> None:
+        """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
+        self._dataplane.pending.lose_all()
+        self.jobs.begin_anew()
+        self._control.begin_anew()
 
     def begin_drain(self) -> None:
         """From now on readiness is false and new work is refused (R41)."""
@@ -82,11 +97,12 @@ class GatewayService:
 
     async def drained(self) -> None:
         """Returns when no request is pending any more."""
-        await self._dataplane.wait_idle()
+        await self._dataplane.pending.wait_idle()
 
     async def close(self) -> None:
         with contextlib.suppress(CharoniaError):
-            await self._flush_refused()
+            await self._refused.flush()
+        await self.jobs.close()
         await self._dataplane.close()
 
     # -- health and metadata ------------------------------------------------------------------------------------------
@@ -129,21 +145,21 @@ class GatewayService:
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
-    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
-        if self._draining:
-            raise Unavailable(SERVER_EXITING)
+    async def infer(
+        self,
+        request: InferenceRequest,
+        *,
+        flush_interval_s: float = 0.0,
+        options: DeliveryOptions | None = None,
+    ) -> InferenceResponse:
         started_ns = monotonic_ns()
-        served = self._catalog.find(request.model, request.version)
-        counts = self.metrics.counts(served.model, served.version)
-        admission = self._admission(served)
+        served, counts, admission, admitted = self._admit(request, started_ns)
+        level = admission.level(request.priority)
         try:
-            admitted = admission.admit(request)
-        except CharoniaError as error:
-            counts.failures[failure_reason(error, executed=False)] += 1
-            self._count_refused(served, monotonic_ns() - started_ns)
-            raise
-        try:
-            record = await self._dataplane.infer(request, admitted, admission, served, flush_interval_s)
+            if options is None or not is_job(options):
+                record = await self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
+            else:
+                record = await self.jobs.infer(request, admitted, level, served, options)
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             raise
@@ -164,6 +180,25 @@ class GatewayService:
             outputs = [by_name[name] for name in request.outputs if name in by_name]
         return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
 
+    def _admit(
+        self, request: InferenceRequest, started_ns: int
+    ) -> tuple[ServedVersion, RequestCounts, Admission, Admitted]:
+        """What a request needs on its way. Raises what refuses it before anything enters the log."""
+        if self._draining:
+            raise Unavailable(SERVER_EXITING)
+        served = self._catalog.find(request.model, request.version)
+        counts = self.metrics.counts(served.model, served.version)
+        admission = self._admission(served)
+        try:
+            if request.deadline_ns:
+                check_deadline(request.deadline_ns, wall_ns())
+            return served, counts, admission, admission.admit(request)
+        except CharoniaError as error:
+            reason = failure_reason(error, executed=False)
+            counts.failures[reason] += 1
+            self._refused.count(served, monotonic_ns() - started_ns, reason)
+            raise
+
     def _admission(self, served: ServedVersion) -> Admission:
         key = (served.model, served.version)
         known = self._admissions.get(key)
@@ -173,41 +208,45 @@ class GatewayService:
         self._admissions[key] = (served.content_hash, admission)
         return admission
 
-    def _count_refused(self, served: ServedVersion, duration_ns: int) -> None:
-        """X4: refused requests of a resolved model are failures; gathered, so that a flood costs few commands."""
-        key = keys.statistics(served.model, served.version, served.content_hash)
-        increments = self._refused.setdefault(key, {"fail_count": 0, "fail_ns": 0, "fail_OTHER": 0})
-        increments["fail_count"] += 1
-        increments["fail_ns"] += duration_ns
-        increments["fail_OTHER"] += 1
-        if self._refused_timer is None:
-            loop = asyncio.get_running_loop()
-            self._refused_timer = loop.call_later(_FAILURE_FLUSH_S, self._flush_refused_soon)
+    # -- callers and jobs ---------------------------------------------------------------------------------------------
 
-    def _flush_refused_soon(self) -> None:
-        async def flush() -> None:
-            with contextlib.suppress(CharoniaError):
-                await self._flush_refused()
+    @property
+    def identifies(self) -> bool:
+        return self._tenants is not None
 
-        task = asyncio.get_running_loop().create_task(flush())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def identify(self, headers: RawHeaders) -> Caller:
+        return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
-    async def _flush_refused(self) -> None:
-        if self._refused_timer is not None:
-            self._refused_timer.cancel()
-            self._refused_timer = None
-        refused, self._refused = self._refused, {}
-        while refused:
-            key, increments = refused.popitem()
-            try:
-                await self._log.add_statistics(key, increments)
-            except CharoniaError:
-                for kept, amounts in [(key, increments), *refused.items()]:
-                    totals = self._refused.setdefault(kept, {})
-                    for name, amount in amounts.items():
-                        totals[name] = totals.get(name, 0) + amount
-                raise
+    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
+        served, counts, admission, admitted = self._admit(request, monotonic_ns())
+        try:
+            return await self.jobs.submit(request, admitted, admission.level(request.priority), served, options)
+        except CharoniaError as error:
+            counts.failures[failure_reason(error, executed=False)] += 1
+            raise
+
+    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+        return await self.jobs.view(job_id, caller)
+
+    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
+        return await self.jobs.result(job_id, caller, wait_s)
+
+    async def job_events(self, job_id: str, caller: Caller = ANYONE, after_number: int = 0) -> AsyncIterator[JobEvent]:
+        return await self.jobs.events(job_id, caller, after_number)
+
+    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
+        return await self.jobs.timeline(job_id, caller)
+
+    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+        return await self.jobs.cancel(job_id, caller)
+
+    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
+        return await self.jobs.cancel_all(which, caller)
+
+    async def list_jobs(
+        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
+    ) -> JobPage:
+        return await self.jobs.page(which, caller, cursor, limit)
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 
@@ -222,7 +261,7 @@ class GatewayService:
             versions = [v for v in served.values() if wanted in (LATEST_VERSION, v.version)]
         else:
             versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
-        await self._flush_refused()
+        await self._refused.flush()
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )

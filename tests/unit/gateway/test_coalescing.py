@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Fields, Limits
 from charonia.wire import records_of
-from gateway.coalescing import AppendCounts, Coalescer, Outgoing
+from gateway.coalescing import AppendCounts, Coalescer
+from gateway.terms import Terms
+
+
+@dataclass
+class Outgoing:
+    id: bytes
+    record: bytes
+    size_bytes: int
+    failed: Callable[[CharoniaError], None]
+    withdrawn: bool = False
+    sent: bool = False
+    accepted: bool = False
 
 
 class GatedLog(MemoryLog):
@@ -23,19 +37,28 @@ class GatedLog(MemoryLog):
         self.error: Exception | None = None
 
     async def accept(
-        self, model: str, level: int, lane: int, requests: Sequence[tuple[bytes, int]], fields: Fields, limits: Limits
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        **terms: Any,
     ) -> None:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
-        await super().accept(model, level, lane, requests, fields, limits)
+        await super().accept(model, level, lane, requests, fields, limits, **terms)
 
-    async def entries(self) -> list[list[bytes]]:
-        return [[bytes(r) for r in records_of(e.fields)] for e in await self.range(keys.queue("m", 0))]
+    async def entries(self, lane: int = 0) -> list[list[bytes]]:
+        return [[bytes(r) for r in records_of(e.fields)] for e in await self.range(keys.queue("m", 0, lane))]
 
 
 class Door:
-    def __init__(self, limits: Limits | None = None, max_requests: int = 4, max_size_bytes: int = 1000) -> None:
+    def __init__(
+        self, limits: Limits | None = None, max_requests: int = 4, max_size_bytes: int = 1000, lane: int = 0
+    ) -> None:
         self.log = GatedLog()
         self.counts = AppendCounts()
         self.failures: dict[bytes, CharoniaError] = {}
@@ -43,7 +66,7 @@ class Door:
             self.log,
             "m",
             0,
-            limits=limits or Limits(),
+            Terms(lane, f"tenant {lane}" if lane else "", limits or Limits(), lane > 0, "memory"),
             max_requests=max_requests,
             max_size_bytes=max_size_bytes,
             counts=self.counts,
@@ -155,3 +178,15 @@ async def test_failures_reach_their_callers_and_the_door_stays_usable() -> None:
     assert not failed.accepted
     assert {name: type(error) for name, error in door.failures.items()} == {b"a": LogUnavailable, b"b": InternalError}
     assert await door.log.entries() == [[b"c"]]
+
+
+async def test_requests_are_accepted_on_their_doors_terms() -> None:
+    door = Door(Limits(tenant_requests=2), lane=7)
+    sent = [door.submit(b"%d" % n) for n in range(3)]
+    assert not any(outgoing.sent for outgoing in sent)
+    await door.quiet()
+    assert all(outgoing.sent for outgoing in sent)
+    assert await door.log.entries(lane=7) == [[b"0"], [b"1"]]
+    assert await door.log.pending_of_tenants("m", ["tenant 7"]) == [(2, 2)]
+    assert len(await door.log.range(keys.journal("m"))) == 2
+    assert [type(error) for error in door.failures.values()] == [ResourceExhausted]

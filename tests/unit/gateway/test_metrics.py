@@ -21,7 +21,7 @@ from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 from charonia.settings import GatewaySettings
 from gateway.dataplane import DataPlane
-from gateway.metrics import GatewayMetrics, failure_reason
+from gateway.metrics import GatewayMetrics, JobCounts, failure_reason
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_reasons(error: CharoniaError, executed: bool, reason: str) -> None:
 
 async def test_the_page() -> None:
     catalog = Catalog()
-    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")))
+    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts({"m": 2}, {}, {"m": 1}))
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
     config = normalise(parse(f'name: "m" backend: "python" input {tensor} output {tensor}'))
     catalog.apply(ProcessJoined("executor", "e"))
@@ -56,6 +56,11 @@ async def test_the_page() -> None:
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
     }
 
+    assert 'charonia_jobs_accepted_total{model="m"} 2.0' in lines
+    assert 'charonia_idempotent_replays_total{model="m"} 1.0' in lines
+    assert "charonia_requests_expired_total 0.0" in lines
+    assert "charonia_rechecks_total 0.0" in lines
+
     counts = metrics.counts("m", 3)
     counts.success, counts.duration_ns = 2, 5_999
     counts.failures["OTHER"] = 1
@@ -65,4 +70,4 @@ async def test_the_page() -> None:
     assert 'nv_inference_request_failure{model="m",reason="OTHER",version="3"} 1.0' in lines
 
     catalog.apply(VersionUnloaded("e", "m", 3))
-    assert 'model="m"' not in metrics.render().decode()
+    assert 'model="m",' not in metrics.render().decode()

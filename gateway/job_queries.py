@@ -1,0 +1,206 @@
+"""Reading jobs: their views, results, events and lists, as far as a caller may see them. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InvalidArgument, NotFound
+from charonia.eventlog.port import EventLog
+from charonia.inference import InferenceResponse
+from charonia.jobs import JobEvent, JobRecord, JobState, parse_public_id
+from charonia.models.catalog import Catalog, ServedVersion
+from charonia.wire import ResponseRecord
+
+from .delivery import JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
+from .estimates import Paces, queued_eta_s, running_eta_s
+from .job_outcomes import outcome_of
+from .job_views import Cursor, Outlook, job_view, matches, visible, wait_reason
+from .job_watches import JobWatches
+
+MAX_LIMIT = 1000
+_MAX_ID = 2048
+_READ_AT_ONCE = 500
+_LOOKED_AT = 5000
+"""Records one page looks at at most: a filter that matches little gives short pages, never a long wait."""
+
+
+class JobQueries:
+    """The questions about jobs that one gateway answers."""
+
+    def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._watches = watches
+        self._paces = Paces(log)
+
+    async def record(self, job_id: str, caller: Caller) -> JobRecord:
+        """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
+        model, key = _parsed(job_id)
+        record = await self._log.job(model, key)
+        if record is None or not visible(record, caller):
+            raise NotFound(JOB_NOT_FOUND)
+        return record
+
+    # -- one job ------------------------------------------------------------------------------------------------------
+
+    async def view_of(self, record: JobRecord) -> JobView:
+        now_us = wall_ns() // 1000
+        if record.state.terminal:
+            return job_view(record, Outlook(), now_us)
+        return job_view(record, await self._outlook(record, now_us), now_us)
+
+    async def outlook_of(self, model: str, job_id: bytes, served: ServedVersion) -> Outlook:
+        """Where a job stands that was just accepted; never fails, for accepted it is."""
+        try:
+            position = await self._log.job_position(model, job_id)
+        except CharoniaError:
+            position = None
+        if position is None:
+            return Outlook()
+        before, total = position
+        pace = await self._paces.of(served)
+        eta_s = None
+        if pace is not None and served.slots:
+            eta_s = queued_eta_s(pace, before, sum(served.slots.values()), served.interface.max_batch_size)
+        return Outlook(before + 1, total, eta_s)
+
+    async def _outlook(self, record: JobRecord, now_us: int) -> Outlook:
+        model = record.model
+        position = await self._log.job_position(model, record.id)
+        paused = record.state is JobState.QUEUED and await self._log.paused(model)
+        before, total = position if position is not None else (0, 0)
+        served = self._catalog.held(model).get(record.about.get("version", 0))
+        pace = await self._paces.of(served) if served is not None and served.slots and not paused else None
+        eta_s = None
+        if pace is not None and served is not None:
+            if record.state is JobState.RUNNING:
+                batched_us = next((e.time_us for e in reversed(record.events) if e.kind == "batched"), now_us)
+                eta_s = running_eta_s(pace, (now_us - batched_us) / 1e6)
+            else:
+                eta_s = queued_eta_s(pace, before, sum(served.slots.values()), served.interface.max_batch_size)
+        reason = wait_reason(self._catalog, record, before=before, paused=paused)
+        return Outlook(before + 1 if position is not None else 0, total, eta_s, reason)
+
+    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
+        record = await self.record(job_id, caller)
+        if not record.state.terminal and wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    record = await self._ended(record.model, record.id)
+            except TimeoutError:
+                return None
+        outcome = await outcome_of(self._log, record)
+        if outcome is None:
+            return None
+        if outcome.error is not None:
+            raise outcome.error
+        client_id = record.about.get("client_id", "")
+        outputs = outcome.outputs
+        wanted = record.about.get("outputs")
+        if wanted and len(outputs) > 1:
+            by_name = {t.name: t for t in outputs}
+            outputs = [by_name[name] for name in wanted if name in by_name]
+        return InferenceResponse(record.model, outcome.version, outputs, client_id, outcome.parameters)
+
+    async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
+        """The answer of a job, however long it takes. Raises what `job_outcomes.outcome_of` does."""
+        while True:
+            outcome = await outcome_of(self._log, await self._ended(model, job_id))
+            if outcome is not None:
+                return outcome
+
+    async def _ended(self, model: str, job_id: bytes) -> JobRecord:
+        async with self._watches.watching(model, job_id) as watch:
+            seen = 0
+            while True:
+                seen = await watch.look(seen)
+                if watch.record is None:
+                    raise NotFound(JOB_NOT_FOUND)
+                if watch.record.state.terminal:
+                    return watch.record
+
+    async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
+        record = await self.record(job_id, caller)
+        return self._follow(record, after_number)
+
+    async def _follow(self, record: JobRecord, after_number: int) -> AsyncIterator[JobEvent]:
+        for event in record.events:
+            if event.number > after_number:
+                after_number = event.number
+                yield event
+        if record.state.terminal:
+            return
+        async with self._watches.watching(record.model, record.id) as watch:
+            seen = 0
+            while True:
+                seen = await watch.look(seen)
+                known = watch.record
+                if known is None:
+                    return
+                for event in known.events:
+                    if event.number > after_number:
+                        after_number = event.number
+                        yield event
+                if known.state.terminal:
+                    return
+
+    # -- many jobs ----------------------------------------------------------------------------------------------------
+
+    async def active(self, model: str, which: JobFilter, caller: Caller) -> AsyncIterator[list[JobRecord]]:
+        """The active jobs of a model that match, in parts, the oldest first."""
+        after: tuple[int, bytes] | None = None
+        while found := await self._log.jobs(model, ended=False, after=after, count=_READ_AT_ONCE):
+            after = (found[-1].accepted_us, found[-1].id)
+            yield [record for record in found if matches(record, which, caller)]
+
+    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+        """One page: the active jobs of all models by name, then the ended ones."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InvalidArgument(f"limit must be between 1 and {MAX_LIMIT}")
+        at: Cursor | None = Cursor.parse(cursor) if cursor else Cursor()
+        models = [which.model] if which.model else sorted(await self._log.job_models())
+        phases = [ended for ended in (False, True) if which.state is None or which.state.terminal == ended]
+        now_us = wall_ns() // 1000
+        views: list[JobView] = []
+        looked_at = 0
+        while (at := _standing(at, models, phases)) is not None:
+            if len(views) >= limit or looked_at >= _LOOKED_AT:
+                return JobPage(tuple(views), at.text())
+            count = _READ_AT_ONCE if which.state is not None or which.tenant or caller.scoped else limit - len(views)
+            found = await self._log.jobs(at.model, ended=at.ended, after=at.after, count=count)
+            looked_at += len(found) + 1
+            for record in found:
+                at = Cursor(at.ended, at.model, record.ended_us if at.ended else record.accepted_us, record.id)
+                if matches(record, which, caller):
+                    views.append(job_view(record, Outlook(), now_us))
+                    if len(views) >= limit:
+                        break
+            else:
+                if not found:
+                    at = _next(at, models, phases)
+        return JobPage(tuple(views), "")
+
+
+def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:
+    """A place that exists, the one or the next one there is; None past the end."""
+    if at is None:
+        return None
+    if at.ended in phases and at.model in models:
+        return at
+    return _next(at, models, phases)
+
+
+def _next(at: Cursor, models: list[str], phases: list[bool]) -> Cursor | None:
+    """The start of what comes after the jobs of a model."""
+    places = [(ended, model) for ended in phases for model in models]
+    later = [place for place in places if place > (at.ended, at.model)]
+    return Cursor(*later[0]) if later else None
+
+
+def _parsed(job_id: str) -> tuple[str, bytes]:
+    parsed = parse_public_id(job_id) if len(job_id) <= _MAX_ID else None
+    if parsed is None:
+        raise NotFound(JOB_NOT_FOUND)
+    return parsed

@@ -1,0 +1,130 @@
+"""Job records as callers see them, why a job waits, and the cursors of lists. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.errors import InvalidArgument
+from charonia.jobs import JobRecord, JobState
+from charonia.models.catalog import Catalog
+
+from .delivery import Caller, JobFilter, JobTimings, JobView
+from .job_outcomes import end_error
+
+_CURSOR = re.compile(r"([ae]):([0-9]{1,19}):([0-9a-f]{0,32}):(.*)", re.DOTALL)
+_MAX_CURSOR = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Where an active job stands: from 1 in `total`, when it is expected to end, why it waits."""
+
+    position: int = 0
+    total: int = 0
+    eta_s: float | None = None
+    wait_reason: str = ""
+
+
+def job_view(record: JobRecord, outlook: Outlook, now_us: int) -> JobView:
+    """The view of a record; without its events the time it was first batched and its error are not known."""
+    about = record.about
+    failed = record.state.terminal and record.state is not JobState.SUCCEEDED
+    return JobView(
+        id=record.public_id,
+        model=record.model,
+        version=_number(about.get("version")),
+        state=record.state,
+        attempts=record.attempts,
+        timings=_timings(record, now_us),
+        position=outlook.position,
+        total=outlook.total,
+        eta_s=outlook.eta_s,
+        wait_reason=outlook.wait_reason,
+        error=end_error(record).message if failed and record.events else "",
+        durability=record.durability,
+        tenant=record.tenant,
+        client_id=_text(about.get("client_id")),
+        has_result=record.result_size_bytes > 0,
+        expires_us=record.ended_us + record.retention_s * 1_000_000 if record.state.terminal else 0,
+        form=about["form"] if isinstance(about.get("form"), dict) else {},
+    )
+
+
+def _timings(record: JobRecord, now_us: int) -> JobTimings:
+    batched_us = next((event.time_us for event in record.events if event.kind == "batched"), 0)
+    until_us = record.ended_us or now_us
+    queue_us = max(0, (batched_us or until_us) - record.accepted_us)
+    execute_us = max(0, until_us - batched_us) if batched_us else 0
+    return JobTimings(record.accepted_us, batched_us, record.ended_us, queue_us / 1e6, execute_us / 1e6)
+
+
+def wait_reason(catalog: Catalog, record: JobRecord, *, before: int, paused: bool) -> str:
+    """Why an active job has not ended yet."""
+    if record.state is JobState.RUNNING:
+        return "it runs" if record.attempts <= 1 else f"it runs, attempt {record.attempts}"
+    held = catalog.held(record.model).get(_number(record.about.get("version")))
+    if held is None:
+        return f"model '{record.model}' has no version {_number(record.about.get('version'))} loaded"
+    if not held.slots:
+        return f"no executor serves model '{record.model}' at the moment"
+    if paused:
+        return f"the queue of model '{record.model}' is paused"
+    if before:
+        return f"queued behind {before} job{'s' if before > 1 else ''}"
+    return "it is next"
+
+
+def visible(record: JobRecord, caller: Caller) -> bool:
+    return not caller.scoped or record.tenant == caller.tenant
+
+
+def matches(record: JobRecord, which: JobFilter, caller: Caller) -> bool:
+    return (
+        visible(record, caller)
+        and which.state in (None, record.state)
+        and (not which.tenant or record.tenant == which.tenant)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a list goes on: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if it has one."""
+
+    ended: bool = False
+    model: str = ""
+    time_us: int = 0
+    job_id: bytes = b""
+
+    @property
+    def after(self) -> tuple[int, bytes] | None:
+        return (self.time_us, self.job_id) if self.job_id else None
+
+    def text(self) -> str:
+        plain = f"{'e' if self.ended else 'a'}:{self.time_us}:{self.job_id.hex()}:{self.model}"
+        return base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
+
+    @staticmethod
+    def parse(text: str) -> Cursor:
+        """Raises `InvalidArgument`."""
+        try:
+            if len(text) > _MAX_CURSOR or not text.isascii():
+                raise ValueError(text)
+            plain = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+            match = _CURSOR.fullmatch(plain)
+            if match is None or len(match[3]) not in (0, 32):
+                raise ValueError(text)
+        except (ValueError, binascii.Error):
+            raise InvalidArgument("the cursor is none that a list of jobs gave") from None
+        return Cursor(match[1] == "e", match[4], int(match[2]), bytes.fromhex(match[3]))
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""

@@ -1,0 +1,170 @@
+"""Tells those who wait for a job that something happened to it: one watch for each job, however many wait.
+
+The model's journal is the wake-up, the job's record the truth, read again slowly in between because the journal is
+followed from "now" only and does not carry every event. Without a journal the record is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from charonia import keys
+from charonia.errors import CharoniaError, InternalError
+from charonia.eventlog.port import Entry, EventLog
+from charonia.jobs import JobRecord
+from charonia.tensors import Buffer
+
+_LATEST = b"$"
+_AFTER_WAKING_S = (0.02, 0.1, 0.5)
+"""The first looks: what happened between the first of them and the follower's start woke nobody."""
+_SLOWLY_S = 1.0
+_POLL_S = 0.1
+_TELLING = frozenset((b"batched", b"ended"))
+
+
+class JobWatch:
+    """One watched job. `record` is what was last read, None when the log does not know the job."""
+
+    def __init__(self, model: str, job_id: bytes) -> None:
+        self.model = model
+        self.job_id = job_id
+        self.record: JobRecord | None = None
+        self.readers = 0
+        self.woken = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._version = 0
+        self._error: CharoniaError | None = None
+        self._changed = asyncio.Event()
+
+    async def look(self, seen: int) -> int:
+        """Wait until there is more to see than at `seen` (0 at first); the number to come back with.
+
+        Raises the error that the last reading of the record ended with.
+        """
+        while self._version <= seen:
+            await self._changed.wait()
+        if self._error is not None:
+            raise type(self._error)(self._error.message)
+        return self._version
+
+    def read(self, record: JobRecord | None) -> None:
+        known = self.record
+        fresh = self._version == 0 or self._error is not None
+        if (
+            fresh
+            or record is None
+            or known is None
+            or (known.state, len(known.events)) != (record.state, len(record.events))
+        ):
+            self.record = record
+            self._tell(None)
+
+    def failed(self, error: CharoniaError) -> None:
+        self._tell(error)
+
+    def _tell(self, error: CharoniaError | None) -> None:
+        self._error = error
+        self._version += 1
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+
+    @property
+    def over(self) -> bool:
+        return self._version > 0 and self._error is None and (self.record is None or self.record.state.terminal)
+
+
+class JobWatches:
+    """The watches of one gateway. `journal` is whether jobs are written to the journal."""
+
+    def __init__(self, log: EventLog, *, journal: bool) -> None:
+        self._log = log
+        self._journal = journal
+        self._reader = log.reader() if journal else None
+        self._reading = False
+        self._watches: dict[bytes, dict[bytes, JobWatch]] = {}
+
+    async def close(self) -> None:
+        tasks = [w.task for watches in self._watches.values() for w in watches.values() if w.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._reader is not None and self._reading:
+            await self._reader.close()
+
+    @asynccontextmanager
+    async def watching(self, model: str, job_id: bytes) -> AsyncIterator[JobWatch]:
+        """Watch a job for as long as the block runs."""
+        stream = keys.journal(model)
+        watches = self._watches.get(stream)
+        if watches is None:
+            watches = self._watches[stream] = {}
+            self._follow(stream)
+        watch = watches.get(job_id)
+        if watch is None:
+            watch = watches[job_id] = JobWatch(model, job_id)
+            watch.task = asyncio.get_running_loop().create_task(self._keep_reading(watch))
+        watch.readers += 1
+        try:
+            yield watch
+        finally:
+            watch.readers -= 1
+            if not watch.readers:
+                if watch.task is not None:
+                    watch.task.cancel()
+                watches.pop(job_id, None)
+                if not watches:
+                    self._watches.pop(stream, None)
+                    if self._reader is not None:
+                        self._reader.remove(stream)
+
+    def _follow(self, stream: bytes) -> None:
+        if self._reader is None:
+            return
+        if not self._reading:
+            self._reading = True
+            self._reader.start(self._on_journal)
+        self._reader.add(stream, _LATEST)
+
+    def _on_journal(self, stream: bytes, entries: list[Entry]) -> None:
+        watches = self._watches.get(stream)
+        if not watches:
+            return
+        for entry in entries:
+            for job_id in _told(entry.fields):
+                watch = watches.get(job_id)
+                if watch is not None:
+                    watch.woken.set()
+
+    async def _keep_reading(self, watch: JobWatch) -> None:
+        pauses = iter(_AFTER_WAKING_S if self._journal else ())
+        while True:
+            watch.woken.clear()
+            try:
+                watch.read(await self._log.job(watch.model, watch.job_id))
+            except CharoniaError as error:
+                watch.failed(error)
+            except Exception as error:
+                watch.failed(InternalError(f"the job's record cannot be read: {error}"))
+            if watch.over:
+                return
+            pause_s = next(pauses, _SLOWLY_S if self._journal else _POLL_S)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await watch.woken.wait()
+            except TimeoutError:
+                continue
+
+
+def _told(fields: list[Buffer]) -> list[bytes]:
+    """The ids of an entry that tells of something a record shows; none for an entry of another form."""
+    kind = ids = b""
+    for at in range(0, len(fields) - 1, 2):
+        if fields[at] == b"k":
+            kind = bytes(fields[at + 1])
+        elif fields[at] == b"i":
+            ids = bytes(fields[at + 1])
+    if kind not in _TELLING:
+        return []
+    return [ids[at : at + 16] for at in range(0, len(ids), 16)]

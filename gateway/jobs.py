@@ -1,0 +1,300 @@
+"""Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
+
+Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
+asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `pending`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
+from charonia.eventlog.port import EventLog
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
+from charonia.models.catalog import Catalog, ServedVersion
+from charonia.settings import GatewaySettings
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, record_fields
+
+from .admission import Admitted
+from .dataplane import DataPlane, request_record, shed
+from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
+from .endings import Ending, end_requests
+from .idempotency import check_key, key_digest, request_digest
+from .job_outcomes import CANCELLED, DEADLINE_EXCEEDED
+from .job_queries import JobQueries
+from .job_watches import JobWatches
+from .metrics import JobCounts, count
+from .pending import Waiter
+from .retention import Retentions
+from .terms import JOURNAL_OFF, Terms, TermsBook
+
+BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
+BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
+
+_CANCEL_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A job ready to be accepted."""
+
+    new: NewJob
+    record: bytes
+    level: int
+    terms: Terms
+
+
+class Jobs:
+    """The jobs' half of one gateway."""
+
+    def __init__(
+        self, log: EventLog, catalog: Catalog, dataplane: DataPlane, settings: GatewaySettings, terms: TermsBook
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._dataplane = dataplane
+        self._pending = dataplane.pending
+        self._endpoint = settings.incarnation.encode()
+        self._terms = terms
+        self._journalled = settings.journal != JOURNAL_OFF
+        self._flags = FLAG_JOB | (FLAG_JOURNALLED if self._journalled else 0)
+        self._retentions = Retentions(log, settings)
+        self._watches = JobWatches(log, journal=self._journalled)
+        self._queries = JobQueries(log, catalog, self._watches)
+        self.counts = JobCounts()
+
+    async def close(self) -> None:
+        await self._watches.close()
+
+    def begin_anew(self) -> None:
+        """The log is another one."""
+        self._retentions.forget()
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> JobReceipt:
+        """Record a job that nobody waits for; a known key gives the earlier one."""
+        job = await self._prepare(request, admitted, level, served, options, b"")
+        ticket = await self._accept(served.model, job)
+        accepted_us = job.new.accepted_us
+        if not ticket.created:
+            known = await self._log.job(served.model, ticket.id)
+            accepted_us = known.accepted_us if known is not None else 0
+        outlook = await self._queries.outlook_of(served.model, ticket.id, served)
+        return JobReceipt(
+            public_id(served.model, ticket.id),
+            served.model,
+            ticket.created,
+            accepted_us,
+            ticket.durability,
+            outlook.position,
+            outlook.total,
+            outlook.eta_s,
+        )
+
+    async def infer(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> ResponseRecord:
+        """Record a job and wait for its answer, or for that of the job its key stands for.
+
+        The job stays when its caller goes, unless `on_disconnect` is cancel.
+        """
+        job = await self._prepare(request, admitted, level, served, options, self._endpoint)
+        waiter = self._pending.add(served.model, job.new.id, job.record, is_job=True)
+        waiter.sent = True
+        timer: asyncio.TimerHandle | None = None
+        following: asyncio.Task[None] | None = None
+        try:
+            ticket = await self._accept(served.model, job)
+            if ticket.created:
+                waiter.accepted = True
+                if request.deadline_ns:
+                    timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
+            else:
+                following = asyncio.get_running_loop().create_task(self._follow(waiter, ticket.id))
+                if request.deadline_ns:
+                    timer = _at(request.deadline_ns, waiter)
+            return await waiter.future
+        except asyncio.CancelledError:
+            if following is None and options.on_disconnect == "cancel":
+                self._dataplane.spawn(self._abandon(served.model, job.new.id))
+            raise
+        except CharoniaError as error:
+            raise shed(error) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if following is not None:
+                following.cancel()
+            self._pending.remove(waiter)
+
+    async def _prepare(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+        endpoint: bytes,
+    ) -> _Prepared:
+        terms = self._terms.of(options)
+        key = digest = b""
+        if options.idempotency_key:
+            check_key(options.idempotency_key)
+            key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
+            digest = request_digest(request)
+        retention = await self._retentions.tell(served.interface)
+        retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
+        job_id = self._dataplane.ids.next()
+        record = request_record(job_id, endpoint, request, admitted, level, self._flags)
+        new = NewJob(
+            job_id,
+            len(record),
+            wall_ns() // 1000,
+            retention_s,
+            options.caller.tenant,
+            key,
+            digest,
+            _about(request, served, options),
+        )
+        return _Prepared(new, record, level, terms)
+
+    async def _accept(self, model: str, job: _Prepared) -> JobTicket:
+        ticket = await self._log.accept_job(
+            model,
+            job.level,
+            job.terms.lane,
+            job.new,
+            record_fields([job.record]),
+            job.terms.limits,
+            journalled=self._journalled,
+            durability=job.terms.durability,
+        )
+        count(self.counts.accepted if ticket.created else self.counts.replays, model)
+        return ticket
+
+    async def _follow(self, waiter: Waiter, job_id: bytes) -> None:
+        """Answer a waiter with the outcome of another call's job."""
+        try:
+            outcome = await self._queries.outcome(waiter.model, job_id)
+        except CharoniaError as error:
+            waiter.failed(error)
+        else:
+            waiter.answered(outcome)
+
+    # -- cancelling ---------------------------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: str, caller: Caller) -> JobView:
+        """Cancel a job, unless it has ended; its view afterwards."""
+        record = await self._queries.record(job_id, caller)
+        if not record.state.terminal:
+            await self._end(record.model, [record], BY_CALLER)
+            record = await self._queries.record(job_id, caller)
+        return await self._queries.view_of(record)
+
+    async def cancel_all(self, which: JobFilter, caller: Caller) -> int:
+        """Cancel every active job that matches; how many this call cancelled."""
+        cancelled = 0
+        if which.state is not None and which.state.terminal:
+            return 0
+        for model in [which.model] if which.model else await self._log.job_models():
+            async for page in self._queries.active(model, which, caller):
+                for at in range(0, len(page), _CANCEL_AT_ONCE):
+                    cancelled += sum(await self._end(model, page[at : at + _CANCEL_AT_ONCE], BY_CALLER))
+        return cancelled
+
+    async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> list[bool]:
+        ids = [record.id for record in records]
+        won = await end_requests(self._log, model, ids, ending, are_jobs=True, journalled=self._journalled)
+        ended = [record for record, wins in zip(records, won, strict=True) if wins]
+        count(self.counts.cancelled, model, len(ended))
+        for record in ended:
+            waiter = self._pending.get(record.id)
+            if waiter is not None:
+                waiter.failed(Cancelled(ending.error))
+        with contextlib.suppress(CharoniaError):  # they are cancelled all the same
+            await self._count_failures(model, ended)
+        return won
+
+    async def _count_failures(self, model: str, records: Sequence[JobRecord]) -> None:
+        """X4, for the versions that are still there: statistics end with their incarnation."""
+        held = self._catalog.held(model)
+        now_us = wall_ns() // 1000
+        increments: dict[bytes, dict[str, int]] = {}
+        for record in records:
+            served = held.get(record.about.get("version", 0))
+            if served is not None:
+                key = keys.statistics(model, served.version, served.content_hash)
+                counts = increments.setdefault(key, {"fail_count": 0, "fail_ns": 0, "fail_CANCELED": 0})
+                counts["fail_count"] += 1
+                counts["fail_ns"] += max(0, now_us - record.accepted_us) * 1000
+                counts["fail_CANCELED"] += 1
+        for key, counts in increments.items():
+            await self._log.add_statistics(key, counts)
+
+    async def _abandon(self, model: str, job_id: bytes) -> None:
+        """Cancel a job whose caller has hung up."""
+        with contextlib.suppress(CharoniaError):
+            record = await self._log.job(model, job_id)
+            if record is not None and not record.state.terminal:
+                await self._end(model, [record], BY_DISCONNECT)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def view(self, job_id: str, caller: Caller) -> JobView:
+        return await self._queries.view_of(await self._queries.record(job_id, caller))
+
+    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
+        record = await self._queries.record(job_id, caller)
+        return await self._queries.view_of(record), record.events
+
+    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
+        return await self._queries.result(job_id, caller, wait_s)
+
+    async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
+        return await self._queries.events(job_id, caller, after_number)
+
+    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+        return await self._queries.page(which, caller, cursor, limit)
+
+
+def _about(request: InferenceRequest, served: ServedVersion, options: DeliveryOptions) -> Mapping[str, Any]:
+    about: dict[str, Any] = {"version": served.version}
+    if request.id:
+        about["client_id"] = request.id
+    if request.outputs:
+        about["outputs"] = list(request.outputs)
+    if request.deadline_ns:
+        about["deadline_us"] = request.deadline_ns // 1000
+    if options.on_disconnect:
+        about["on_disconnect"] = options.on_disconnect
+    if options.webhook is not None:
+        about["webhook"] = {"url": options.webhook.url, "events": list(options.webhook.events)}
+    if options.form:
+        about["form"] = dict(options.form)
+    return about
+
+
+def _at(deadline_ns: int, waiter: Waiter) -> asyncio.TimerHandle:
+    """Tell a caller that waits for another call's job when its own time is over; the job goes on."""
+    delay_s = max(0.0, (deadline_ns - wall_ns()) / 1e9)
+    return asyncio.get_running_loop().call_later(delay_s, waiter.failed, DeadlineExceeded(DEADLINE_EXCEEDED))

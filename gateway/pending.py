@@ -1,0 +1,230 @@
+"""The pending map of one gateway: who waits for which request's answer (design section 2).
+
+The single place where a synchronous request gets its one visible outcome: whoever answers a waiter first (a reply, an
+error, a deadline, the caller's cancellation) decides; later replies find nothing and are dropped. How requests get into
+the log is `dataplane`'s and `jobs`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from charonia.errors import (
+    CharoniaError,
+    InvalidRecord,
+    LogUnavailable,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from charonia.eventlog.port import Entry, EventLog
+from charonia.wire import ResponseRecord, records_of, unpack_response
+
+from .job_outcomes import job_outcome
+from .request_rules import SERVER_EXITING
+
+_log = logging.getLogger(__name__)
+
+OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
+EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
+RECHECK_S = 1.0
+_RECHECK_IDS = 1000
+
+
+class Waiter:
+    """One caller waiting for the answer to one request; it is also the request on its way into the log.
+
+    `is_job`: its outcome can be read from its record when the reply is lost.
+    """
+
+    __slots__ = (
+        "accepted",
+        "future",
+        "id",
+        "is_job",
+        "model",
+        "record",
+        "sent",
+        "size_bytes",
+        "withdrawn",
+    )
+
+    def __init__(
+        self, model: str, request_id: bytes, record: bytes, future: asyncio.Future[ResponseRecord], is_job: bool
+    ) -> None:
+        self.model = model
+        self.id = request_id
+        self.record = record
+        self.size_bytes = len(record)
+        self.future = future
+        self.is_job = is_job
+        self.withdrawn = False
+        self.sent = False
+        self.accepted = False
+
+    def failed(self, error: CharoniaError) -> None:
+        """Answer with an error, unless there is an answer."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def answered(self, response: ResponseRecord) -> None:
+        """Answer, unless there is an answer."""
+        if not self.future.done():
+            self.future.set_result(response)
+
+
+class Ids:
+    """Unguessable 128-bit request ids, drawn from the system 256 at a time: one system call less per request."""
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._at = 0
+
+    def next(self) -> bytes:
+        if self._at >= len(self._block):
+            self._block = os.urandom(16 * 256)
+            self._at = 0
+        at = self._at
+        self._at = at + 16
+        return self._block[at : at + 16]
+
+
+class PendingMap:
+    """Waiters by request id, bounded in bytes. `watch` sees to it that nobody waits for ever."""
+
+    def __init__(self, log: EventLog, max_size_bytes: int) -> None:
+        self._log = log
+        self._max_size_bytes = max_size_bytes
+        self._size_bytes = 0
+        self._waiters: dict[bytes, Waiter] = {}
+        self._up = True
+        self._unanswered: set[bytes] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.duplicates = 0
+        self.rechecks = 0
+        """Answers that were read from a job's record because the reply did not come."""
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    async def wait_idle(self) -> None:
+        """Returns when nobody waits (drain)."""
+        await self._idle.wait()
+
+    def add(self, model: str, request_id: bytes, record: bytes, *, is_job: bool = False) -> Waiter:
+        """A new waiter; `remove` it in the end. Raises `ResourceExhausted` when this gateway holds too much."""
+        size = len(record)
+        if self._size_bytes + size > self._max_size_bytes:
+            raise ResourceExhausted(
+                f"this gateway holds {self._size_bytes} bytes of unanswered requests, its bound is "
+                f"{self._max_size_bytes}; retry later"
+            )
+        future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
+        waiter = self._waiters[request_id] = Waiter(model, request_id, record, future, is_job)
+        self._size_bytes += size
+        self._idle.clear()
+        return waiter
+
+    def get(self, request_id: bytes) -> Waiter | None:
+        return self._waiters.get(request_id)
+
+    def remove(self, waiter: Waiter) -> None:
+        if self._waiters.pop(waiter.id, None) is not None:
+            self._size_bytes -= waiter.size_bytes
+        if not self._waiters:
+            self._idle.set()
+
+    def refuse_all(self) -> None:
+        """The gateway ends: nobody who still waits will be answered."""
+        for waiter in self._waiters.values():
+            waiter.failed(Unavailable(SERVER_EXITING))
+
+    def lose_all(self) -> None:
+        """The log is another one: it knows none of these requests."""
+        for waiter in self._waiters.values():
+            waiter.failed(LogUnavailable(EPOCH_CHANGED))
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    def on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
+        """The callback of the reply stream's reader."""
+        waiters = self._waiters
+        for entry in entries:
+            try:
+                records = records_of(entry.fields)
+            except InvalidRecord as error:
+                _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
+                continue
+            for record in records:
+                try:
+                    response = unpack_response(record)
+                except InvalidRecord as error:
+                    # its neighbours are other callers' answers
+                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
+                    continue
+                waiter = waiters.get(response.id)
+                if waiter is None or waiter.future.done():
+                    self.duplicates += 1
+                    continue
+                waiter.future.set_result(response)
+
+    def on_log_state(self, up: bool) -> None:
+        self._up = up
+        self._unanswered.clear()
+
+    # -- lost replies -------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """No caller waits for ever: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
+        before: set[bytes] = set()
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            try:
+                await self.recheck(before)
+            except CharoniaError:
+                self._unanswered.clear()
+            except Exception:
+                _log.exception("pending requests could not be checked")
+            before = set(self._waiters)
+
+    async def recheck(self, before: set[bytes]) -> None:
+        """Look after requests that wait since the last look: what is settled or unknown will get no reply.
+
+        Jobs are answered from their records at once. Others fail when two looks in a row find them so, with no reply
+        in between.
+        """
+        if not self._up:
+            return
+        suspects: dict[str, list[bytes]] = {}
+        for request_id in before:
+            waiter = self._waiters.get(request_id)
+            if waiter is not None and waiter.accepted:
+                suspects.setdefault(waiter.model, []).append(request_id)
+        unanswered: set[bytes] = set()
+        for model, ids in suspects.items():
+            for at in range(0, len(ids), _RECHECK_IDS):
+                part = ids[at : at + _RECHECK_IDS]
+                attempts = await self._log.unsettled(model, part)
+                unanswered.update(i for i, attempt in zip(part, attempts, strict=True) if attempt < 0)
+        for request_id in unanswered:
+            waiter = self._waiters.get(request_id)
+            if waiter is None or waiter.future.done():
+                continue
+            if waiter.is_job:
+                await self._answer_from_record(waiter)
+            elif request_id in self._unanswered:
+                waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
+        self._unanswered = unanswered
+
+    async def _answer_from_record(self, waiter: Waiter) -> None:
+        try:
+            outcome = await job_outcome(self._log, waiter.model, waiter.id)
+        except NotFound:
+            waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
+            return
+        if outcome is not None and not waiter.future.done():
+            self.rechecks += 1
+            waiter.answered(outcome)

@@ -1,0 +1,60 @@
+"""Counts requests that never got into the log as failures of their model (X4): gathered, so that a flood of them costs
+few commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from charonia import keys
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog
+from charonia.models.catalog import ServedVersion
+
+_FLUSH_S = 0.2
+
+
+class RefusedRequests:
+    """What was refused since the last flush, by statistics key."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._refused: dict[bytes, dict[str, int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
+        """One more refused request of a resolved model; `reason` is M1's."""
+        key = keys.statistics(served.model, served.version, served.content_hash)
+        increments = self._refused.setdefault(key, {"fail_count": 0, "fail_ns": 0})
+        for name, amount in (("fail_count", 1), ("fail_ns", duration_ns), (f"fail_{reason}", 1)):
+            increments[name] = increments.get(name, 0) + amount
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        async def flush() -> None:
+            with contextlib.suppress(CharoniaError):
+                await self.flush()
+
+        task = asyncio.get_running_loop().create_task(flush())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def flush(self) -> None:
+        """Write what was gathered; it is kept when the log cannot be reached, which raises `LogUnavailable`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        refused, self._refused = self._refused, {}
+        while refused:
+            key, increments = refused.popitem()
+            try:
+                await self._log.add_statistics(key, increments)
+            except CharoniaError:
+                for kept, amounts in [(key, increments), *refused.items()]:
+                    totals = self._refused.setdefault(kept, {})
+                    for name, amount in amounts.items():
+                        totals[name] = totals.get(name, 0) + amount
+                raise
