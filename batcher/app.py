@@ -32,13 +32,21 @@ class BatcherApp:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
         self.service = BatcherService(log, self._control, settings, local_executor=local_executor)
+        self._membership.on_new_epoch.append(self._begin_anew)
         self.metrics = BatcherMetrics(self.service, self._control.catalog)
+        if not local_executor:
+            self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._endpoint = MetricsEndpoint(
             self.metrics.render,
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
         )
+
+    def _begin_anew(self) -> None:
+        """The log is another one: nobody's queue is ours until it is taken there."""
+        self.service.begin_anew()
+        self._control.begin_anew()
 
     async def start(self) -> None:
         await self._control.start()

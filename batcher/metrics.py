@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.models.catalog import Catalog
-from charonia.telemetry import render
+from charonia.telemetry import log_epoch_changes, render
 
 from .service import BatcherService
 
@@ -19,6 +19,8 @@ class BatcherMetrics(Collector):
     def __init__(self, service: BatcherService, catalog: Catalog) -> None:
         self._service = service
         self._catalog = catalog
+        self.log_epoch_changes: Callable[[], int] | None = None
+        """None in an executor's process: that counts them itself."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -40,6 +42,8 @@ class BatcherMetrics(Collector):
             for version in self._catalog.held(model):
                 pending.add_metric([model, str(version)], waiting.get(version, 0))
             running.add_metric([model], owned.scheduler.outstanding_requests())
+        if self.log_epoch_changes is not None:
+            yield log_epoch_changes(self.log_epoch_changes())
         yield pending
         yield running
         yield GaugeMetricFamily(

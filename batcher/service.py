@@ -78,6 +78,12 @@ class BatcherService:
                 await asyncio.gather(task, return_exceptions=True)
         await self._reader.close()
 
+    def begin_anew(self) -> None:
+        """The log is another one, in which nothing is owned yet: ownership is taken again as models are said anew."""
+        for model in list(self._owned):
+            self._drop(model)
+        self._gone.clear()
+
     @property
     def owned(self) -> dict[str, OwnedModel]:
         """The models this batcher decides for."""

@@ -20,6 +20,7 @@ from .errors import StartupError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,6 +35,15 @@ logger = logging.getLogger("charonia.metrics")
 
 
 _TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_[a-z_]+?)_total(?=[ {])", re.MULTILINE)
+
+
+def log_epoch_changes(count: int) -> CounterMetricFamily:
+    """The family of which every part that joins the log reports its own count."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(
+        "charonia_log_epoch_changes", "Times the event log was flushed, exchanged or rewound under this process", count
+    )
 
 
 def render(registry: CollectorRegistry) -> bytes:

@@ -9,7 +9,16 @@ from collections.abc import Awaitable, Callable
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
-from charonia.events import FIELD_FACT, Fact, pack_fact
+from charonia.events import (
+    FIELD_FACT,
+    Fact,
+    RepositoryScanned,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+    pack_fact,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +40,12 @@ async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
 
 
 class Announcer:
-    """Control facts of one process, in the order of the calls."""
+    """Control facts of one process, in the order of the calls. It remembers what still holds, for another log."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
+        self._scan: RepositoryScanned | None = None
+        self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
     async def tell(self, fact: Fact) -> None:
         """Write a fact, whatever it takes: everybody else's view hangs on it."""
@@ -42,4 +53,27 @@ class Announcer:
 
     async def try_tell(self, fact: Fact) -> None:
         """Write a fact once. Raises `LogUnavailable`."""
+        self._remember(fact)
+        await self._write(fact)
+
+    async def say_again(self) -> None:
+        """Write everything that still holds, in an order in which it can be folded. Raises `LogUnavailable`."""
+        for told in list(self._versions.values()):
+            for fact in list(told.values()):
+                await self._write(fact)
+        if self._scan is not None:
+            await self._write(self._scan)
+
+    def _remember(self, fact: Fact) -> None:
+        if isinstance(fact, RepositoryScanned):
+            self._scan = fact
+        elif isinstance(fact, VersionLoaded | VersionUnloaded):
+            self._versions[(fact.model, fact.version)] = {fact.kind: fact}
+        elif isinstance(fact, VersionStateChanged | VersionFailed):
+            told = self._versions.setdefault((fact.model, fact.version), {})
+            # the last word of its kind: a version that is loaded anew, in vain, is still served as it was (R21)
+            told.pop(fact.kind, None)
+            told[fact.kind] = fact
+
+    async def _write(self, fact: Fact) -> None:
         await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

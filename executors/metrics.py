@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from charonia.telemetry import render
+from charonia.telemetry import log_epoch_changes, render
 
 from .accounting import Executed
 
@@ -73,6 +73,7 @@ class ExecutorMetrics(Collector):
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         self._invalid = 0
+        self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -133,6 +134,7 @@ class ExecutorMetrics(Collector):
         yield compute
         yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
         yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
+        yield log_epoch_changes(self.log_epoch_changes())
         yield CounterMetricFamily(
             "charonia_executor_invalid_entries", "Entries that held no readable batch", value=self._invalid
         )

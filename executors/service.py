@@ -58,6 +58,8 @@ class ExecutorService:
         )
         self._control = log.reader()
         self._announcer = Announcer(log)
+        metrics.log_epoch_changes = lambda: self._membership.epoch_changes
+        self._membership.say_again.append(self._announcer.say_again)
         self._deployment = Deployment(
             log,
             self._me,

@@ -49,6 +49,8 @@ class ControlPlane:
         self.log = log
         self.catalog = Catalog()
         self.log_up = True
+        self.epoch_changes = 0
+        """How often the log was another one than before: jobs of its former contents are unknown then."""
         self.on_log_state: list[Callable[[bool], None]] = []
         self._incarnation = incarnation
         self._interval_s = check_interval_ms / 1000
@@ -67,6 +69,16 @@ class ControlPlane:
         self._reader.start(self._on_entries, self._on_state)
         self._reader.add(keys.CONTROL, after)
         self._task = asyncio.create_task(self._watch(), name="liveness watch")
+
+    def begin_anew(self) -> None:
+        """The log is another one: everybody in it says again what there is, and until then nothing is known."""
+        self.epoch_changes += 1
+        self._suspects.clear()
+        self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
+        self.catalog.clear()
+        self._reader.remove(keys.CONTROL)
+        self._reader.add(keys.CONTROL)
+        self._tell_changed()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -96,6 +108,9 @@ class ControlPlane:
 
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
         self._fold(entries)
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
 

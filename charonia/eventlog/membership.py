@@ -1,7 +1,10 @@
-"""A process's place among the others: it joins, its heart beats, it leaves.
+"""A process's place among the others: it joins, its heart beats, it leaves, and it begins anew in another log.
 
 The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the beat is a lease beside it. Whoever misses the
 beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's.
+
+With each beat it looks whether the log is still the one it joined. In another one (flushed, exchanged, rewound: design
+section 3) nobody knows this process: it forgets what it held to be true, joins again and says again what it has.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Awaitable, Callable
 
 from charonia import keys
 from charonia.errors import LogUnavailable
@@ -21,7 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Membership:
-    """One process's membership; `incarnation` is unique for each start of it."""
+    """One process's membership; `incarnation` is unique for each start of it.
+
+    In another log than before, `on_new_epoch` listeners run first (forget), then it joins, then each `say_again` is
+    awaited. All of it may run again when the log goes away meanwhile.
+    """
 
     def __init__(
         self,
@@ -44,9 +52,15 @@ class Membership:
         self._interval_s = interval_ms / 1000
         self._ttl_ms = ttl_ms
         self._beating: asyncio.Task[None] | None = None
+        self._epoch = ""
+        self._left_epoch = ""
+        self.epoch_changes = 0
+        self.on_new_epoch: list[Callable[[], None]] = []
+        self.say_again: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> None:
         """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
+        self._epoch = await self._log.epoch()
         await self._beat()
         await self._join()
         self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
@@ -92,7 +106,10 @@ class Membership:
             try:
                 await self._beat()
                 now_s = loop.time()
-                if now_s - last_s > self._ttl_ms / 1000:
+                epoch = await self._log.epoch()
+                if epoch != self._epoch:
+                    await self._begin_anew(epoch)
+                elif now_s - last_s > self._ttl_ms / 1000:
                     # the lease ran out meanwhile (a stall, a lost log): others may hold us for lost
                     await self._join()
                 last_s = now_s
@@ -102,3 +119,20 @@ class Membership:
                 missed = True
             else:
                 missed = False
+
+    async def _begin_anew(self, epoch: str) -> None:
+        """Raises `LogUnavailable`; the next beat tries again then."""
+        if self._left_epoch != epoch:
+            self._left_epoch = epoch
+            self.epoch_changes += 1
+            _logger.error(
+                "%s %s: the event log is another one now (epoch %s, it was %s): what it had taken is lost to us",
+                *(self._role, self._incarnation, epoch, self._epoch),
+            )
+        for forget in self.on_new_epoch:
+            forget()
+        await self._beat()
+        await self._join()
+        for again in self.say_again:
+            await again()
+        self._epoch = epoch

@@ -99,6 +99,11 @@ class Catalog:
         self._newest: dict[tuple[str, int], str] = {}
         self._parsed: dict[tuple[str, str], tuple[ModelConfig, ModelInterface]] = {}
 
+    def clear(self) -> None:
+        """Forget everything, as at the start; listeners stay and are not told: who clears knows why."""
+        for known in (self.processes, self.executors, self._replaced, self.finished, self._served, self._newest):
+            known.clear()
+
     # -- folding ------------------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:

@@ -100,3 +100,23 @@ async def test_departures_are_the_processes_whose_pid_is_gone() -> None:
     ended.wait()
     assert control.departures() == [ProcessLeft("executor", "unreaped", "lost")]
     await control.close()
+
+
+async def test_in_another_log_only_what_is_said_there_is_known() -> None:
+    log = MemoryLog()
+    await write(log, ProcessJoined("executor", "e"), RepositoryScanned("e", ("old",), "none", ready=True))
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    assert control.catalog.started()
+
+    await log.delete_stream(keys.CONTROL)
+    control.begin_anew()
+    assert not control.catalog.started()
+    assert control.catalog.index() == []
+    assert control.epoch_changes == 1
+    await write(log, ProcessJoined("executor", "e"), RepositoryScanned("e", ("new",), "none", ready=True))
+    async with asyncio.timeout(5):
+        while not control.catalog.started():
+            await control.changed()
+    assert [row.model for row in control.catalog.index()] == ["new"]
+    await control.close()

@@ -22,6 +22,7 @@ class Log(MemoryLog):
         self.away = False
         self.beats = 0
         self.missed = 0
+        self.contents = "one"
         self.changed = asyncio.Event()
 
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
@@ -31,6 +32,9 @@ class Log(MemoryLog):
             raise LogUnavailable("away")
         self.beats += 1
         await super().beat(role, incarnation, ttl_ms)
+
+    async def epoch(self) -> str:
+        return self.contents
 
     async def append(self, stream: bytes, fields: object) -> bytes:
         if self.away:
@@ -97,3 +101,31 @@ async def test_joining_without_the_log_fails_and_leaves_nothing_running() -> Non
     with pytest.raises(LogUnavailable):
         await Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000).start()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_in_another_log_it_forgets_joins_again_and_says_again_what_it_has() -> None:
+    log = Log()
+    member = Membership(log, "executor", "e1", interval_ms=1, ttl_ms=60_000)
+    steps: list[str] = []
+    broken = 1
+
+    async def say_again() -> None:
+        nonlocal broken
+        if broken:
+            broken -= 1
+            raise LogUnavailable("away in the middle of it")
+        steps.append(f"say again after {len(await log.facts())} facts")
+
+    member.on_new_epoch.append(lambda: steps.append("forget"))
+    member.say_again.append(say_again)
+    await member.start()
+    await log.until_beats(3)
+    assert steps == []
+
+    log.contents = "another"
+    beats = log.beats
+    await log.until_beats(beats + 8)
+    await member.leave()
+
+    assert steps == ["forget", "forget", "say again after 3 facts"], "once more from the start, then no more"
+    assert member.epoch_changes == 1

@@ -1,0 +1,45 @@
+"""What an executor says again in another log: everything that still holds, foldable in that order."""
+
+from __future__ import annotations
+
+from charonia import keys
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import (
+    ModelRequestFinished,
+    RepositoryScanned,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+)
+from executors.announcing import Announcer
+
+
+async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
+    log = MemoryLog()
+    announcer = Announcer(log)
+    loaded = VersionLoaded("e", "m", 1, "h", 1, b"config")
+    reloading = VersionStateChanged("e", "m", 1, "LOADING")
+    refused = VersionFailed("e", "m", 1, 3, "worse files")
+    gone = VersionUnloaded("e", "n", 2)
+    scan = RepositoryScanned("e", ("m", "n"), "explicit", ready=True)
+    for fact in (
+        RepositoryScanned("e", ("m", "n"), "explicit", ready=False),
+        VersionStateChanged("e", "m", 1, "LOADING"),
+        loaded,
+        VersionLoaded("e", "n", 2, "h", 1, b"config"),
+        scan,
+        ModelRequestFinished("e", "r1"),
+        reloading,
+        refused,
+        VersionStateChanged("e", "n", 2, "UNLOADING"),
+        gone,
+    ):
+        await announcer.tell(fact)
+    await log.delete_stream(keys.CONTROL)
+
+    await announcer.say_again()
+
+    said = [fact for entry in await log.range(keys.CONTROL) for fact in facts_of(entry)]
+    assert said == [loaded, reloading, refused, gone, scan]
