@@ -116,6 +116,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-http2-max-ping-strikes", "int", 2, _G, ""),
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
+    Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
     # jobs, journal and tenants
     Option("durability", "str", "memory", _G, "memory, fsync or replicated:<n>: what an accepted request survives"),
     Option("journal", "str", "jobs", _G, "off, jobs or all: whose life is written to the journal"),
@@ -207,6 +208,7 @@ _RANGES = {
     "webhook-timeout-secs": (0.01, 3_600),
     "job-retention-secs": (1, _ANY[1]),
     "job-retention-bytes": (0, _ANY[1]),
+    "drain-delay-secs": (0, 3_600),
     "journal-retention-secs": (0, _ANY[1]),
     "journal-retention-bytes": (0, _ANY[1]),
 }

@@ -76,6 +76,7 @@ class GatewaySettings:
     grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
+    drain_delay_secs: float = 0.0
     coalesce_requests: int = 16
     coalesce_size_bytes: int = 65_536
     grpc_flush_interval_us: int = 1000

@@ -58,6 +58,8 @@ class GatewayApp:
             ttl_ms=log_settings.gateway_ttl_ms,
         )
         self.service = GatewayService(log, self._control, settings)
+        self._membership.on_new_epoch.append(self.service.begin_anew)
+        self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(
             self.service.metrics.render,
@@ -90,6 +92,8 @@ class GatewayApp:
     async def stop(self) -> bool:
         """Drain and leave: False when requests were still open after `exit_timeout_secs` (R41)."""
         timeout_s = self._settings.exit_timeout_secs
+        self.service.leave_rotation()
+        await asyncio.sleep(self._settings.drain_delay_secs)
         self.service.begin_drain()
         fronts = [front for _, front in self._fronts.values()]
         for front in fronts:

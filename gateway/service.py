@@ -78,7 +78,7 @@ class GatewayService:
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
         self._model_control = ModelControl(control)
         self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
-        self._draining = False
+        self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(self._catalog, self._dataplane, self.jobs.counts)
 
@@ -91,9 +91,13 @@ class GatewayService:
         self.jobs.begin_anew()
         self._control.begin_anew()
 
+    def leave_rotation(self) -> None:
+        """From now on readiness is false, so that proxies look elsewhere; what comes all the same is served."""
+        self._leaving = True
+
     def begin_drain(self) -> None:
         """From now on readiness is false and new work is refused (R41)."""
-        self._draining = True
+        self._leaving = self._draining = True
 
     async def drained(self) -> None:
         """Returns when no request is pending any more."""
@@ -111,7 +115,7 @@ class GatewayService:
         return True
 
     def ready(self) -> bool:
-        if self._draining or not self._control.log_up or not self._catalog.started():
+        if self._leaving or not self._control.log_up or not self._catalog.started():
             return False
         return not self._settings.strict_readiness or self._catalog.all_ready()
 

@@ -193,6 +193,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],
         exit_timeout_secs=values["exit_timeout_secs"],
+        drain_delay_secs=values["drain_delay_secs"],
         webhook_allow=values["webhook_allow"],
         durability=values["durability"],
         journal=_journal(values["journal"]),
@@ -291,6 +292,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     log_settings = _log_settings(values)
     if not settings.hosts_batcher:
         executor = ExecutorApp(log, settings, log_settings)
+        executor.service.on_failure = _stop_myself
         await executor.start()
         return {}, executor.stop
 
@@ -298,6 +300,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 
     joint = ColocatedLog(log, MemoryLog())
     executor = ExecutorApp(joint, settings, log_settings)
+    executor.service.on_failure = _stop_myself
     batcher = BatcherApp(
         joint, _batcher_settings(values, colocated=True), log_settings, local_executor=settings.incarnation
     )
@@ -309,9 +312,15 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     async def stop() -> bool:
         clean = await executor.stop()
         await batcher.stop()
+        await executor.service.say_last_words()
         return clean
 
     return {}, stop
+
+
+def _stop_myself() -> None:
+    """As if told to from outside; the exit status says that something failed, so that a supervisor starts it again."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 def executor_settings(values: Values) -> ExecutorSettings:

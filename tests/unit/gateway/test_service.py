@@ -91,6 +91,15 @@ async def test_statistics_have_words_of_their_own_for_unknown_models() -> None:
     await control.close()
 
 
+async def test_a_gateway_that_leaves_is_not_ready_and_still_serves() -> None:
+    gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
+    gateway.leave_rotation()
+    assert (gateway.live(), gateway.ready()) == (True, False)
+    with pytest.raises(InvalidArgument, match=r"unknown model"):
+        await gateway.infer(InferenceRequest("m", -1, []))
+    await control.close()
+
+
 async def test_a_draining_gateway_is_exiting() -> None:
     gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
     assert gateway.ready()

@@ -1,0 +1,1 @@
+"""`python -m loadtest.stack`, `make stack-test`: the compose stack scaled, killed and upgraded under load."""

@@ -1,0 +1,279 @@
+"""The command: brings the compose stack up, puts it under load, changes it in every way, and counts what went wrong.
+
+Zero lost always. Zero failed while executors come and go, while services are upgraded and while batchers and executors
+are killed; while a gateway or the log is killed keyless calls may be cut off, and callers with an Idempotency-Key get
+their answer by asking again (retries are printed). Exit 0 when all of it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadtest.drill.clients import Client, Disconnected, LoadClient, Told, request_body
+from loadtest.model import LoadTestError
+
+from .compose import Stack, wait_for
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SLEEP_S = 0.1
+_SLEEPER = f"""
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({SLEEP_S})
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
+            for r in requests
+        ]
+"""
+_SLEEPER_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.stack", description=__doc__.split("\n")[0])
+    parser.add_argument("--clients", type=int, default=16, metavar="N")
+    parser.add_argument("--project", default="charonia-test", help="compose project name (default charonia-test)")
+    parser.add_argument("--json", action="store_true", help="report as one JSON document")
+    parser.add_argument("--keep", action="store_true", help="leave the stack running")
+    return parser
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _models(directory: Path) -> Path:
+    """The example models and one that sleeps, readable for the containers' user."""
+    shutil.copytree(EXAMPLES / "models", directory / "models")
+    version = directory / "models" / "sleeper" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_SLEEPER)
+    (version.parent / "config.pbtxt").write_text(_SLEEPER_CONFIG)
+    for path in [directory, *directory.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return directory / "models"
+
+
+class Test:
+    """One run: the stack, its load, and the figures as they come."""
+
+    __test__ = False
+
+    def __init__(self, stack: Stack, ports: dict[str, int], clients: int) -> None:
+        self._stack = stack
+        self._ports = ports
+        self.http = f"127.0.0.1:{ports['HTTP_PORT']}"
+        self.told = Told()
+        self._stop = threading.Event()
+        self._clients = [LoadClient(i, self.http, "identity", self.told, self._stop) for i in range(clients)]
+        self.figures: dict[str, Any] = {}
+
+    def note(self, name: str, figure: Any) -> None:
+        self.figures[name] = figure
+        print(f"{name:52} {figure}", file=sys.stderr, flush=True)
+
+    def examples(self) -> None:
+        """The example clients, as a user runs them, through the published ports."""
+        program = EXAMPLES / "client.py"
+        for protocol, port in (("http", "HTTP_PORT"), ("grpc", "GRPC_PORT")):
+            for model in ("identity", "magika"):
+                url = f"127.0.0.1:{self._ports[port]}"
+                done = subprocess.run(
+                    [sys.executable, str(program), f"--model={model}", f"--protocol={protocol}", f"--url={url}"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                if done.returncode:
+                    self.told.problem(f"example client for {model} over {protocol}: {done.stderr.strip()[-300:]}")
+        self.note("example clients", "HTTP and gRPC")
+
+    def throughput(self, executors: int) -> float:
+        """Answers per second of the sleeping model with this many executors, one instance each."""
+        self._stack.scale("executor", executors)
+        wait_for(lambda: self._served_by(executors), f"{executors} executors serve the sleeping model")
+        answered = 0
+        lock = threading.Lock()
+        end_s = time.monotonic() + 6.0
+
+        def ask() -> None:
+            nonlocal answered
+            client = Client(self.http)
+            body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
+            while time.monotonic() < end_s:
+                try:
+                    status, _, _ = client.ask("POST", "/v2/models/sleeper/infer", body)
+                except Disconnected as error:
+                    self.told.problem(f"sleeper: {error}")
+                    return
+                if status != 200:
+                    self.told.problem(f"sleeper got {status}")
+                    return
+                with lock:
+                    answered += time.monotonic() < end_s
+            client.close()
+
+        threads = [threading.Thread(target=ask) for _ in range(4 * executors)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answered / 6.0
+
+    def _served_by(self, executors: int) -> bool:
+        return len(self._stack.containers("executor")) == executors and self._all_answer(executors)
+
+    def _all_answer(self, executors: int) -> bool:
+        """As many calls at once as there are executors take the time of one: each has its own executor."""
+        body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
+
+        def ask() -> None:
+            client = Client(self.http)
+            try:
+                client.ask("POST", "/v2/models/sleeper/infer", body)
+            except Disconnected:
+                time.sleep(SLEEP_S)
+            client.close()
+
+        began_s = time.monotonic()
+        threads = [threading.Thread(target=ask) for _ in range(executors)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.monotonic() - began_s < 1.9 * SLEEP_S
+
+    def start_load(self) -> None:
+        for client in self._clients:
+            client.start()
+
+    def end_load(self) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.join(90)
+
+    def step(self, name: str, act: Callable[[], float], *, excused: bool = False) -> None:
+        """One change under load. `excused`: keyless calls may be cut off meanwhile."""
+        self.told.excused = excused
+        seconds = act()
+        self.wait_answered()
+        self.told.excused_until_s = time.monotonic() + 1.0
+        self.told.excused = False
+        self.note(name, f"{seconds:.1f} s")
+
+    def wait_answered(self) -> None:
+        """Until a request of ours is answered."""
+
+        def answers() -> bool:
+            client = Client(self.http)
+            try:
+                return client.ask("POST", "/v2/models/identity/infer", request_body([0.5] * 16))[0] == 200
+            except Disconnected:
+                return False
+            finally:
+                client.close()
+
+        wait_for(answers, "a request is answered")
+
+    def check(self) -> None:
+        """Nothing is left in the queue, every job has the end its caller was told, and the journal adds up."""
+        wait_for(
+            lambda: not sum(int(q["requests"]) for q in self._stack.charonia("queue", "ls")["queues"]),
+            "the queue is empty",
+        )
+        client = Client(self.http)
+        lost = 0
+        for job, said in self.told.jobs.items():
+            status, _, view = client.ask("GET", f"/v2/jobs/{job}")
+            state = view["state"] if status == 200 else f"HTTP {status}"
+            if state != ("succeeded" if said == "accepted" else said):
+                lost += 1
+                self.told.problem(f"job {job} is {state}, its caller was told {said}")
+        self.note("jobs accepted, lost", f"{len(self.told.jobs)}, {lost}")
+        findings = self._stack.charonia("audit")["findings"]
+        for finding in findings:
+            self.told.problem(f"audit: {finding}")
+        self.note("audit", "clean" if not findings else f"{len(findings)} findings")
+
+    def run(self) -> None:
+        stack = self._stack
+        self.note("up and healthy", f"{stack.up('--build'):.1f} s")
+        self.wait_answered()
+        self.examples()
+        rates = {n: self.throughput(n) for n in (1, 2, 3)}
+        for number, rate in rates.items():
+            self.note(f"answers/s of the sleeping model, {number} executors", f"{rate:.1f} ({rate / rates[1]:.2f}x)")
+        if rates[3] / rates[1] < 2.9:
+            self.told.problem(f"three executors do {rates[3] / rates[1]:.2f} times the work of one, expected 2.9")
+        stack.scale("executor", 1)
+        self.start_load()
+        self.step("executors 1 to 3 under load", lambda: stack.scale("executor", 3))
+        self.step("executors 3 to 1 under load", lambda: stack.scale("executor", 1))
+        stack.scale("executor", 2)
+        self.step("executor killed", lambda: stack.kill("executor"))
+        self.step("batcher killed", lambda: stack.kill("batcher"))
+        for service in ("executor", "batcher", "gateway"):
+            self.step(f"{service} upgraded, slowest drain", lambda service=service: stack.roll(service))  # type: ignore[misc]
+        self.step("gateway killed", lambda: stack.kill("gateway"), excused=True)
+        self.step("redis killed", lambda: stack.kill("redis"), excused=True)
+        self.end_load()
+        self.check()
+
+
+def main() -> int:
+    options = parser().parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="charonia-stack-"))
+    ports = {name: _free_port() for name in ("HTTP_PORT", "GRPC_PORT", "PROMETHEUS_PORT")}
+    environment = {"MODELS": str(_models(directory)), "JOURNAL": "all", "DURABILITY": "fsync", "EXECUTORS": "1"}
+    stack = Stack(options.project, environment | {name: str(port) for name, port in ports.items()})
+    test = Test(stack, ports, options.clients)
+    try:
+        test.run()
+    except (LoadTestError, Disconnected) as error:
+        test.told.problem(str(error))
+    finally:
+        test.end_load()
+        if test.told.problems:
+            print(stack.logs(), file=sys.stderr)
+        if not options.keep:
+            stack.down()
+        shutil.rmtree(directory, ignore_errors=True)
+    report = {
+        "figures": test.figures,
+        "counts": dict(sorted(test.told.counts.items())),
+        "problems": test.told.problems,
+    }
+    print(json.dumps(report, indent=1) if options.json else _text(report))
+    return 1 if test.told.problems else 0
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = [f"{name:52} {number}" for name, number in report["counts"].items()]
+    lines += [f"PROBLEM {problem}" for problem in report["problems"]]
+    return "\n".join([*lines, "clean" if not report["problems"] else f"{len(report['problems'])} problems"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
