@@ -60,6 +60,8 @@ class GatewayApp:
         self.service = GatewayService(log, self._control, settings)
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
+        self._membership.on_new_epoch.append(self.service.begin_anew)
+        self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(
             self.service.metrics.render,
