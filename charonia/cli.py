@@ -1,5 +1,7 @@
 """The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.standalone`).
 
+Operators' commands against a running log are `charonia.operations`'.
+
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
 stderr. Only this module and `charonia.standalone` import services.
 """
@@ -17,6 +19,7 @@ from . import options
 from .errors import CharoniaError, StartupError
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
+_OPERATIONS = ("audit", "queue", "jobs", "dlq")
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -26,6 +29,10 @@ commands
   batcher     run one batcher against --log-url
   executor    run one executor against --log-url
   webhooks    run one sender of webhooks against --log-url
+  audit       check the journal: one end for each request, nothing run after it
+  queue       ls, inspect, pause, resume, cancel: what waits for a model
+  jobs        ls, show, timeline, result, cancel, wait
+  dlq         ls, show, replay, drop: dead letters
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -35,7 +42,7 @@ environment, else the TOML file of --config, else the default.
 _COMPLETION = """_charonia() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "serve gateway batcher executor webhooks completion" -- "$word"))
+        COMPREPLY=($(compgen -W "%s" -- "$word"))
     else
         case ${COMP_WORDS[1]} in
 %s
@@ -61,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in _ROLES:
+    if command not in (*_ROLES, *_OPERATIONS):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
-    if "--help" in rest or "-h" in rest:
+    if command in _ROLES and ("--help" in rest or "-h" in rest):
         print(f"usage: charonia {command} [--option=value ...]\n\noptions\n{options.usage(command)}")
         return 0
     try:
-        return _run(command, rest)
+        return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
         return 1
@@ -79,6 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence = f"internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where"
         print(f"charonia: {sentence}", file=sys.stderr)
         return 1
+
+
+def _operate(words: list[str]) -> int:
+    from .operations.command_line import run
+
+    def default_state_dir() -> str:
+        from .standalone.supervisor import default_state_dir
+
+        return default_state_dir()
+
+    try:
+        return run(words, os.environ, default_state_dir)
+    except SystemExit as end:  # argparse has said what is wrong, or printed its help
+        return end.code if isinstance(end.code, int) else 2
 
 
 def _run(command: str, argv: list[str]) -> int:
@@ -111,11 +132,23 @@ def _file(path: str) -> dict[str, Any]:
 
 
 def _completion() -> str:
+    from .operations.arguments import words
+
+    def offer(choices: Sequence[str]) -> str:
+        return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
+
     cases = []
     for role in _ROLES:
-        flags = " ".join(f"--{option.name}" for option in options.options_of(role))
-        cases.append(f'        {role}) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
-    return _COMPLETION % "\n".join(cases)
+        cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
+    for command, actions in words().items():
+        if "" in actions:
+            cases.append(f"        {command}) {offer(actions[''])} ;;")
+            continue
+        cases.append(f'        {command}) if [ "$COMP_CWORD" -eq 2 ]; then {offer(list(actions))}; else')
+        cases.append("            case ${COMP_WORDS[2]} in")
+        cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
+        cases.append("            esac; fi ;;")
+    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, "completion"]), "\n".join(cases))
 
 
 if __name__ == "__main__":

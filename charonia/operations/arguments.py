@@ -1,0 +1,176 @@
+"""The sub-commands `audit`, `queue`, `jobs` and `dlq` as an argument parser. Wrong usage exits with 2."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import datetime
+from typing import TypeAlias
+
+from charonia.jobs import JobState
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+COMMANDS = ("audit", "queue", "jobs", "dlq")
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def duration_s(text: str) -> float:
+    """`90`, `90s`, `5m`, `2h`, `1d`, `250ms` in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is no duration: write 90, 90s, 5m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def since(text: str) -> tuple[str, float]:
+    """("ago", seconds) or ("at", seconds since the epoch)."""
+    try:
+        return "ago", duration_s(text)
+    except argparse.ArgumentTypeError:
+        pass
+    try:
+        return "at", datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a duration (2h) nor a time (2026-05-01T12:00)") from None
+
+
+def request_id(text: str) -> bytes:
+    """A request id: 32 hex digits, with or without the model of a job's id."""
+    digits = text.partition(".")[0]
+    if not re.fullmatch(r"[0-9a-f]{32}", digits):
+        raise argparse.ArgumentTypeError(f"'{text}' is no request id (32 hex digits)")
+    return bytes.fromhex(digits)
+
+
+def positive(text: str) -> int:
+    number = int(text) if re.fullmatch(r"\d+", text) else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole tree. `command` and `action` say what was chosen."""
+    root = argparse.ArgumentParser(prog="charonia", allow_abbrev=False)
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _audit(commands)
+    _queue(_actions(commands, "queue", "see, hold back and cancel what waits; talks to the log alone"))
+    _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
+    _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
+    return root
+
+
+def _actions(commands: Commands, name: str, text: str) -> Commands:
+    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    return command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+
+def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    """A command with the options that all have."""
+    command = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.add_argument("--log-url", default="", metavar="URL", help="the log: redis://, rediss:// or unix://")
+    command.add_argument(
+        "--state-dir", default="", metavar="DIR", help="state directory of a running 'charonia serve', to find its log"
+    )
+    return command
+
+
+def _audit(commands: Commands) -> None:
+    text = "read the journal and check what must hold: one end for each request, growing attempts, nothing run after it"
+    command = _add(commands, "audit", text)
+    command.add_argument("--model", action="append", default=[], help="only this model; repeatable")
+    command.add_argument("--since", type=since, metavar="WHEN", help="a duration ago (2h) or a time; else all there is")
+    command.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="remember finished requests, about 40 MB a million, to find a second end however late (default)",
+    )
+    command.add_argument(
+        "--journal-only", action="store_true", help="do not compare the journal with queues and jobs of the log"
+    )
+    command.add_argument("--max-findings", type=positive, default=1000, metavar="N", help="print so many (1000)")
+    command.add_argument("--max-unfinished", type=positive, default=20, metavar="N", help="list so many a model (20)")
+
+
+def _queue(actions: Commands) -> None:
+    command = _add(actions, "ls", "what waits, by model, level and lane")
+    command.add_argument("--model", action="append", default=[], help="only this model; repeatable")
+    command = _add(actions, "inspect", "the requests of a queue in order; running ones stay until they are settled")
+    command.add_argument("model")
+    command.add_argument("--limit", type=positive, default=50, metavar="N", help="how many (50)")
+    command = _add(actions, "pause", "give out nothing more of a model; requests are still accepted")
+    command.add_argument("model")
+    command = _add(actions, "resume", "give out again")
+    command.add_argument("model")
+    command = _add(actions, "cancel", "cancel requests that are not settled, running ones included")
+    command.add_argument("model")
+    command.add_argument("--id", type=request_id, action="append", default=[], help="this request; repeatable")
+    command.add_argument("--all", action="store_true", help="every request that the other options let through")
+    command.add_argument("--older-than", type=duration_s, default=0.0, metavar="S", help="only those older (90, 5m)")
+    command.add_argument("--level", type=int, default=None, metavar="N", help="only those of this priority level")
+
+
+def _jobs(actions: Commands) -> None:
+    def filters(command: argparse.ArgumentParser) -> None:
+        states = [state.value for state in JobState]
+        command.add_argument("--model", action="append", default=[], help="only of this model; repeatable")
+        command.add_argument("--state", action="append", default=[], choices=states, help="repeatable")
+        command.add_argument("--tenant", default=None, help="only of this tenant")
+        command.add_argument("--older-than", type=duration_s, default=0.0, metavar="S", help="only those older")
+
+    command = _add(actions, "ls", "active jobs oldest first, then ended ones newest first")
+    filters(command)
+    command.add_argument("--limit", type=positive, default=100, metavar="N", help="how many (100)")
+    command.add_argument("--after", default="", metavar="ID", help="go on after this job")
+    for name, text in (("show", "one job with its place in the queue"), ("timeline", "everything that happened to it")):
+        _add(actions, name, text).add_argument("id")
+    command = _add(actions, "result", "the answer of an ended job; exit code 1 when there is none")
+    command.add_argument("id")
+    command.add_argument("--out", default="", metavar="DIR", help="write outputs there (.npy, BYTES as .json)")
+    command = _add(actions, "cancel", "cancel jobs by id, or with --all those that match")
+    command.add_argument("id", nargs="*")
+    command.add_argument("--all", action="store_true", help="every active job that the other options let through")
+    filters(command)
+    command = _add(actions, "wait", "wait until a job has ended; exit code 0 when it succeeded")
+    command.add_argument("id")
+    command.add_argument("--timeout", type=duration_s, default=float("inf"), metavar="S", help="no longer than this")
+
+
+def _dead_letters(actions: Commands) -> None:
+    command = _add(actions, "ls", "dead letters, oldest first")
+    command.add_argument("model", nargs="*")
+    command.add_argument("--limit", type=positive, default=100, metavar="N", help="how many (100)")
+    command = _add(actions, "show", "one dead letter: inputs, error, last stderr lines")
+    command.add_argument("what", nargs="+", metavar="[MODEL] ID", help="a job's id needs no model")
+    command.add_argument("--out", default="", metavar="DIR", help="write its inputs there (.npy, BYTES as .json)")
+    command = _add(actions, "replay", "submit again as new jobs; the letters stay")
+    command.add_argument("what", nargs="*", metavar="[MODEL] ID")
+    command.add_argument("--all", action="store_true", help="every letter (of MODEL)")
+    command.add_argument("--retention", type=duration_s, default=86_400.0, metavar="S", help="keep results (1d)")
+    command = _add(actions, "drop", "delete dead letters")
+    command.add_argument("what", nargs="*", metavar="[MODEL] ID")
+    command.add_argument("--all", action="store_true", help="every letter (of MODEL)")
+
+
+def words() -> dict[str, dict[str, list[str]]]:
+    """For shell completion: command to action to flags; the action of a command without any is ""."""
+
+    def flags(command: argparse.ArgumentParser) -> list[str]:
+        return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
+
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, command in _children(parser()).items():
+        actions = _children(command)
+        found[name] = {action: flags(child) for action, child in actions.items()} or {"": flags(command)}
+    return found
+
+
+def _children(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}

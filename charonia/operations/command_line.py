@@ -1,0 +1,222 @@
+"""Runs `charonia audit|queue|jobs|dlq`: finds the log, does the work, prints text or JSON, says how it went.
+
+Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InvalidRecord, StartupError
+from charonia.eventlog.port import EventLog
+from charonia.jobs import JobState
+
+from . import arguments, dead_letters, jobs, queues, reports
+from .auditing import Scope, audit_models
+
+Answer = tuple[dict[str, Any], bool]
+"""The document to print, and whether all is well."""
+
+
+def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> int:
+    """The command line `words` (the command first); the exit code. Raises `SystemExit` for usage and help."""
+    options = arguments.parser().parse_args(list(words))
+    _check(options)
+    try:
+        document, well = asyncio.run(_with_log(options, _log_url(options, environment, default_state_dir)))
+    except (StartupError, CharoniaError, InvalidRecord) as error:
+        sys.stderr.write(f"charonia: {error}\n")
+        return 1
+    try:
+        sys.stdout.write(json.dumps(document) + "\n" if options.json else reports.text(options, document))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if well else 1
+
+
+def _log_url(options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> str:
+    """A flag before the environment; of both the URL before the state directory."""
+    if options.log_url or (not options.state_dir and environment.get("CHARONIA_LOG_URL")):
+        return str(options.log_url or environment["CHARONIA_LOG_URL"])
+    directory = options.state_dir or environment.get("CHARONIA_STATE_DIR") or default_state_dir()
+    path = Path(directory).expanduser() / "endpoints.json"
+    try:
+        return str(json.loads(path.read_text())["log"])
+    except OSError:
+        raise StartupError(
+            f"no running 'charonia serve' has the state directory '{directory}': name its own with --state-dir, or "
+            "the log with --log-url"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise StartupError(f"'{path}' does not say where the log is") from None
+
+
+async def _with_log(options: argparse.Namespace, url: str) -> Answer:
+    from charonia.eventlog.redis import RedisLog
+
+    log = RedisLog(url)
+    await log.open()
+    try:
+        return await perform(log, options)
+    finally:
+        await log.close()
+
+
+async def perform(log: EventLog, options: argparse.Namespace) -> Answer:
+    """What the options ask, against this log."""
+    handler = _HANDLERS[(options.command, getattr(options, "action", ""))]
+    return await handler(log, options)
+
+
+# -- audit and queue ---------------------------------------------------------------------------------------------------
+
+
+async def _audit(log: EventLog, options: argparse.Namespace) -> Answer:
+    since_ms = 0
+    if options.since is not None:
+        kind, seconds = options.since
+        since_ms = int((wall_ns() / 1e9 - seconds if kind == "ago" else seconds) * 1000)
+    findings: list[dict[str, str]] = []
+
+    def on_finding(finding: Any) -> None:
+        if len(findings) < options.max_findings:
+            findings.append(reports.finding_json(finding))
+
+    scope = Scope(max(0, since_ms), options.exact, not options.journal_only)
+    document = await audit_models(log, options.model, scope, on_finding, options.max_unfinished)
+    return {**document, "findings": findings}, document["clean"]
+
+
+async def _queue_ls(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await queues.list_queues(log, options.model, wall_ns()), True
+
+
+async def _queue_inspect(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await queues.inspect_queue(log, options.model, wall_ns(), options.limit), True
+
+
+async def _queue_pause(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await queues.pause(log, options.model, options.action == "pause"), True
+
+
+async def _queue_cancel(log: EventLog, options: argparse.Namespace) -> Answer:
+    selection = queues.Selection(frozenset(options.id), options.older_than, options.level)
+    document = await queues.cancel_queued(log, options.model, selection, wall_ns())
+    return document, not document["missing"]
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _filter(options: argparse.Namespace, after: str = "") -> jobs.Filter:
+    states = frozenset(JobState(state) for state in options.state)
+    return jobs.Filter(tuple(options.model), states, options.tenant, options.older_than, after)
+
+
+async def _jobs_ls(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await jobs.list_jobs(log, _filter(options, options.after), _now_us(), options.limit), True
+
+
+async def _jobs_show(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await jobs.show_job(log, options.id, _now_us()), True
+
+
+async def _jobs_timeline(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await jobs.timeline(log, options.id, _now_us()), True
+
+
+async def _jobs_result(log: EventLog, options: argparse.Namespace) -> Answer:
+    document = await jobs.result(log, options.id, Path(options.out) if options.out else None)
+    return document, document["error"] is None
+
+
+async def _jobs_cancel(log: EventLog, options: argparse.Namespace) -> Answer:
+    document = await jobs.cancel_jobs(log, options.id, _filter(options) if options.all else None, _now_us())
+    return document, not document["missing"]
+
+
+async def _jobs_wait(log: EventLog, options: argparse.Namespace) -> Answer:
+    document = await jobs.wait_for_job(log, options.id, _now_us(), options.timeout)
+    return document, document["state"] == JobState.SUCCEEDED.value
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+async def _chosen(log: EventLog, options: argparse.Namespace, *, every: bool) -> list[dead_letters.DeadLetter]:
+    """`MODEL ID...` or ids of jobs, which name their model; with `every`, all of MODEL."""
+    words = list(options.what)
+    named = bool(words) and (every or len(words) > 1) and "." not in words[0][32:33]
+    model = words.pop(0) if named else ""
+    return await dead_letters.choose(log, model, words, every=every)
+
+
+async def _dlq_ls(log: EventLog, options: argparse.Namespace) -> Answer:
+    return await dead_letters.list_letters(log, options.model, _now_us(), options.limit), True
+
+
+async def _dlq_show(log: EventLog, options: argparse.Namespace) -> Answer:
+    (letter, *_) = await _chosen(log, options, every=False)
+    directory = Path(options.out) if options.out else None
+    return await dead_letters.show_letter(log, letter, _now_us(), directory), True
+
+
+async def _dlq_replay(log: EventLog, options: argparse.Namespace) -> Answer:
+    chosen = await _chosen(log, options, every=options.all)
+    replayed = [await dead_letters.replay(log, letter, _now_us(), int(options.retention)) for letter in chosen]
+    return {"replayed": replayed}, True
+
+
+async def _dlq_drop(log: EventLog, options: argparse.Namespace) -> Answer:
+    return {"dropped": await dead_letters.drop(log, await _chosen(log, options, every=options.all))}, True
+
+
+_HANDLERS = {
+    ("audit", ""): _audit,
+    ("queue", "ls"): _queue_ls,
+    ("queue", "inspect"): _queue_inspect,
+    ("queue", "pause"): _queue_pause,
+    ("queue", "resume"): _queue_pause,
+    ("queue", "cancel"): _queue_cancel,
+    ("jobs", "ls"): _jobs_ls,
+    ("jobs", "show"): _jobs_show,
+    ("jobs", "timeline"): _jobs_timeline,
+    ("jobs", "result"): _jobs_result,
+    ("jobs", "cancel"): _jobs_cancel,
+    ("jobs", "wait"): _jobs_wait,
+    ("dlq", "ls"): _dlq_ls,
+    ("dlq", "show"): _dlq_show,
+    ("dlq", "replay"): _dlq_replay,
+    ("dlq", "drop"): _dlq_drop,
+}
+
+
+def _now_us() -> int:
+    return wall_ns() // 1000
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What one option demands of another. Exits with 2."""
+    action = (options.command, getattr(options, "action", ""))
+    problem = ""
+    if action == ("queue", "cancel") and bool(options.id) == options.all:
+        problem = "name requests with --id, or cancel with --all what the other options let through"
+    elif action == ("jobs", "cancel") and bool(options.id) == options.all:
+        problem = "name jobs, or cancel with --all what the other options let through"
+    elif action in (("dlq", "replay"), ("dlq", "drop")):
+        if options.all and len(options.what) > 1:
+            problem = "--all takes no ids, only a model"
+        elif not options.all and not options.what:
+            problem = "name dead letters, or take all with --all"
+    if problem:
+        sys.stderr.write(f"charonia {' '.join(action)}: {problem}\n")
+        raise SystemExit(2)

@@ -1,0 +1,229 @@
+"""Requests that were given up, with what is needed to understand them and to try again: `charonia dlq`.
+
+A letter is an entry of `dlq:{m}`: `r` the request record, `m` a msgpack map of id, model, version, content_hash,
+attempts, error, stderr, time_us, tenant and job.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from charonia import keys
+from charonia.errors import InvalidRecord, NotFound
+from charonia.eventlog.port import START, Entry, EventLog, Limits
+from charonia.jobs import NewJob, parse_public_id, public_id
+from charonia.tensors import Tensor
+from charonia.wire import (
+    BLOB,
+    FIELD_RECORD,
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    RequestRecord,
+    pack_request,
+    record_fields,
+    unpack_request,
+)
+
+from .jobs import plain
+from .queued import known_models
+from .tensor_text import described, saved_all
+
+FIELD_ABOUT = b"m"
+RETENTION_S = 86_400
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One letter as it lies in the log. `record` is None when a newer release wrote it in a way unknown here."""
+
+    model: str
+    entry_id: bytes
+    about: dict[str, Any]
+    record: RequestRecord | None
+
+    @property
+    def id(self) -> bytes:
+        known = self.about.get("id")
+        return known if isinstance(known, bytes) else self.record.id if self.record is not None else b""
+
+    def named(self, text: str) -> bool:
+        """Whether `text` means this letter: its request id in hex, its public id, or its entry's id."""
+        return text in (self.id.hex(), public_id(self.model, self.id), self.entry_id.decode())
+
+    def number(self, name: str) -> int:
+        value = self.about.get(name, 0)
+        return value if isinstance(value, int) else 0
+
+
+async def letters(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
+    """Oldest first."""
+    after = START
+    while entries := await log.range(keys.dead_letters(model), after, _PAGE):
+        after = entries[-1].id
+        for entry in entries:
+            yield _letter(model, entry)
+
+
+def _letter(model: str, entry: Entry) -> DeadLetter:
+    fields = {bytes(entry.fields[at]): entry.fields[at + 1] for at in range(0, len(entry.fields) - 1, 2)}
+    about: Any = None
+    record: RequestRecord | None = None
+    try:
+        about = msgpack.unpackb(fields.get(FIELD_ABOUT, b"\x80"))
+    except Exception:
+        about = None
+    try:
+        record = unpack_request(fields[FIELD_RECORD]) if FIELD_RECORD in fields else None
+    except InvalidRecord:
+        record = None
+    return DeadLetter(model, entry.id, about if isinstance(about, dict) else {}, record)
+
+
+async def list_letters(log: EventLog, models: Sequence[str], now_us: int, limit: int) -> dict[str, Any]:
+    """A row for each letter, oldest first within a model."""
+    rows: list[dict[str, Any]] = []
+    for model in models or await known_models(log):
+        async for letter in letters(log, model):
+            if len(rows) == limit:
+                return {"letters": rows, "more": True}
+            rows.append(_summary(letter, now_us))
+    return {"letters": rows, "more": False}
+
+
+async def show_letter(log: EventLog, letter: DeadLetter, now_us: int, directory: Path | None) -> dict[str, Any]:
+    """Everything that is known of a letter. With a directory its inputs are written there as files."""
+    about = {name: plain(value) for name, value in letter.about.items() if name not in ("id", "stderr")}
+    stderr = plain(letter.about.get("stderr") or "")
+    shown = {**_summary(letter, now_us), "about": about, "stderr": str(stderr).splitlines()}
+    record = letter.record
+    if record is None:
+        return {**shown, "inputs": [], "inputs_missing": "the request record cannot be read"}
+    shown["parameters"] = plain(record.meta.parameters)
+    shown["requested_outputs"] = list(record.meta.outputs)
+    inputs = await _inputs(log, record)
+    if inputs is None:
+        places = [{"name": p.name, "datatype": p.datatype.value, "shape": list(p.shape)} for p in record.meta.inputs]
+        return {**shown, "inputs": places, "inputs_missing": "the inputs lay beside the log and are gone"}
+    shown["inputs"] = [described(tensor) for tensor in inputs]
+    if directory is not None:
+        shown["files"] = saved_all(inputs, directory)
+    return shown
+
+
+async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: int = RETENTION_S) -> dict[str, Any]:
+    """Submit a letter's request again, as a new job without a deadline. The letter stays until it is dropped.
+
+    Raises `NotFound` when its inputs are gone, and what accepting raises.
+    """
+    record = letter.record
+    inputs = await _inputs(log, record) if record is not None else None
+    if record is None or inputs is None:
+        raise NotFound(f"dead letter {letter.id.hex()} of model '{letter.model}' no longer has its inputs")
+    job_id = secrets.token_bytes(16)
+    flags = FLAG_JOB | (FLAG_JOURNALLED if record.journalled or not record.is_job else 0)
+    packed = pack_request(
+        job_id,
+        b"",
+        record.client_id.encode(),
+        record.meta,
+        [tensor.data for tensor in inputs],
+        rows=record.rows,
+        signature=record.signature,
+        level=record.level,
+        accepted_ns=now_us * 1000,
+        timeout_us=record.timeout_us,
+        flags=flags,
+    )
+    tenant = letter.about.get("tenant")
+    job = NewJob(
+        job_id,
+        len(packed),
+        now_us,
+        retention_s,
+        tenant if isinstance(tenant, str) else "",
+        about={
+            "replay_of": letter.id.hex(),
+            "version": record.meta.version,
+            "client_id": record.client_id,
+        },
+    )
+    ticket = await log.accept_job(
+        letter.model,
+        record.level,
+        0,
+        job,
+        record_fields([packed]),
+        Limits(),
+        journalled=bool(flags & FLAG_JOURNALLED),
+    )
+    return {"id": letter.id.hex(), "job": public_id(letter.model, ticket.id), "durability": ticket.durability}
+
+
+async def drop(log: EventLog, chosen: Sequence[DeadLetter]) -> list[str]:
+    """Delete letters; their ids."""
+    for letter in chosen:
+        await log.delete_entries(keys.dead_letters(letter.model), [letter.entry_id])
+    return [letter.id.hex() for letter in chosen]
+
+
+async def choose(log: EventLog, model: str, texts: Sequence[str], *, every: bool) -> list[DeadLetter]:
+    """The letters that `texts` name, or every one of a model ("" for all models). Raises `NotFound` for a name."""
+    if every:
+        models = [model] if model else await known_models(log)
+        return [letter for name in models for letter in [found async for found in letters(log, name)]]
+    chosen: list[DeadLetter] = []
+    for text in texts:
+        parsed = parse_public_id(text)
+        where = model or (parsed[0] if parsed is not None else "")
+        found = await _named(log, where, text)
+        if found is None:
+            raise NotFound(
+                f"dead letter '{text}' is unknown" + (f" to model '{where}'" if where else "; name its model")
+            )
+        chosen.append(found)
+    return chosen
+
+
+async def _named(log: EventLog, model: str, text: str) -> DeadLetter | None:
+    if model:
+        async for letter in letters(log, model):
+            if letter.named(text):
+                return letter
+    return None
+
+
+async def _inputs(log: EventLog, record: RequestRecord) -> list[Tensor] | None:
+    """The input tensors; None when they lay beside the log and are gone."""
+    data = record.data
+    if record.reference is not None:
+        blob = await log.blob(record.reference.name) if record.reference.kind == BLOB else None
+        if blob is None or len(blob) != record.reference.size_bytes:
+            return None
+        data = memoryview(blob)
+    return [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in record.meta.inputs]
+
+
+def _summary(letter: DeadLetter, now_us: int) -> dict[str, Any]:
+    about = letter.about
+    time_us = letter.number("time_us")
+    version = letter.number("version") or (letter.record.meta.version if letter.record is not None else 0)
+    return {
+        "id": letter.id.hex(),
+        "model": letter.model,
+        "version": version,
+        "content_hash": str(plain(about.get("content_hash") or "")),
+        "job": public_id(letter.model, letter.id) if about.get("job") else None,
+        "tenant": str(plain(about.get("tenant") or "")),
+        "attempts": letter.number("attempts"),
+        "time_us": time_us,
+        "age_s": (now_us - time_us) / 1e6 if time_us else None,
+        "error": str(plain(about.get("error") or "")),
+        "entry": letter.entry_id.decode(),
+    }

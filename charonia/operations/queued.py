@@ -1,0 +1,84 @@
+"""Reads what a model's queue carries, without taking anything: the unsettled requests of every lane, in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from charonia import keys
+from charonia.errors import InvalidRecord
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog
+from charonia.events import ModelRequested, RepositoryScanned, VersionLoaded
+from charonia.wire import RequestRecord, records_of, unpack_request
+
+_PAGE = 200
+_SEARCH_US = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An unsettled request and the entry that carries it. `attempt` 0: never begun, as far as the log was told."""
+
+    record: RequestRecord
+    level: int
+    lane: int
+    entry_id: bytes
+    attempt: int
+
+
+async def queued(
+    log: EventLog, model: str, level: int, lane: int, *, after: bytes = START, page: int = _PAGE
+) -> AsyncIterator[list[Queued]]:
+    """The unsettled requests of one lane, a page of entries at a time. What cannot be read is its owner's to report."""
+    stream = keys.queue(model, level, lane)
+    while entries := await log.range(stream, after, page):
+        after = entries[-1].id
+        found: list[tuple[bytes, RequestRecord]] = []
+        for entry in entries:
+            try:
+                found += [(entry.id, unpack_request(record)) for record in records_of(entry.fields)]
+            except InvalidRecord:
+                continue
+        attempts = await log.unsettled(model, [record.id for _, record in found])
+        yield [
+            Queued(record, level, lane, entry_id, attempt)
+            for (entry_id, record), attempt in zip(found, attempts, strict=True)
+            if attempt >= 0
+        ]
+
+
+async def queued_of_model(log: EventLog, model: str, *, page: int = _PAGE) -> AsyncIterator[list[Queued]]:
+    """All lanes, the most urgent level first."""
+    for level, lane in sorted(await log.lanes(model)):
+        async for found in queued(log, model, level, lane, page=page):
+            yield found
+
+
+async def find_queued(log: EventLog, model: str, request_id: bytes, accepted_us: int) -> Queued | None:
+    """The carrier of one request. Entry ids are times, so it is looked for around its own before everywhere."""
+    near = b"%d-0" % max(0, (accepted_us - _SEARCH_US) // 1000)
+    for after in (near, START):
+        for level, lane in await log.lanes(model):
+            async for found in queued(log, model, level, lane, after=after):
+                for request in found:
+                    if request.record.id == request_id:
+                        return request
+                if after is near and found and found[-1].record.accepted_ns // 1000 > accepted_us + _SEARCH_US:
+                    break
+    return None
+
+
+async def known_models(log: EventLog) -> list[str]:
+    """Every model that the control facts or the jobs of this log speak of."""
+    models = set(await log.job_models())
+    after = START
+    while entries := await log.range(keys.CONTROL, after):
+        after = entries[-1].id
+        for entry in entries:
+            for fact in facts_of(entry):
+                if isinstance(fact, RepositoryScanned):
+                    models.update(fact.models)
+                elif isinstance(fact, (VersionLoaded, ModelRequested)):
+                    models.add(fact.model)
+    return sorted(models)

@@ -1,0 +1,153 @@
+"""What waits where, and holding it back: `charonia queue`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia import keys
+from charonia.errors import NotFound
+from charonia.eventlog.port import EventLog
+from charonia.events import FIELD_FACT, QueueCommanded, pack_fact
+from charonia.jobs import public_id
+
+from .cancelling import cancel
+from .queued import Queued, known_models, queued, queued_of_model
+
+SCAN_REQUESTS = 100_000
+"""How many requests of a lane a listing reads before it gives a lower bound."""
+
+_MOST_TENANTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which requests to cancel: those with these ids, or all, older than an age when it is given."""
+
+    ids: frozenset[bytes] = frozenset()
+    older_than_s: float = 0.0
+    level: int | None = None
+
+    def holds(self, request: Queued, now_ns: int) -> bool:
+        if self.ids and request.record.id not in self.ids:
+            return False
+        if self.level is not None and request.level != self.level:
+            return False
+        return now_ns - request.record.accepted_ns >= self.older_than_s * 1e9
+
+
+async def list_queues(
+    log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS
+) -> dict[str, Any]:
+    """Models with their exact totals, and each lane that carries something. Idle lanes are left out."""
+    totals: list[dict[str, Any]] = []
+    lanes: list[dict[str, Any]] = []
+    for model in models or await known_models(log):
+        requests, size_bytes = await log.pending(model)
+        owner, _ = await log.owner(model)
+        paused = await log.paused(model)
+        tenants = await _tenants(log, model)
+        about = {"paused": paused, "owner": owner}
+        totals.append({"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants})
+        for level, lane in sorted(await log.lanes(model)):
+            row = await _lane(log, model, level, lane, now_ns, scan_requests)
+            if row["requests"]:
+                lanes.append({"model": model, "level": level, "lane": lane, **row, **about})
+    return {"models": totals, "queues": lanes}
+
+
+async def _lane(log: EventLog, model: str, level: int, lane: int, now_ns: int, most: int) -> dict[str, Any]:
+    requests = size_bytes = begun = 0
+    oldest_ns = now_ns
+    exact = True
+    async for page in queued(log, model, level, lane):
+        for request in page:
+            requests += 1
+            size_bytes += len(request.record.record)
+            begun += request.attempt > 0
+            oldest_ns = min(oldest_ns, request.record.accepted_ns)
+        if requests >= most:
+            exact = False
+            break
+    age_s = (now_ns - oldest_ns) / 1e9
+    return {"requests": requests, "bytes": size_bytes, "begun": begun, "oldest_age_s": age_s, "exact": exact}
+
+
+async def _tenants(log: EventLog, model: str) -> dict[str, dict[str, int]]:
+    """Exact counts of the tenants whose jobs are among the first that wait."""
+    jobs = await log.jobs(model, ended=False, count=_MOST_TENANTS)
+    names = sorted({job.tenant for job in jobs if job.tenant})
+    counts = await log.pending_of_tenants(model, names) if names else []
+    return {
+        name: {"requests": requests, "bytes": size_bytes}
+        for name, (requests, size_bytes) in zip(names, counts, strict=True)
+    }
+
+
+async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> dict[str, Any]:
+    """The first `limit` unsettled requests, most urgent level first; running ones stay in the queue until settled."""
+    await _must_be_known(log, model)
+    rows: list[dict[str, Any]] = []
+    async for page in queued_of_model(log, model):
+        for request in page[: limit - len(rows)]:
+            rows.append(await _row(log, model, request, now_ns))
+        if len(rows) >= limit:
+            break
+    requests, size_bytes = await log.pending(model)
+    paused = await log.paused(model)
+    return {"model": model, "requests": requests, "bytes": size_bytes, "paused": paused, "queue": rows}
+
+
+async def _row(log: EventLog, model: str, request: Queued, now_ns: int) -> dict[str, Any]:
+    record = request.record
+    job = await log.job(model, record.id) if record.is_job else None
+    return {
+        "id": record.id.hex(),
+        "job": public_id(model, record.id) if record.is_job else None,
+        "client_id": record.client_id,
+        "tenant": job.tenant if job is not None else "",
+        "level": request.level,
+        "lane": request.lane,
+        "age_s": (now_ns - record.accepted_ns) / 1e9,
+        "version": record.meta.version,
+        "rows": record.rows,
+        "bytes": len(record.record),
+        "deadline_s": (record.deadline_ns - now_ns) / 1e9 if record.deadline_ns else None,
+        "attempt": request.attempt,
+        "entry": request.entry_id.decode(),
+    }
+
+
+async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
+    """Hold a queue back or let it go on: remembered in the log, told to the owner. What runs is not stopped."""
+    await _must_be_known(log, model)
+    before = await log.paused(model)
+    await log.set_paused(model, paused)
+    fact = QueueCommanded("pause" if paused else "resume")
+    await log.append(keys.facts(model), [FIELD_FACT, pack_fact(fact)])
+    owner, _ = await log.owner(model)
+    return {"model": model, "paused": paused, "was_paused": before, "owner": owner}
+
+
+async def cancel_queued(log: EventLog, model: str, selection: Selection, now_ns: int) -> dict[str, Any]:
+    """Cancel what is selected among the unsettled requests, running ones included."""
+    await _must_be_known(log, model)
+    cancelled: list[bytes] = []
+    found: set[bytes] = set()
+    async for page in queued_of_model(log, model):
+        records = [request.record for request in page if selection.holds(request, now_ns)]
+        found.update(record.id for record in records)
+        cancelled += await cancel(log, model, records, "the request was cancelled by an operator")
+    missing = sorted(request_id.hex() for request_id in selection.ids - found)
+    return {
+        "model": model,
+        "cancelled": [request_id.hex() for request_id in cancelled],
+        "ended_meanwhile": len(found) - len(cancelled),
+        "missing": missing,
+    }
+
+
+async def _must_be_known(log: EventLog, model: str) -> None:
+    if not await log.lanes(model) and model not in await known_models(log):
+        raise NotFound(f"model '{model}' is unknown to this log")
