@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.errors import InvalidArgument, Unavailable
+from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
@@ -95,7 +95,7 @@ async def test_a_gateway_that_leaves_is_not_ready_and_still_serves() -> None:
     gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
     gateway.leave_rotation()
     assert (gateway.live(), gateway.ready()) == (True, False)
-    with pytest.raises(InvalidArgument, match=r"unknown model"):
+    with pytest.raises(NotFound):  # and not "exiting"
         await gateway.infer(InferenceRequest("m", -1, []))
     await control.close()
 
