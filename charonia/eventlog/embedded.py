@@ -38,6 +38,23 @@ _LONGEST_SOCKET_PATH_BYTES = 100
 _POLL_S = 0.003
 _LOCK_PATIENCE_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_LONG_S = 300.0
+"""Millions of jobs may lie beside what is to be forgotten."""
+
+_BEGIN_RUN = """
+local gone, cursor = 0, '0'
+repeat
+  local found = redis.call('SCAN', cursor, 'MATCH', '[acrsx]*', 'COUNT', 10000)
+  cursor = found[1]
+  for _, key in ipairs(found[2]) do
+    local kind = string.match(key, '^(%a+):') or key
+    if kind == 's' or kind == 'alive' or kind == 'r' or kind == 'x' or key == 'ctl' then
+      gone = gone + redis.call('UNLINK', key)
+    end
+  end
+until cursor == '0'
+return gone
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +119,14 @@ def _version(path: str) -> tuple[int, ...]:
 class PrivateServer:
     """One server child. Its append-only file stays in `state_dir` and is read back by the next one there.
 
+    The file is flushed to disk every second, or, with `flush_before_replies`, before anything is answered.
     Start it from the thread that lives as long as the process: on Linux the child ends with the thread that made it.
     """
 
-    def __init__(self, state_dir: Path | str, binary: ServerBinary | None = None) -> None:
+    def __init__(
+        self, state_dir: Path | str, binary: ServerBinary | None = None, *, flush_before_replies: bool = False
+    ) -> None:
+        self._flush_before_replies = flush_before_replies
         self.state_dir = Path(state_dir).absolute()
         self.binary = binary
         self.log_path = self.state_dir / "server.log"
@@ -162,20 +183,16 @@ class PrivateServer:
                 raise StartupError(f"the private server was not ready after {timeout_s:g} s: {self._last_words()}")
             time.sleep(_POLL_S)
 
-    def begin_epoch(self) -> None:
-        """Forget what only concerned the processes of former runs: control facts and statistics (X6). Work stays.
+    def begin_run(self) -> None:
+        """Forget what only concerned the processes of former runs; what they were given to do, and did, stays.
 
-        To be called once the server answers and before any process uses it.
+        Gone are control facts, heartbeats, statistics (X6), replies nobody waits for and batches nobody executes: the
+        queues still hold what those carried. To be called once the server answers and before any process uses it.
         """
-        script = (
-            "for _, key in ipairs(redis.call('KEYS', 's:*')) do redis.call('DEL', key) end "
-            "for _, key in ipairs(redis.call('KEYS', 'alive:*')) do redis.call('DEL', key) end "
-            "return redis.call('DEL', 'ctl')"
-        )
-        words = ("EVAL", script, "0")
+        words = ("EVAL", _BEGIN_RUN, "0")
         command = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(10.0)
+            client.settimeout(_LONG_S)
             client.connect(str(self._socket()))
             client.sendall(command.encode())
             answer = client.recv(4096)
@@ -216,7 +233,7 @@ class PrivateServer:
             "loglevel": "warning",
             "daemonize": "no",
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": "always" if self._flush_before_replies else "everysec",
             "save": "",
             "maxmemory-policy": "noeviction",
             # small hashes are searched from end to end; a few dozen unsettled requests are faster in a table

@@ -59,7 +59,8 @@ async def _run(role: str, values: Values) -> int:
     from charonia.eventlog.redis import RedisLog
     from charonia.eventlog.redis.address import with_password
 
-    log = RedisLog(with_password(values["log_url"], values["log_password_file"]))
+    url = with_password(values["log_url"], values["log_password_file"])
+    log = RedisLog(url, durability=values.get("durability", "memory"))
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()

@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from charonia.errors import StartupError
+from charonia.errors import InvalidArgument, StartupError
+from charonia.eventlog.durability import FSYNC, Level, parse_level
 from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
 from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.telemetry import MetricsEndpoint
@@ -131,13 +132,16 @@ class Supervisor:
         if self._log_url:
             return
         binary = find_server(self._values["log_server"] or None)
-        self._server = PrivateServer(self._state_dir, binary)
+        level = _durability(self._values["durability"])
+        if level.replicas:
+            raise StartupError(f"--durability={level.text} needs replicas, which serve's private log has none of")
+        self._server = PrivateServer(self._state_dir, binary, flush_before_replies=level == FSYNC)
         self._server.start()
         self._log_url = self._server.url
         self._watch_log(self._server)
         # no process of a former run lives: what they said of themselves would only mislead, and grow from run to run
         await asyncio.to_thread(self._server.wait_ready)
-        await asyncio.to_thread(self._server.begin_epoch)
+        await asyncio.to_thread(self._server.begin_run)
 
     def _watch_log(self, server: PrivateServer) -> None:
         loop = asyncio.get_running_loop()
@@ -379,6 +383,13 @@ async def _all_exited(children: list[Child]) -> None:
 
 def _backoff_s(failures: int) -> float:
     return min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+
+
+def _durability(text: str) -> Level:
+    try:
+        return parse_level(text)
+    except InvalidArgument as error:
+        raise StartupError(f"--{error.message}") from None
 
 
 def _check_repositories(paths: tuple[str, ...]) -> None:
