@@ -11,7 +11,9 @@ from .addresses import Endpoint
 
 DIGEST_BYTES = 8
 _HELD_PER_TURN = 4
-_FIRST_GUESS_S = 0.1
+_FIRST_GUESS_S = 0.05
+_HASTE = 2
+"""What is put off comes back twice as fast as expected: too early costs little, an idle host costs time."""
 _WEIGHT = 0.2
 _MOST_POSTPONED_S = 600.0
 _REMEMBERED = 4096
@@ -45,9 +47,9 @@ class Host:
         self._call_s += _WEIGHT * (seconds - self._call_s)
 
     def postponed_us(self) -> int:
-        """When one more may find room: each is put off a little further, at the pace the host works at."""
+        """When one more may find room: each is put off a little further, by the pace the host works at."""
         now_us = wall_ns() // 1000
-        step_us = int(self._call_s / self._concurrency * 1e6) + 1
+        step_us = int(self._call_s / self._concurrency / _HASTE * 1e6) + 1
         self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MOST_POSTPONED_S * 1e6))
         return self._free_us
 

@@ -1,0 +1,394 @@
+"""Senders of webhooks against a real endpoint: what comes, how often, and what may go wrong in between."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import LogUnavailable
+from charonia.eventlog.embedded import PrivateServer
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.sharing import preferred_owner
+from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.settings import LogSettings, WebhookSettings
+from gateway.webhooks.app import WebhooksApp
+from gateway.webhooks.deliveries import Delivery, delivery_of
+from gateway.webhooks.retries import DeliveryState
+
+_spec = importlib.util.spec_from_file_location("webhook_receiver", Path(__file__).with_name("webhook_receiver.py"))
+assert _spec is not None
+assert _spec.loader is not None
+parts = sys.modules["webhook_receiver"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(parts)
+
+FIRST_RETRY_S = 0.05
+HEARTBEATS = LogSettings(heartbeat_interval_ms=50, heartbeat_ttl_ms=300)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[parts.Receiver]:
+    receiver = parts.Receiver()
+    await receiver.start()
+    yield receiver
+    await receiver.close()
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
+    log: EventLog = MemoryLog()
+    if request.param == "redis":
+        log = RedisLog(request.getfixturevalue("fresh_log_url"))
+    await log.open()
+    yield log
+    await log.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., WebhookSettings]:
+    """Settings of one sender more."""
+    path = tmp_path / "secrets"
+    path.write_text(parts.SECRET)
+
+    def new(**changes: Any) -> WebhookSettings:
+        values: dict[str, Any] = {
+            "incarnation": f"webhooks-{secrets.token_hex(4)}",
+            "secrets": str(path),
+            "allow": ("127.0.0.1/32",),
+            "first_retry_s": FIRST_RETRY_S,
+        }
+        return WebhookSettings(**(values | changes))
+
+    return new
+
+
+@pytest.fixture
+async def sender(log: EventLog, settings: Callable[..., WebhookSettings]) -> AsyncIterator[WebhooksApp]:
+    app = WebhooksApp(log, settings(), HEARTBEATS)
+    await app.start()
+    yield app
+    await app.stop()
+
+
+async def end_job(
+    log: EventLog,
+    webhook: dict[str, Any] | None,
+    *,
+    model: str = "m",
+    state: JobState = JobState.SUCCEEDED,
+    tenant: str = "",
+    retention_s: int = 3600,
+) -> bytes:
+    """A job that has ended, as accept and settle leave it."""
+    job_id = secrets.token_bytes(16)
+    about = {"version": 1} | ({"webhook": webhook} if webhook else {})
+    job = NewJob(job_id, 10, wall_ns() // 1000, retention_s, tenant=tenant, about=about)
+    await log.accept_job(model, 0, 0, job, [b"r", b"record"], Limits())
+    owner, token = await log.owner(model)
+    token = token if owner else await log.take_ownership(model, "batcher", "")
+    assert await log.begin_attempt(model, token, [job_id], 1, jobs=[job_id]) == [True]
+    end = JobEnd(state, b"result", {} if state is JobState.SUCCEEDED else {"error": "boom"})
+    assert await log.settle(model, [(job_id, 1)], None, [], ends={job_id: end}) == [True]
+    return job_id
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(parts.PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def state_of(log: EventLog, job_id: bytes, wanted: Callable[[Delivery], bool], model: str = "m") -> Delivery:
+    """A job's delivery, once it is as wanted."""
+    async with asyncio.timeout(parts.PATIENCE_S):
+        while True:
+            delivery = await delivery_of(log, model, job_id)
+            if delivery is not None and wanted(delivery):
+                return delivery
+            await asyncio.sleep(0.005)
+
+
+async def nothing_left(log: EventLog, model: str = "m") -> None:
+    async with asyncio.timeout(parts.PATIENCE_S):
+        while await log.count_times(keys.webhook_times(model)) or await log.range(keys.webhooks(model)):
+            await asyncio.sleep(0.005)
+
+
+def final(delivery: Delivery) -> bool:
+    return delivery.state.final
+
+
+async def test_the_end_of_a_job_is_told_once_and_signed(
+    log: EventLog, sender: WebhooksApp, receiver: parts.Receiver
+) -> None:
+    job_id = await end_job(log, {"url": receiver.url("/hook")})
+    await end_job(log, None)
+    (told,) = await receiver.wait_for("/hook", 1)
+    assert told.verified["type"] == "job.succeeded"
+    assert told.verified["data"]["id"] == f"{job_id.hex()}.m"
+    assert told.headers["webhook-id"] == f"msg_{job_id.hex()}"
+    delivery = await state_of(log, job_id, final)
+    assert (delivery.state, delivery.attempts, delivery.last_status) == (DeliveryState.DELIVERED, 1, 204)
+    await nothing_left(log)
+    assert len(receiver.received) == 1
+    assert sender.sender.outcomes["delivered"] == 1
+
+
+async def test_what_happened_before_the_sender_came_is_told_and_only_the_ends_asked_for(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    failures = {"url": receiver.url("/failures"), "events": ["job.failed", "job.expired"]}
+    for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED):
+        await end_job(log, failures, state=state)
+    app = WebhooksApp(log, settings(), HEARTBEATS)
+    await app.start()
+    told = await receiver.wait_for("/failures", 2)
+    await nothing_left(log)
+    assert {t.verified["type"] for t in told} == {"job.failed", "job.expired"}
+    assert {t.verified["data"]["error"] for t in told} == {"boom"}
+    assert len(receiver.received) == 2
+    await app.stop()
+
+
+async def test_a_failure_is_tried_again_as_the_same_message(
+    log: EventLog, sender: WebhooksApp, receiver: parts.Receiver
+) -> None:
+    receiver.answers["/hook"] = [parts.status(500), parts.status(204)]
+    job_id = await end_job(log, {"url": receiver.url("/hook")})
+    first, second = await receiver.wait_for("/hook", 2)
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+    delivery = await state_of(log, job_id, final)
+    assert (delivery.state, delivery.attempts) == (DeliveryState.DELIVERED, 2)
+    await nothing_left(log)
+    assert sender.sender.outcomes["failed"] == 1
+
+
+async def test_a_redirect_is_a_failure_and_410_the_end(
+    log: EventLog, sender: WebhooksApp, receiver: parts.Receiver
+) -> None:
+    receiver.answers["/gone"] = [parts.status(410)]
+    receiver.answers["/moved"] = [parts.status(307, f"location: {receiver.url('/elsewhere')}")]
+    gone = await end_job(log, {"url": receiver.url("/gone")})
+    moved = await end_job(log, {"url": receiver.url("/moved")})
+    assert (await state_of(log, gone, final)).state is DeliveryState.DISABLED
+    waiting = await state_of(log, moved, lambda delivery: delivery.attempts >= 2)
+    assert (waiting.state, waiting.last_status) == (DeliveryState.PENDING, 307)
+    assert waiting.next_us > waiting.last_us
+    assert len(receiver.at("/gone")) == 1
+    assert not receiver.at("/elsewhere")
+
+
+async def test_an_inner_address_is_refused_for_good(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    app = WebhooksApp(log, settings(allow=()), HEARTBEATS)
+    await app.start()
+    literal = await end_job(log, {"url": receiver.url("/hook")})
+    named = await end_job(log, {"url": receiver.url("/hook", "localhost.")})
+    nonsense = await end_job(log, {"url": 17})
+    for job_id in (literal, named, nonsense):
+        delivery = await state_of(log, job_id, final)
+        assert (delivery.state, delivery.attempts, delivery.last_status) == (DeliveryState.REFUSED, 1, 0)
+    assert not receiver.received
+    await nothing_left(log)
+    await app.stop()
+
+
+async def test_a_slow_endpoint_keeps_only_itself_waiting(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    quick = parts.Receiver()
+    await quick.start()
+    release = asyncio.Event()
+
+    async def slow(_received: object) -> bytes:
+        await release.wait()
+        return parts.status(204)
+
+    receiver.answers["/slow"] = slow
+    # more than one page of them, all before the others
+    for _ in range(300):
+        await end_job(log, {"url": receiver.url("/slow")})
+    for _ in range(30):
+        await end_job(log, {"url": quick.url("/quick")})
+    app = WebhooksApp(log, settings(), HEARTBEATS)
+    await app.start()
+    await quick.wait_for("/quick", 30)
+    assert len(receiver.received) <= 4
+    assert len(app.sender._held) <= 16 + 16  # what is in memory is bounded for each host
+    release.set()
+    await receiver.wait_for("/slow", 300)
+    assert receiver.most_open["/slow"] == 4
+    await nothing_left(log)
+    assert len({r.headers["webhook-id"] for r in receiver.received}) == 300
+    await app.stop()
+    await quick.close()
+
+
+async def test_a_tenant_without_a_secret_waits_for_one(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver, tmp_path: Path
+) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'tenants.other = "{parts.SECRET}"')
+    app = WebhooksApp(log, settings(secrets=str(path)), HEARTBEATS)
+    await app.start()
+    unsigned = await end_job(log, {"url": receiver.url("/hook")}, tenant="acme")
+    await end_job(log, {"url": receiver.url("/hook")}, tenant="other")
+    await receiver.wait_for("/hook", 1)
+    delivery = await state_of(log, unsigned, lambda delivery: bool(delivery.last_error))
+    assert (delivery.state, delivery.attempts) == (DeliveryState.PENDING, 0)
+    assert delivery.last_error == "no secret to sign with"
+    path.write_text(f'tenants.acme = "{parts.SECRET}"')
+    await until(lambda: app.sender._keyring.secrets_of("acme"))
+    await app.stop()
+
+
+async def test_several_senders_share_the_models_and_take_over_from_one_that_leaves(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    apps = [WebhooksApp(log, settings(), HEARTBEATS) for _ in range(2)]
+    for app in apps:
+        await app.start()
+    await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
+    names = [app._settings.incarnation for app in apps]
+    models = {name: next(m for m in map(str, range(1000)) if preferred_owner(m, names) == name) for name in names}
+    for model in models.values():
+        await end_job(log, {"url": receiver.url("/hook")}, model=model)
+    for app in apps:
+        await until(lambda app=app: app.sender.outcomes["delivered"] == 1)
+    assert len(receiver.received) == 2
+    await apps[0].stop()
+    for model in models.values():
+        await end_job(log, {"url": receiver.url("/after")}, model=model)
+    await receiver.wait_for("/after", 2)
+    await apps[1].stop()
+
+
+async def test_what_the_sender_did_is_measured(log: EventLog, sender: WebhooksApp, receiver: parts.Receiver) -> None:
+    receiver.answers["/down"] = [parts.status(500)]
+    await end_job(log, {"url": receiver.url("/up")})
+    await end_job(log, {"url": receiver.url("/down")})
+    await receiver.wait_for("/down", 1)
+    await until(lambda: sender.sender.outcomes["delivered"] == 1 and sender.sender.pending == 1)
+    page = sender._render().decode()
+    assert 'charonia_webhook_deliveries_total{outcome="delivered"} 1.0' in page
+    assert "charonia_webhook_pending 1.0" in page
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateServer]:
+    """A log server of the test's own, to be killed."""
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    server = PrivateServer(state_dir)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+    shutil.rmtree(state_dir)
+
+
+async def start_process(url: str, secrets_file: str, *flags: str) -> asyncio.subprocess.Process:
+    """`charonia webhooks` as an operator starts it, up."""
+    reading, writing = os.pipe()
+    command: Sequence[str] = [
+        *(sys.executable, "-m", "charonia.cli", "webhooks", f"--log-url={url}", f"--webhook-secrets={secrets_file}"),
+        *("--webhook-allow=127.0.0.1/32", "--webhook-retry-secs=0.05", "--allow-metrics=false"),
+        *(f"--report-fd={writing}", *flags),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, pass_fds=[writing])
+    os.close(writing)
+    with os.fdopen(reading, "rb") as report:
+        assert b'"ready": true' in await asyncio.to_thread(report.readline)
+    return process
+
+
+@pytest.mark.integration
+async def test_a_sender_killed_in_mid_call_is_made_up_for_by_the_next(
+    fresh_log_url: str, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    async def never(_received: object) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    log = RedisLog(fresh_log_url)
+    await log.open()
+    receiver.answers["/hook"] = never
+    receiver.answers["/down"] = [parts.status(500)]
+    process = await start_process(fresh_log_url, settings().secrets)
+    down = await end_job(log, {"url": receiver.url("/down")})
+    tried = await state_of(log, down, lambda delivery: delivery.attempts >= 2)
+    job_id = await end_job(log, {"url": receiver.url("/hook")})
+    await receiver.wait_for("/hook", 1)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    del receiver.answers["/hook"]
+    process = await start_process(fresh_log_url, settings().secrets)
+    first, second = (await receiver.wait_for("/hook", 2))[:2]
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
+    # and one that had failed goes on where it was
+    assert (await delivery_of(log, "m", down) or tried).attempts >= tried.attempts
+    process.terminate()
+    assert await process.wait() == 0
+    await log.close()
+
+
+@pytest.mark.integration
+async def test_a_log_that_goes_and_comes_back_loses_nothing(
+    server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    log = RedisLog(server.url)
+    await log.open()
+    app = WebhooksApp(log, settings(), HEARTBEATS)
+    await app.start()
+    await end_job(log, {"url": receiver.url("/before")})
+    await receiver.wait_for("/before", 1)
+    await nothing_left(log)
+    gate = asyncio.Event()
+
+    async def held(_received: object) -> bytes:
+        await gate.wait()
+        return parts.status(204)
+
+    receiver.answers["/during"] = held
+    during = await end_job(log, {"url": receiver.url("/during")})
+    await receiver.wait_for("/during", 1)
+    await log.add_statistics(b"s:x", {"a": 1})
+    os.kill(server.pid, signal.SIGKILL)
+    while server.poll() is None:
+        await asyncio.sleep(0)
+    gate.set()  # the call succeeds while there is nowhere to write that down
+    server.start()
+    await asyncio.to_thread(server.wait_ready)
+    async with asyncio.timeout(parts.PATIENCE_S):
+        while True:
+            try:
+                after = await end_job(log, {"url": receiver.url("/after")})
+                break
+            except LogUnavailable:
+                await asyncio.sleep(0.01)
+    await receiver.wait_for("/after", 1)
+    for job_id in (during, after):
+        assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
+    assert len(receiver.at("/during")) == 1
+    await nothing_left(log)
+    await app.stop()
+    await log.close()
