@@ -23,6 +23,7 @@ from .port import START, Entry, Fields, Limits, OnEntries, Reply, StreamReader
 from .refusals import not_owner
 
 _LAST = b"$"
+_JOURNALS = b"j:"
 _SEQUENCE_BITS = 20
 _LAST_SEQUENCE = (1 << _SEQUENCE_BITS) - 1
 _DURABILITY = "memory"
@@ -59,6 +60,9 @@ class MemoryLog:
     def _append(self, stream: bytes, fields: Fields) -> bytes:
         if not fields or len(fields) % 2:
             raise ValueError("fields of an entry alternate names and values")
+        if stream.startswith(_JOURNALS):
+            self._last_journalled = max(self._last_journalled + 1, (now_us() // 1000) << _SEQUENCE_BITS)
+            return self._append_at(stream, self._last_journalled, list(fields))
         self._last += 1
         return self._append_at(stream, self._last << _SEQUENCE_BITS, list(fields))
 
@@ -287,8 +291,7 @@ class MemoryLog:
         return self._of(model).journal_complete
 
     def _journal(self, model: str, kind: str, ids: bytes, *more: bytes) -> None:
-        self._last_journalled = max(self._last_journalled + 1, (now_us() // 1000) << _SEQUENCE_BITS)
-        self._append_at(keys.journal(model), self._last_journalled, [b"k", kind.encode(), b"i", ids, *more])
+        self._append(keys.journal(model), [b"k", kind.encode(), b"i", ids, *more])
 
     async def pending(self, model: str) -> tuple[int, int]:
         work = self._of(model)

@@ -28,12 +28,29 @@ def load(name: str) -> Script:
 
 
 ACCEPT = load("accept")
+ACCEPT_JOB = load("accept_job")
 SETTLE = load("settle")
-ADD_STATISTICS = load("add_statistics")
+SETTLE_RECORDED = load("settle_recorded")
 BEGIN_ATTEMPT = load("begin_attempt")
+ADD_JOB_EVENT = load("add_job_event")
+FORGET_ENDED = load("forget_ended")
+TRIM_JOURNAL = load("trim_journal")
+ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
-PENDING = load("pending")
 WRITE = load("write")
 
-ALL = (ACCEPT, SETTLE, ADD_STATISTICS, BEGIN_ATTEMPT, TAKE_OWNERSHIP, RELEASE_OWNERSHIP, PENDING, WRITE)
+ALL = (
+    ACCEPT,
+    ACCEPT_JOB,
+    SETTLE,
+    SETTLE_RECORDED,
+    BEGIN_ATTEMPT,
+    ADD_JOB_EVENT,
+    FORGET_ENDED,
+    TRIM_JOURNAL,
+    ADD_STATISTICS,
+    TAKE_OWNERSHIP,
+    RELEASE_OWNERSHIP,
+    WRITE,
+)

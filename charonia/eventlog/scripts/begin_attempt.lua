@@ -1,40 +1,108 @@
 #!lua
--- Raise the attempt of requests before they are executed again, so that a settle of the older one is fenced.
+-- Raise the attempt of requests before they are executed, so that a settle of an older one is fenced; drop what is
+-- settled; tell jobs and journal what begins.
 --
--- KEYS[1] u:{m}  hash request id -> "<attempt>:<size_bytes>"; the attempt is raised, never lowered
+-- KEYS[1] u:{m}  hash of unsettled requests in groups (see take_groups.lua); attempts are raised, never lowered
 -- KEYS[2] n:{m}  hash; `owner` and `token` say who may decide about the model (read only)
+-- KEYS[3] j:{m}  journal (only given with jobs or journalled requests); gets a `batched` fact
+-- KEYS[4..] job:{m}:<id> the records of jobs, in the order below; get running, attempts and a `batched` event
 --
 -- ARGV[1] the caller's owner token
 -- ARGV[2] the attempt that begins
--- then the request ids
+-- ARGV[3] g, how many groups
+-- ARGV[4] how many jobs
+-- ARGV[5] the jobs' packed kind and detail
+-- ARGV[6] executor
+-- ARGV[7] batch id
+-- ARGV[8] which requests are journalled: "1" or "0" for each, "" when none is
+-- ARGV[9] the ids of the journalled ones, 16 bytes each
+-- then g group names, then g strings of last bytes, then the jobs: number of the request in this call, ...
 --
--- Returns 0 when the token is not the owner's (any more), else a string with one character for each id:
--- "1" unsettled, "0" settled or unknown.
+-- Returns 0 when the token is not the owner's (any more), 1 when all requests are unsettled, else a string with one
+-- character for each: "1" unsettled, "0" settled or unknown.
+
+--#include job_events.lua
 
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'token')
 if not lease[1] or lease[2] ~= ARGV[1] then
   return 0
 end
 
-local attempt = tonumber(ARGV[2])
-local mask = {}
-for from = 3, #ARGV, 2000 do
-  local to = math.min(from + 1999, #ARGV)
-  local known = redis.call('HMGET', KEYS[1], unpack(ARGV, from, to))
-  local raised = {}
-  for i = from, to do
-    local value = known[i - from + 1]
-    mask[i - 2] = value and '1' or '0'
-    if value then
-      local colon = string.find(value, ':', 1, true)
-      if tonumber(string.sub(value, 1, colon - 1)) < attempt then
-        raised[#raised + 1] = ARGV[i]
-        raised[#raised + 1] = ARGV[2] .. string.sub(value, colon)
+local attempt, groups, at = tonumber(ARGV[2]), tonumber(ARGV[3]), 10
+local mark = math.min(attempt, 127) + 128
+local raised, mask, all = {}, {}, true
+for from = 0, groups - 1, 4000 do
+  local to = math.min(from + 3999, groups - 1)
+  local known = redis.call('HMGET', KEYS[1], unpack(ARGV, at + from, at + to))
+  for k = from, to do
+    local value, lasts = known[k - from + 1], ARGV[at + groups + k]
+    if not value then
+      all = false
+      mask[#mask + 1] = string.rep('0', #lasts)
+    else
+      local cut = string.find(value, '[:;]')
+      local marks, places, changed = {string.byte(value, 1, cut - 1)}, nil, false
+      if string.byte(value, cut) == 59 then
+        places = {}
+        for place = 1, cut - 1 do
+          places[string.byte(value, cut + place)] = place
+        end
+      end
+      for i = 1, #lasts do
+        local last = string.byte(lasts, i)
+        local place = last + 1
+        if places then
+          place = places[last]
+        end
+        local known_mark = place and marks[place]
+        if known_mark and known_mark ~= 46 then
+          mask[#mask + 1] = '1'
+          if known_mark < mark then
+            marks[place], changed = mark, true
+          end
+        else
+          mask[#mask + 1], all = '0', false
+        end
+      end
+      if changed then
+        raised[#raised + 1] = ARGV[at + k]
+        raised[#raised + 1] = string.char(unpack(marks)) .. string.sub(value, cut)
       end
     end
   end
-  if #raised > 0 then
-    redis.call('HSET', KEYS[1], unpack(raised))
+end
+for from = 1, #raised, 4000 do
+  redis.call('HSET', KEYS[1], unpack(raised, from, math.min(from + 3999, #raised)))
+end
+mask = table.concat(mask)
+
+local first_job = at + 2 * groups
+for i = 1, tonumber(ARGV[4]) do
+  if string.byte(mask, ARGV[first_job + i - 1]) == 49 then
+    local job = redis.call('HMGET', KEYS[3 + i], 's', 'v')
+    if job[1] == 'q' or job[1] == 'r' then
+      local last = (job[2] or 1) + 1
+      redis.call('HSET', KEYS[3 + i], 's', 'r', 'a', ARGV[2], 'v', last, 'e' .. last, event(now_us(), ARGV[5]))
+    end
   end
 end
-return table.concat(mask)
+
+if ARGV[8] ~= '' then
+  local ids = ARGV[9]
+  if not all then
+    local going, number = {}, 0
+    for i = 1, #mask do
+      if string.byte(ARGV[8], i) == 49 then
+        number = number + 1
+        if string.byte(mask, i) == 49 then
+          going[#going + 1] = string.sub(ids, 16 * number - 15, 16 * number)
+        end
+      end
+    end
+    ids = table.concat(going)
+  end
+  if #ids > 0 then
+    redis.call('XADD', KEYS[3], '*', 'k', 'batched', 'i', ids, 'a', ARGV[2], 'x', ARGV[6], 'b', ARGV[7])
+  end
+end
+return all and 1 or mask

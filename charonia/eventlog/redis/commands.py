@@ -1,0 +1,125 @@
+"""Commands and scripts on the hot connection, and the one place where decisions about accepted work are sent.
+
+What they mean is `work`'s and `jobs`', matching replies is `connection`'s, levels of durability are `durability`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+from charonia.eventlog.durability import Level, parse_level
+from charonia.eventlog.port import Fields
+from charonia.tensors import Buffer
+
+from .connection import Connection
+from .durability import Durability, Writes
+from .packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .scripts import WRITE, Script
+from .wire import Refused
+
+
+class Commands:
+    """What the port's methods send their commands with."""
+
+    def __init__(self, connection: Connection, durability: Durability) -> None:
+        self._connection = connection
+        self._durability = durability
+
+    async def execute(self, *command: Argument) -> Any:
+        return await self._connection.execute(*command)
+
+    async def each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Commands of one key each, in one write: keys of several slots may not share a command."""
+        if not commands:
+            return []
+        replies = await self._connection.execute_all([pack(command) for command in commands], len(commands))
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                raise Refused(str(reply))
+        return replies
+
+    async def write(self, command: Argument, key: bytes, *arguments: Argument) -> Any:
+        """A write of one key that the server takes even when it is out of memory."""
+        words = (b"EVALSHA", WRITE.digest, 1, key, command, *arguments)
+        return await self.run(WRITE, pack_pieces(words))
+
+    async def script(self, script: Script, names: Sequence[bytes], arguments: Sequence[Argument]) -> Any:
+        return await self.run(script, (call_of(script, names, arguments),))
+
+    async def run(self, script: Script, pieces: Sequence[Buffer], through: Connection | Writes | None = None) -> Any:
+        """A packed call of a script, alone."""
+        connection = through or self._connection
+        try:
+            return await connection.execute_pieces(pieces)
+        except Refused as error:
+            if not error.reply.startswith("NOSCRIPT"):
+                raise
+        return await self._reload(script, pieces, connection)
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    async def writes(self, durability: str) -> Writes:
+        """What an acceptance is written with; "" is the server's level. Raises `Unsupported`, `InvalidArgument`."""
+        level: Level | None = parse_level(durability) if durability else None
+        return await self._durability.writes(level)
+
+    async def accept(self, script: Script, pieces: Sequence[Buffer], writes: Writes) -> Any:
+        """The reply of a packed call that accepts; its effects have reached no level yet (`Writes.reached`)."""
+        return await self.run(script, pieces, writes)
+
+    async def settle(
+        self,
+        script: Script,
+        pieces: Sequence[Buffer],
+        replies: Sequence[tuple[bytes, Fields]],
+        facts: Sequence[tuple[bytes, Fields]],
+    ) -> Any:
+        """The reply of a packed call that settles, with (stream, fields) appended before and after it in one write."""
+        if not replies and not facts:
+            return await self.run(script, pieces)
+        out: list[Buffer] = []
+        for stream, fields in replies:
+            out.extend(pack_append(stream, fields))
+        out.extend(pieces)
+        for stream, fields in facts:
+            out.extend(pack_append(stream, fields))
+        appended = await self._connection.execute_all(out, len(replies) + 1 + len(facts))
+        result = appended.pop(len(replies))
+        if isinstance(result, hiredis.ReplyError):
+            # Scripts are loaded at every connect: only a SCRIPT FLUSH on a living server leads here. The others are
+            # out already, which their readers bear: they know duplicates, and the settle follows at once.
+            if not str(result).startswith("NOSCRIPT"):
+                raise Refused(str(result))
+            result = await self._reload(script, pieces, self._connection)
+        for (stream, fields), entry_id in zip((*replies, *facts), appended, strict=True):
+            if isinstance(entry_id, hiredis.ReplyError):
+                refusal = Refused(str(entry_id))
+                if not refusal.out_of_memory:
+                    raise refusal
+                await self.write("XADD", stream, "*", *fields)
+        return result
+
+    async def _reload(self, script: Script, pieces: Sequence[Buffer], connection: Connection | Writes) -> Any:
+        """Run a script that the server has forgotten; it has not run before, so nothing happens twice."""
+        _, result = await connection.execute_all([pack(("SCRIPT", "LOAD", script.source)), *pieces], 2)
+        if isinstance(result, hiredis.ReplyError):
+            raise Refused(str(result))
+        return result
+
+
+def call_of(script: Script, names: Sequence[bytes], arguments: Sequence[Argument]) -> bytes:
+    """A packed call of a script without large arguments."""
+    return pack((b"EVALSHA", script.digest, len(names), *names, *arguments))
+
+
+def pack_append(stream: bytes, fields: Fields) -> Sequence[Buffer]:
+    command = (b"XADD", stream, b"*", *fields)
+    return pack_pieces(command) if is_large(fields) else (pack(command),)
+
+
+def is_large(fields: Fields) -> bool:
+    """Whether an entry is worth pieces of its own."""
+    return sum(map(len, fields)) >= LARGE_BYTES

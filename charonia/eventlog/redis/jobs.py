@@ -1,0 +1,123 @@
+"""Reading jobs, keeping their events, and the journal's retention: what the port says of them, as commands.
+
+Jobs come and go in `work`'s scripts; how a record is read is `job_records`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from charonia import keys
+from charonia.jobs import JobRecord
+
+from . import scripts
+from .commands import Commands
+from .job_records import FIELDS, record_of, told
+
+_LAST_EVENT = FIELDS.index(b"v")
+_PAGE = 200
+_MOST_TRIMMED = 5000
+_ID_BYTES = 16
+
+
+class Jobs:
+    """The port's methods about jobs and the journal."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
+        kept = ("keep_bytes", size_bytes, "keep_journal_s", journal_s, "keep_journal_bytes", journal_size_bytes)
+        await self._commands.execute("HSET", keys.counters(model), *kept)
+
+    async def job(self, model: str, job_id: bytes) -> JobRecord | None:
+        key = keys.job(model, job_id)
+        values = await self._commands.execute("HMGET", key, *FIELDS)
+        if values[0] is None:
+            return None
+        # events are only ever added: those up to the number just read belong to the state just read
+        numbers = range(2, int(values[_LAST_EVENT] or 1) + 1)
+        events = await self._commands.execute("HMGET", key, *[b"e%d" % n for n in numbers]) if numbers else []
+        if None in events:
+            return None  # expired in between
+        return record_of(model, job_id, values, events)
+
+    async def job_result(self, model: str, job_id: bytes) -> bytes | None:
+        result: bytes | None = await self._commands.execute("HGET", keys.job(model, job_id), "r")
+        return result
+
+    async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
+        names = (keys.job(model, job_id),)
+        return bool(await self._commands.script(scripts.ADD_JOB_EVENT, names, (kind, told(kind, detail))))
+
+    async def jobs(
+        self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
+    ) -> list[JobRecord]:
+        found: list[JobRecord] = []
+        key = keys.ended_jobs(model) if ended else keys.active_jobs(model)
+        bound = (b"+inf" if ended else b"-inf") if after is None else b"%d" % after[0]
+        order = (bound, b"-inf", b"BYSCORE", b"REV") if ended else (bound, b"+inf", b"BYSCORE")
+        skipped, size = 0, min(count + 1, _PAGE)
+        while len(found) < count:
+            raw = await self._commands.execute("ZRANGE", key, *order, "LIMIT", skipped, size, "WITHSCORES")
+            page = [(int(float(score)), member) for member, score in zip(raw[::2], raw[1::2], strict=True)]
+            if after is not None:
+                wanted = [one for one in page if _beyond((one[0], one[1][:_ID_BYTES]), after, ended)]
+            else:
+                wanted = page
+            gone = await self._read(model, wanted, ended, found)
+            if len(page) < size:
+                break
+            skipped += len(page) - gone
+        return found[:count]
+
+    async def _read(self, model: str, members: Sequence[tuple[int, bytes]], ended: bool, found: list[JobRecord]) -> int:
+        """Add the jobs of members to those found; how many members had no record any more and were forgotten."""
+        ids = [member[:_ID_BYTES] for _, member in members]
+        names = [keys.job(model, job_id) for job_id in ids]
+        records = await self._commands.each([("HMGET", name, *FIELDS) for name in names])
+        expired: list[int] = []
+        for place, (job_id, values) in enumerate(zip(ids, records, strict=True)):
+            if values[0] is not None:
+                record = record_of(model, job_id, values)
+                if record.state.terminal == ended:  # an active one may have ended since it was listed
+                    found.append(record)
+            elif ended:
+                expired.append(place)
+        if not expired:
+            return 0
+        forgotten: int = await self._commands.script(
+            scripts.FORGET_ENDED,
+            (keys.ended_jobs(model), keys.counters(model), *[names[place] for place in expired]),
+            [members[place][1] for place in expired],
+        )
+        return forgotten
+
+    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
+        key = keys.active_jobs(model)
+        rank, active = await self._commands.each([("ZRANK", key, job_id), ("ZCARD", key)])
+        return None if rank is None else (rank, max(active, rank + 1))
+
+    async def job_models(self) -> list[str]:
+        return sorted(name.decode() for name in await self._commands.execute("SMEMBERS", keys.JOB_MODELS))
+
+    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+        names = (keys.journal(model), keys.counters(model))
+        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, (oldest_unfinished, _MOST_TRIMMED))
+        return trimmed
+
+    async def journal_complete(self, model: str) -> bool:
+        return await self._commands.execute("HGET", keys.counters(model), "journal_trimmed") is None
+
+    async def set_paused(self, model: str, paused: bool) -> None:
+        if paused:
+            await self._commands.execute("HSET", keys.counters(model), "paused", 1)
+        else:
+            await self._commands.execute("HDEL", keys.counters(model), "paused")
+
+    async def paused(self, model: str) -> bool:
+        return await self._commands.execute("HGET", keys.counters(model), "paused") is not None
+
+
+def _beyond(one: tuple[int, bytes], after: tuple[int, bytes], ended: bool) -> bool:
+    return one < after if ended else one > after

@@ -1,0 +1,328 @@
+"""Accepting, beginning and settling requests and jobs: what the port says of them, as calls of scripts.
+
+How ids become groups is `groups`', how a job's record is written `job_records`', what is sent together `commands`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from urllib.parse import quote
+
+from charonia import keys
+from charonia.eventlog.port import Fields, Limits, Reply
+from charonia.eventlog.refusals import key_reused, not_owner, over_limit
+from charonia.events import LaneOpened, pack_fact
+from charonia.jobs import JobEnd, JobTicket, NewJob
+from charonia.tensors import Buffer
+
+from . import scripts
+from .commands import Commands, call_of, is_large
+from .groups import attempt_in, grouped, value_of
+from .job_records import STATE_CODES, fields_of, told
+from .packing import LARGE_BYTES, Argument, pack, pack_pieces
+
+_MOST_FIELDS = 7000
+"""Fields and values of one entry: a script can hand on a bounded number of arguments."""
+_KEY_REUSED = 5
+_FIRST_OF_MODEL = 6
+_WON = ord("1")
+
+_id = itemgetter(0)
+_attempt = itemgetter(1)
+
+
+class Work:
+    """The port's methods about accepted work."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._lane_names: dict[tuple[str, int, int], tuple[tuple[bytes, ...], bytes, bytes]] = {}
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    async def accept(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        limits: Limits,
+        *,
+        tenant: str = "",
+        journalled: bool = False,
+        durability: str = "",
+    ) -> None:
+        _check(fields)
+        names, lane_name, fact = self._lane(model, level, lane)
+        ids = [one[0] for one in requests]
+        sizes = [one[1] for one in requests]
+        quoted = _quoted(tenant)
+        groups = grouped(ids)
+        if groups.order is not None:
+            sizes = [sizes[place] for place in groups.order]
+        command: list[Argument] = [b"EVALSHA", scripts.ACCEPT.digest]
+        amounts = (limits.requests, limits.size_bytes, len(ids), sum(sizes), lane_name, fact, len(groups.names))
+        if tenant or journalled:
+            more = keys.tenant(model, tenant) if tenant else names[2]
+            command += (7, *names, more, keys.journal(model), *amounts)
+            command += (limits.tenant_requests, limits.tenant_size_bytes, b"".join(ids) if journalled else b"")
+        else:
+            command += (5, *names, *amounts)
+        at = 0
+        for name, lasts in zip(groups.names, groups.lasts, strict=True):
+            end = at + len(lasts)
+            command += (name, value_of(lasts, sizes[at:end], quoted))
+            at = end
+        command += fields
+        pieces: Sequence[Buffer] = pack_pieces(command) if is_large(fields) else (pack(command),)
+        writes = await self._commands.writes(durability)
+        bound = await self._commands.accept(scripts.ACCEPT, pieces, writes)
+        if bound:
+            raise over_limit(model, bound, limits, tenant)
+        await writes.reached()
+
+    async def accept_job(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        job: NewJob,
+        fields: Fields,
+        limits: Limits,
+        *,
+        journalled: bool = True,
+        durability: str = "",
+    ) -> JobTicket:
+        _check(fields)
+        writes = await self._commands.writes(durability)
+        reached = writes.level.text
+        names, lane_name, fact = self._lane(model, level, lane)
+        job_names = [
+            *names,
+            keys.tenant(model, job.tenant) if job.tenant else names[2],
+            keys.journal(model),
+            keys.active_jobs(model),
+            keys.job(model, job.id),
+        ]
+        if job.key:
+            job_names.append(keys.idempotency(model, job.key))
+        record = fields_of(job, reached)
+        command: list[Argument] = [b"EVALSHA", scripts.ACCEPT_JOB.digest, len(job_names), *job_names]
+        command += (limits.requests, limits.size_bytes, limits.tenant_requests, limits.tenant_size_bytes)
+        command += (job.size_bytes, lane_name, fact, job.id)
+        command += (job.id[:-1], value_of(job.id[-1:], [job.size_bytes], _quoted(job.tenant)))
+        command += (job.accepted_us, job.digest, b"1" if journalled else b"", len(record), *record, *fields)
+        pieces: Sequence[Buffer] = pack_pieces(command) if is_large(fields) else (pack(command),)
+        result = await self._commands.accept(scripts.ACCEPT_JOB, pieces, writes)
+        if result == _FIRST_OF_MODEL:
+            # of another slot than the model; the model remembers that it is there only when it is
+            await self._commands.execute("SADD", keys.JOB_MODELS, model)
+            await self._commands.execute("HSET", names[2], "jobs", 1)
+            result = 0
+        if result == 0:
+            await writes.reached()
+            return JobTicket(job.id, True, reached)
+        if result == _KEY_REUSED:
+            raise key_reused()
+        if isinstance(result, int):
+            raise over_limit(model, result, limits, job.tenant)
+        # the first call may have got no receipt: this one states its own level
+        await writes.cover_earlier()
+        return JobTicket(bytes(result), False, reached)
+
+    def _lane(self, model: str, level: int, lane: int) -> tuple[tuple[bytes, ...], bytes, bytes]:
+        found = self._lane_names.get((model, level, lane))
+        if found is None:
+            if len(self._lane_names) > 10_000:  # hostile variety
+                self._lane_names.clear()
+            names = (
+                keys.queue(model, level, lane),
+                keys.unsettled(model),
+                keys.counters(model),
+                keys.lanes(model),
+                keys.facts(model),
+            )
+            found = names, b"%d:%d" % (level, lane), pack_fact(LaneOpened(level, lane))
+            self._lane_names[(model, level, lane)] = found
+        return found
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    async def settle(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
+        *,
+        ends: Mapping[bytes, JobEnd] | None = None,
+        outcomes: bytes = b"",
+    ) -> list[bool]:
+        groups = grouped(list(map(_id, requests)))
+        if groups.order is not None:
+            requests = [requests[place] for place in groups.order]
+            outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
+        attempts = _joined(list(map(_attempt, requests)))
+        names = [keys.unsettled(model), keys.counters(model)]
+        sums = 0
+        amounts: tuple[Argument, ...] = ()
+        if statistics is not None:
+            names.append(statistics[0])
+            sums, amounts = amounts_of(statistics[1])
+        if ends or outcomes:
+            if statistics is None:
+                names.append(names[0])
+            script = scripts.SETTLE_RECORDED
+            ending, more, large = _recorded(model, requests, names, ends or {}, outcomes)
+            command: list[Argument] = [b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums]
+            command += (*ending, *groups.names, *groups.lasts, *more, *amounts)
+            pieces: Sequence[Buffer] = pack_pieces(command) if large else (pack(command),)
+        else:
+            script = scripts.SETTLE
+            arguments = (len(groups.names), attempts, sums, *groups.names, *groups.lasts, *amounts)
+            pieces = (call_of(script, names, arguments),)
+        result = await self._commands.settle(
+            script,
+            pieces,
+            [(reply.stream, reply.fields) for reply in replies],
+            [(fact.stream, fact.fields) for fact in facts],
+        )
+        if result == 1:
+            return [True] * len(requests)
+        won = [one == _WON for one in result]
+        return won if groups.order is None else _in_order(won, groups.order)
+
+    async def begin_attempt(
+        self,
+        model: str,
+        token: int,
+        ids: Sequence[bytes],
+        attempt: int,
+        *,
+        jobs: Sequence[bytes] = (),
+        journalled: Sequence[bytes] = (),
+        executor: str = "",
+        batch_id: str = "",
+    ) -> list[bool]:
+        groups = grouped(ids)
+        if groups.order is not None:
+            ids = [ids[place] for place in groups.order]
+        names = [keys.unsettled(model), keys.counters(model)]
+        numbers: list[int] = []
+        event = mask = told_ids = b""
+        if jobs or journalled:
+            names.append(keys.journal(model))
+        if jobs:
+            places = {one: number for number, one in enumerate(ids, 1)}
+            for job_id in jobs:
+                names.append(keys.job(model, job_id))
+                numbers.append(places[job_id])
+            event = told("batched", {"executor": executor, "batch_id": batch_id})
+        if journalled:
+            wanted = set(journalled)
+            told_ids = b"".join([one for one in ids if one in wanted])
+            mask = b"".join([b"1" if one in wanted else b"0" for one in ids])
+        arguments: tuple[Argument, ...] = (
+            *(token, attempt, len(groups.names), len(numbers), event, executor, batch_id, mask, told_ids),
+            *groups.names,
+            *groups.lasts,
+            *numbers,
+        )
+        result = await self._commands.script(scripts.BEGIN_ATTEMPT, names, arguments)
+        if result == 0:
+            raise not_owner(model, token)
+        if result == 1:
+            return [True] * len(ids)
+        going = [one == _WON for one in result]
+        return going if groups.order is None else _in_order(going, groups.order)
+
+    async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
+        if not ids:
+            return []
+        names = list({one[:-1]: None for one in ids})
+        found = await self._commands.execute("HMGET", keys.unsettled(model), *names)
+        values: dict[bytes, bytes | None] = dict(zip(names, found, strict=True))
+        return [attempt_in(values[one[:-1]], one[-1]) for one in ids]
+
+    # -- counting -----------------------------------------------------------------------------------------------------
+
+    async def pending(self, model: str) -> tuple[int, int]:
+        requests, size_bytes = await self._commands.execute("HMGET", keys.counters(model), "requests", "bytes")
+        return int(requests or 0), int(size_bytes or 0)
+
+    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]:
+        found = await self._commands.each([("HMGET", keys.tenant(model, one), "requests", "bytes") for one in tenants])
+        return [(int(requests or 0), int(size_bytes or 0)) for requests, size_bytes in found]
+
+    async def lanes(self, model: str) -> list[tuple[int, int]]:
+        members = await self._commands.execute("SMEMBERS", keys.lanes(model))
+        return sorted((int(level), int(lane)) for level, _, lane in (member.partition(b":") for member in members))
+
+
+def _recorded(
+    model: str,
+    requests: Sequence[tuple[bytes, int]],
+    names: list[bytes],
+    ends: Mapping[bytes, JobEnd],
+    outcomes: bytes,
+) -> tuple[tuple[Argument, ...], list[Argument], bool]:
+    """What settle_recorded.lua needs beyond settle.lua: adds to `names`; arguments before and after the groups.
+
+    The third is whether a result is large.
+    """
+    names += (keys.journal(model), keys.active_jobs(model), keys.ended_jobs(model), keys.webhooks(model))
+    more: list[Argument] = []
+    size_bytes = 0
+    if ends:
+        for number, (request_id, _) in enumerate(requests, 1):
+            end = ends.get(request_id)
+            if end is not None:
+                names.append(keys.job(model, request_id))
+                more += (number, request_id, STATE_CODES[end.state], told(end.state.value, end.detail), end.result)
+                size_bytes += len(end.result)
+    journal: tuple[Argument, ...] = (b"", b"", b"")
+    if outcomes.strip(b"-"):
+        told_of = [request for request, outcome in zip(requests, outcomes, strict=True) if outcome != 45]
+        ids = b"".join([request_id for request_id, _ in told_of])
+        journal = (ids, outcomes.replace(b"-", b""), _joined([attempt for _, attempt in told_of]))
+    else:
+        outcomes = b""
+    return (len(more) // 5, outcomes, *journal), more, size_bytes >= LARGE_BYTES
+
+
+def _joined(attempts: list[int]) -> bytes:
+    """One number when all are equal, else each after a comma."""
+    if not attempts or attempts.count(attempts[0]) == len(attempts):
+        return b"%d" % attempts[0] if attempts else b"0"
+    return b",".join([b"%d" % attempt for attempt in attempts])
+
+
+def _in_order(results: list[bool], order: list[int]) -> list[bool]:
+    back = [False] * len(results)
+    for result, place in zip(results, order, strict=True):
+        back[place] = result
+    return back
+
+
+def _quoted(tenant: str) -> bytes:
+    return quote(tenant, safe="-_.~ ").encode() if tenant else b""
+
+
+def _check(fields: Fields) -> None:
+    if not fields or len(fields) % 2 or len(fields) > _MOST_FIELDS:
+        raise ValueError("fields of an entry alternate names and values and are not too many")
+
+
+def amounts_of(increments: Mapping[str, int]) -> tuple[int, tuple[Argument, ...]]:
+    """The number of sums, and all fields and values with the sums first."""
+    sums: list[Argument] = []
+    maxima: list[Argument] = []
+    for name, value in increments.items():
+        if name.startswith("last_"):
+            maxima += (name, value)
+        elif value:
+            sums += (name, value)
+    return len(sums) // 2, (*sums, *maxima)

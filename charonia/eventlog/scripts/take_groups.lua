@@ -1,0 +1,139 @@
+-- Included by settle.lua and settle_recorded.lua: end requests, count them out, say which were won.
+--
+-- unsettled  u:{m}; a request won is marked in its group's value, a group without others is deleted
+-- counters   n:{m}; `requests` and `bytes` shrink by what was won, and so do those of n:{m}:<tenant>, which is deleted
+--            with its last request (the tenants are named in the values)
+-- at         the ARGV index of the first group name; `groups` names are followed by as many strings of last bytes
+-- attempts   one number for all requests, or one for each, comma separated
+--
+-- A value is one byte per member (128 + attempt, or `.` when settled), then `:` when the members' last bytes are
+-- 0, 1, 2, ..., or `;` and their last bytes, then the sizes together, then each one's after a comma unless all are equal,
+-- then `:` and the tenant if there is one.
+--
+-- Returns nil when all requests were won, else a string with "1" (won) or "0" for each.
+local SEQUENCE = '\0\1\2\3\4\5\6\7\8\9\10\11\12\13\14\15\16\17\18\19\20\21\22\23\24\25\26\27\28\29\30\31'
+  .. '\32\33\34\35\36\37\38\39\40\41\42\43\44\45\46\47\48\49\50\51\52\53\54\55\56\57\58\59\60\61\62\63'
+
+-- Members one by one: the value that is left, nil for none, and whatever was won.
+local function take_members(value, lasts, attempt_of)
+  local cut = string.find(value, '[:;]')
+  local n = cut - 1
+  local marks, places = {string.byte(value, 1, n)}, nil
+  local tail = cut + 1
+  if string.byte(value, cut) == 59 then
+    places, tail = {}, cut + n + 1
+    for place = 1, n do
+      places[string.byte(value, cut + place)] = place
+    end
+  end
+  local sizes = {}
+  for size in string.gmatch(string.match(value, '^[%d,]+', tail), '%d+') do
+    sizes[#sizes + 1] = tonumber(size)
+  end
+  local mask, requests, freed = {}, 0, 0
+  for i = 1, #lasts do
+    local last = string.byte(lasts, i)
+    local place = last + 1
+    if places then
+      place = places[last]
+    end
+    local mark = place and marks[place]
+    if mark and mark ~= 46 and mark - 128 <= attempt_of(i) then
+      marks[place] = 46
+      requests = requests + 1
+      freed = freed + (sizes[place + 1] or sizes[1] / n)
+      mask[i] = '1'
+    else
+      mask[i] = '0'
+    end
+  end
+  local left = nil
+  for place = 1, n do
+    if marks[place] ~= 46 then
+      left = string.char(unpack(marks)) .. string.sub(value, cut)
+      break
+    end
+  end
+  return left, table.concat(mask), requests, freed, string.match(value, ':(.+)$', tail)
+end
+
+local function take_groups(unsettled, counters, at, groups, attempts)
+  local attempt, several = tonumber(attempts), nil
+  if not attempt then
+    several = {}
+    for one in string.gmatch(attempts, '%d+') do
+      several[#several + 1] = tonumber(one)
+    end
+  end
+  local gone, changed, masks, tenants = {}, {}, {}, nil
+  local requests, freed, seen = 0, 0, 0
+  for from = 0, groups - 1, 4000 do -- unpack() has a bounded stack
+    local to = math.min(from + 3999, groups - 1)
+    local known = redis.call('HMGET', unsettled, unpack(ARGV, at + from, at + to))
+    for k = from, to do
+      local value, lasts = known[k - from + 1], ARGV[at + groups + k]
+      local n = #lasts
+      local count, size, tenant = 0, 0, nil
+      local cut = value and string.byte(value, n + 1)
+      if attempt and (cut == 58 and lasts == string.sub(SEQUENCE, 1, n)
+          or cut == 59 and lasts == string.sub(value, n + 2, 2 * n + 1))
+        and string.byte(value) - 128 <= attempt and string.byte(value) ~= 46
+        and string.sub(value, 1, n) == string.rep(string.sub(value, 1, 1), n) then
+        -- the whole group at one attempt: nothing is looked at one by one
+        local tail = cut == 58 and n + 2 or 2 * n + 2
+        count, size = n, tonumber(string.sub(value, tail))
+        if not size then
+          size, tenant = tonumber(string.match(value, '^%d+', tail)), string.match(value, ':(.+)$', tail)
+        end
+        gone[#gone + 1] = ARGV[at + k]
+      elseif value then
+        local left
+        left, masks[k], count, size, tenant = take_members(value, lasts, function(i)
+          return attempt or several[seen + i]
+        end)
+        if count > 0 and left then
+          changed[#changed + 1] = ARGV[at + k]
+          changed[#changed + 1] = left
+        elseif count > 0 then
+          gone[#gone + 1] = ARGV[at + k]
+        end
+      else
+        masks[k] = string.rep('0', n)
+      end
+      seen, requests, freed = seen + n, requests + count, freed + size
+      if tenant and count > 0 then
+        tenants = tenants or {}
+        local taken = tenants[tenant] or {0, 0}
+        tenants[tenant] = {taken[1] + count, taken[2] + size}
+      end
+    end
+  end
+
+  for from = 1, #gone, 4000 do
+    redis.call('HDEL', unsettled, unpack(gone, from, math.min(from + 3999, #gone)))
+  end
+  for from = 1, #changed, 4000 do
+    redis.call('HSET', unsettled, unpack(changed, from, math.min(from + 3999, #changed)))
+  end
+  if requests > 0 then
+    redis.call('HINCRBY', counters, 'requests', -requests)
+    redis.call('HINCRBY', counters, 'bytes', -freed)
+  end
+  for tenant, taken in pairs(tenants or {}) do
+    local key = counters .. ':' .. tenant
+    if redis.call('HINCRBY', key, 'requests', -taken[1]) <= 0 then
+      redis.call('DEL', key)
+    else
+      redis.call('HINCRBY', key, 'bytes', -taken[2])
+    end
+  end
+
+  if requests == seen then
+    return nil
+  end
+  local mask = {}
+  for k = 0, groups - 1 do
+    mask[k + 1] = masks[k] or string.rep('1', #ARGV[at + groups + k])
+  end
+  return table.concat(mask)
+end
