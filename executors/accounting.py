@@ -44,13 +44,28 @@ class Failure:
     end_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an instance died under a batch: `stderr` are its last lines, `blameless` means not the batch's doing."""
+
+    instance: str
+    reason: str
+    stderr: str = ""
+    blameless: bool = False
+
+
 @dataclass(slots=True)
 class Executed:
-    """The end of a batch: one response record per request, in order, and what to count."""
+    """The end of a batch: one response record per request, in order, and what to count.
+
+    An empty answer is a request that was left out because it was settled already or, with `death`, one that has no
+    answer because the instance died first.
+    """
 
     answers: list[bytes]
     executions: list[Execution] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    death: Death | None = None
 
 
 def increments(

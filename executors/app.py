@@ -28,6 +28,10 @@ def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings 
     return ExecutorService(log, settings, log_settings or LogSettings(), loader=loader, metrics=ExecutorMetrics())
 
 
+_FAILED_DRAIN_S = 5.0
+"""How long the other batches of an executor that must end may take: its requests wait for its successor."""
+
+
 class ExecutorApp:
     """One executor with its metrics endpoint."""
 
@@ -65,8 +69,10 @@ class ExecutorApp:
             raise
 
     async def stop(self) -> bool:
-        """Drain and leave; False when batches were still running after `--exit-timeout-secs`."""
-        clean = await self.service.drain(self._settings.exit_timeout_secs)
+        """Drain and leave; False after a failure or when batches were still running after `--exit-timeout-secs`."""
+        timeout_s = self._settings.exit_timeout_secs
+        clean = await self.service.drain(min(timeout_s, _FAILED_DRAIN_S) if self.service.failed else timeout_s)
+        clean = clean and not self.service.failed
         # whatever outlasted the drain has had its time
         await self.service.close(self._settings.exit_timeout_secs if clean else 1.0)
         await self._endpoint.close()

@@ -24,6 +24,7 @@ from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRe
 from . import overrides
 from .accounting import increments
 from .announcing import Announcer
+from .instance import Hung
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
 from .loading import Incarnation, Loader
 from .metrics import ExecutorMetrics
@@ -35,7 +36,10 @@ _QUIET_LOOKS = 50
 
 
 class Deployment:
-    """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`."""
+    """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`.
+
+    `on_hung` is told of batches that outlast their ceiling in a thread of this process.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Deployment:
         announcer: Announcer,
         metrics: ExecutorMetrics,
         concurrent_loads: int,
+        on_hung: Hung,
     ) -> None:
         self._log = log
         self._executor = executor
@@ -56,6 +61,7 @@ class Deployment:
         self._loader = loader
         self._announcer = announcer
         self._metrics = metrics
+        self._on_hung = on_hung
         self._serving: dict[tuple[str, int], Incarnation] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
@@ -222,6 +228,7 @@ class Deployment:
     async def _install(self, incarnation: Incarnation, directory: ModelDirectory) -> None:
         """Serve a loaded version from now on; its predecessor finishes what it has (R22)."""
         key = (incarnation.model, incarnation.version)
+        incarnation.pool.on_hung = self._on_hung
         incarnation.pool.start()
         before = self._serving.get(key)
         self._serving[key] = incarnation

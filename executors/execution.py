@@ -7,9 +7,9 @@ An error of one request fails that request (I13); an error of the model fails th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from charonia.backend import BatchInstance, InstanceDied, ModelRequest, RequestInstance
+from charonia.backend import BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError
 from charonia.models.interface import ModelInterface
@@ -25,17 +25,26 @@ Planned = tuple[int, RequestPlan]
 
 
 class Batch:
-    """The records of a batch and their answers as they come about."""
+    """The records of a batch and their answers as they come about; those in `unwanted` (ids) are left out."""
 
-    def __init__(self, planner: Planner, version: int, records: Sequence[RequestRecord]) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        version: int,
+        records: Sequence[RequestRecord],
+        unwanted: Collection[bytes] = (),
+    ) -> None:
         self.records = records
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
         self._model = planner.interface.name
         self._version = version
         self.planned: list[Planned] = []
+        self._running: list[tuple[bytes, ModelRequest]] = []
         now = wall_ns()
         for index, record in enumerate(records):
+            if unwanted and record.id in unwanted:
+                continue
             try:
                 if 0 < record.deadline_ns <= now:
                     raise DeadlineExceeded("request deadline exceeded before execution")
@@ -56,9 +65,15 @@ class Batch:
             self.executed.failures.append(Failure(index, error, reason, end))
 
     def fail_all(self, error: CharoniaError) -> Executed:
-        """Answer every request that has no answer yet with an error of the backend."""
-        self.fail([i for i, answer in enumerate(self.executed.answers) if not answer], error, BACKEND)
+        """Answer every request that was to run and has no answer yet with an error of the backend."""
+        self.fail([index for index, _ in self.planned if not self.executed.answers[index]], error, BACKEND)
         return self.executed
+
+    def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
+        """Tell an instance over requests which of those it runs now are no longer wanted."""
+        cancelled = [request for request_id, request in self._running if request_id in ids]
+        if cancelled and isinstance(instance, CancellableInstance):
+            instance.cancel_requests(cancelled)
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
@@ -132,6 +147,7 @@ class Batch:
         if not sent:
             return
         joined = monotonic_ns()
+        self._running = [(self.records[index].id, request) for (index, _), request in zip(sent, requests, strict=True)]
         try:
             responses = await instance.execute_requests(requests)
         except InstanceDied:
@@ -143,6 +159,8 @@ class Batch:
             _log.exception("model %r failed to execute a batch", self._model)
             self.fail([index for index, _ in sent], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
             return
+        finally:
+            self._running = []
         inferred = monotonic_ns()
         if len(responses) != len(sent):
             text = f"model '{self._model}' answered {len(responses)} of {len(sent)} requests"

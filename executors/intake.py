@@ -1,8 +1,7 @@
-"""From a batch entry to its settlement: reads the executor's batch stream, hands batches to instances, settles them.
+"""Reads the executor's batch stream and hands batches to instances; gives back what it cannot run.
 
-Per executed batch one `settle` with everything that follows from it: outcomes, statistics, replies (one entry per
-endpoint) and the fact that frees the slot. Entries that hold no batch are dropped and counted, never a crash (H27).
-Which versions there are is `executors.service`'s.
+Entries that hold no batch are dropped and counted, never a crash (H27). What the end of a batch means is
+`executors.settling`'s, which versions there are `executors.service`'s.
 """
 
 from __future__ import annotations
@@ -10,22 +9,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from charonia import keys
-from charonia.errors import InvalidRecord
-from charonia.eventlog.port import Entry, EventLog, Reply
-from charonia.events import FIELD_FACT, BatchFinished, BatchReturned, pack_fact
-from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, record_fields, records_of, unpack_request
+from charonia import failpoints, keys
+from charonia.errors import InvalidRecord, LogUnavailable
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import Entry, EventLog, Fields, Reply
+from charonia.events import FIELD_FACT, BatchReturned, ExecutionUnwanted, pack_fact
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, records_of, unpack_request
 
-from .accounting import Executed, increments
+from .accounting import Death, Executed
 from .announcing import insist
-from .instance import Job
+from .execution import Batch
+from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
+from .settlement import batch_died, started
+from .settling import Settler
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A batch that was taken and not executed yet."""
+
+    job: Job
+    incarnation: Incarnation
 
 
 class Intake:
@@ -46,9 +58,11 @@ class Intake:
         self._metrics = metrics
         self._local = local
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
+        self._settler = Settler(log, executor, metrics)
         self._reader = log.reader()
-        self._held: dict[bytes, Job] = {}
-        self._incarnations: dict[Job, Incarnation] = {}
+        self._held: set[bytes] = set()
+        self._taken: dict[str, _Taken] = {}
+        self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -72,14 +86,12 @@ class Intake:
         """Return a batch unexecuted; its requests are not at fault."""
         self._metrics.returned(header.model, header.version)
         fact = BatchReturned(self._executor, header.batch_id, reason)
-        self._spawn(self._return(header.report_to, pack_fact(fact), entry_id))
+        self._spawn(self._report(header, [FIELD_FACT, pack_fact(fact)], entry_id))
 
     def give_back_queued(self, incarnation: Incarnation, reason: str) -> None:
         """Return the batches of an incarnation that no instance has begun."""
         for job in incarnation.pool.take_back():
-            self._incarnations.pop(job, None)
-            if job.header is not None:
-                self.give_back(job.header, job.entry_id, reason)
+            self.give_back(self._forget(job), job.entry_id, reason)
 
     async def settled(self) -> None:
         """Wait until every executed or returned batch has been settled in the log."""
@@ -92,11 +104,20 @@ class Intake:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def say_last_words(self) -> None:
+        """Tell of the batches because of which this process ends to whoever owns their models next."""
+        words, self._last_words = self._last_words, []
+        for word in words:
+            await self._log.append(word.stream, word.fields)
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
             entry_id = bytes(entry.id)
+            if entry.fields and entry.fields[0] == FIELD_FACT:
+                self._on_facts(entry, entry_id)
+                continue
             try:
                 header, records = _decode(entry)
             except InvalidRecord as error:
@@ -108,43 +129,74 @@ class Intake:
             if incarnation is None:
                 self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
                 continue
-            job = Job(records, self._executed, header, self.stream, entry_id)
-            self._held[entry_id] = job
-            self._incarnations[job] = incarnation
+            job = Job(records, partial(self._executed, incarnation), header, entry_id)
+            if any(record.journalled for record in records):
+                job.begun = self._begun
+            self._held.add(entry_id)
+            self._taken[header.batch_id] = _Taken(job, incarnation)
             incarnation.pool.submit(job)
+
+    def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
+        for fact in facts_of(entry):
+            taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
+            if taken is not None and isinstance(fact, ExecutionUnwanted):
+                ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
+                taken.incarnation.pool.cancel(taken.job, ids)
+        self._spawn(self._delete(entry_id))
+
+    def _begun(self, job: Job, batch: Batch) -> None:
+        indices = [index for index, _ in batch.planned if job.records[index].journalled]
+        if job.header is not None and indices:
+            entry = started(self._executor, job.header, job.records, indices)
+            self._spawn(self._try_append(keys.journal(job.header.model), entry))
+
+    async def _try_append(self, stream: bytes, fields: Fields) -> None:
+        try:
+            await self._log.append(stream, fields)
+        except LogUnavailable as error:
+            # later would be after the end, and it is only told for the reader's sake
+            _log.warning("the beginning of a batch is not in its journal: %s", error)
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
-    def _executed(self, job: Job, executed: Executed) -> None:
-        incarnation = self._incarnations.pop(job)
+    def _executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
+        failpoints.hit("executor.executed")
+        self._forget(job)
         self._metrics.executed(incarnation.model, incarnation.version, executed)
+        if executed.death is not None:
+            self._metrics.died(incarnation.model, incarnation.version)
         self._spawn(self._settle(job, executed, incarnation))
 
     async def _settle(self, job: Job, executed: Executed, incarnation: Incarnation) -> None:
-        header, records = job.header, job.records
-        assert header is not None
-        requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
-        key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
-        counted = increments(records, executed)
-        replies, finished = _replies(self._executor, header, job, executed)
-
-        async def settle() -> None:
-            won = await self._log.settle(header.model, requests, (key, counted), replies, [finished])
-            mine = counted
-            if not all(won):
-                mine = increments(records, executed, won)
-                if mine:
-                    await self._log.add_statistics(key, mine)
-            self._metrics.settled(incarnation.model, incarnation.version, mine)
-
-        await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
+        await self._settler.settle(job, executed, incarnation)
+        failpoints.hit("executor.settled")
         await self._delete(job.entry_id)
 
-    async def _return(self, report_to: bytes, fact: bytes, entry_id: bytes) -> None:
-        async def tell() -> None:
-            await self._log.append(report_to, [FIELD_FACT, fact])
+    # -- batches that hang --------------------------------------------------------------------------------------------
 
-        await insist(tell, "a batch cannot be given back")
+    def hung(self, job: Job, death: Death) -> None:
+        """A batch outlasted its ceiling in a thread that cannot be ended, so this process is about to end.
+
+        A batcher of its own is told now. One in this process ends too; then its model's next owner is told, in the
+        shared facts, once nobody here reads those (`say_last_words`).
+        """
+        header = self._forget(job)
+        self._metrics.died(header.model, header.version)
+        fields = batch_died(self._executor, header.batch_id, death, (record.id for record in job.records))
+        if self._local:
+            self._last_words.append(Reply(keys.facts(header.model), fields))
+        else:
+            self._spawn(self._report(header, fields, job.entry_id))
+
+    def _forget(self, job: Job) -> BatchHeader:
+        assert job.header is not None
+        taken = self._taken.get(job.header.batch_id)
+        if taken is not None and taken.job is job:
+            del self._taken[job.header.batch_id]
+        return job.header
+
+    async def _report(self, header: BatchHeader, fields: Fields, entry_id: bytes) -> None:
+        await insist(lambda: self._log.append(header.report_to, fields), "the end of a batch cannot be reported")
         await self._delete(entry_id)
 
     async def _delete(self, entry_id: bytes) -> None:
@@ -154,7 +206,7 @@ class Intake:
                 await self._log.delete_entries(self.stream, [entry_id])
 
             await insist(delete, "a batch entry cannot be deleted")
-        self._held.pop(entry_id, None)
+        self._held.discard(entry_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -181,22 +233,3 @@ def _decode(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
     if attempts != len(records):
         raise InvalidRecord(f"{attempts} attempts for {len(records)} requests")
     return header, records
-
-
-def _replies(executor: str, header: BatchHeader, job: Job, executed: Executed) -> tuple[list[Reply], Reply]:
-    """One entry per endpoint, and the fact that frees the slot; or all answers inside the fact (S6)."""
-    if header.via_owner:
-        pairs = tuple((record.endpoint, answer) for record, answer in zip(job.records, executed.answers, strict=True))
-        fact = BatchFinished(executor, header.batch_id, pairs)
-        return [], Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])
-    by_endpoint: dict[str, list[Buffer]] = {}
-    for record, answer in zip(job.records, executed.answers, strict=True):
-        answers = by_endpoint.get(record.endpoint)
-        if answers is None:
-            answers = by_endpoint[record.endpoint] = []
-        answers.append(answer)
-    replies = [
-        Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items() if endpoint
-    ]
-    fact = BatchFinished(executor, header.batch_id)
-    return replies, Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])

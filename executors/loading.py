@@ -22,6 +22,7 @@ from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
 from .accounting import Executed
+from .ceilings import max_execution_s
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
 from .warmup import warmup_records
@@ -109,7 +110,7 @@ class Loader:
         source = self._source(directory, version, config)
         interface = ModelInterface.of(config)
         digest, labels = await asyncio.to_thread(_read, source, config)
-        pool = InstancePool(interface, version, backend.create_instance)
+        pool = InstancePool(interface, version, backend.create_instance, max_execution_s(source))
         try:
             await self._instances(backend, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)

@@ -61,6 +61,8 @@ class _Totals:
     output_ns: int = 0
     failures: int = 0
     returned: int = 0
+    died: int = 0
+    fenced: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
     settled: dict[str, int] = field(default_factory=dict)
     """What this executor added to the version's statistics."""
@@ -99,6 +101,14 @@ class ExecutorMetrics(Collector):
         """Count one batch given back unexecuted."""
         self._of(model, version).returned += 1
 
+    def died(self, model: str, version: int) -> None:
+        """Count one batch under which its instance died or hung."""
+        self._of(model, version).died += 1
+
+    def fenced(self, model: str, version: int, requests: int) -> None:
+        """Count requests whose settlement came after somebody else's."""
+        self._of(model, version).fenced += requests
+
     def invalid(self) -> None:
         """Count one entry that held no batch (H27)."""
         self._invalid += 1
@@ -134,6 +144,15 @@ class ExecutorMetrics(Collector):
         yield compute
         yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
         yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
+        yield self._counter("batches_died", "Batches whose instance died or hung", lambda totals: totals.died)
+        fenced = CounterMetricFamily(
+            "charonia_fenced",
+            "Requests whose settlement came after another attempt, cancel or deadline",
+            labels=_LABELS,
+        )
+        for labels, totals in self._totals.items():
+            fenced.add_metric(labels, totals.fenced)
+        yield fenced
         yield log_epoch_changes(self.log_epoch_changes())
         yield CounterMetricFamily(
             "charonia_executor_invalid_entries", "Entries that held no readable batch", value=self._invalid

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
@@ -19,9 +20,11 @@ from charonia.events import ModelRequested, ModelRequestFinished, RepositoryScan
 from charonia.models.repository import ModelRepository
 from charonia.settings import ExecutorSettings, LogSettings
 
+from .accounting import Death
 from .announcing import Announcer
 from .deployment import Deployment
 from .intake import Intake
+from .job import Job
 from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .loading import Loader
 from .metrics import ExecutorMetrics
@@ -30,7 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 class ExecutorService:
-    """Made by `executors.app`. `start`, then `drain` and `close`; all in one event loop."""
+    """Made by `executors.app`. `start`, then `drain` and `close`; all in one event loop.
+
+    `on_failure` is called when this process can no longer do its work and should be stopped and started again: a batch
+    hangs in one of its threads. `failed` is true from then on; what else runs may still finish.
+    """
 
     def __init__(
         self,
@@ -41,6 +48,8 @@ class ExecutorService:
         loader: Loader,
         metrics: ExecutorMetrics,
     ) -> None:
+        self.failed = False
+        self.on_failure: Callable[[], None] | None = None
         self._log = log
         self._settings = settings
         self.metrics = metrics
@@ -69,6 +78,7 @@ class ExecutorService:
             announcer=self._announcer,
             metrics=metrics,
             concurrent_loads=settings.model_load_thread_count,
+            on_hung=self._hung,
         )
         self._intake = Intake(log, self._me, self._deployment.find, metrics, local=settings.hosts_batcher)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +140,19 @@ class ExecutorService:
             await self._intake.stop()
         for incarnation in incarnations:
             self._intake.give_back_queued(incarnation, "executor drains")
+
+    async def say_last_words(self) -> None:
+        """After `close`, and after a batcher in this process has closed: what their successors must know."""
+        with contextlib.suppress(CharoniaError):
+            await self._intake.say_last_words()
+
+    def _hung(self, job: Job, death: Death) -> None:
+        _log.critical("executor %s must end: a batch hangs in %s: %s", self._me, death.instance, death.reason)
+        self._intake.hung(job, death)
+        if not self.failed:
+            self.failed = True
+            if self.on_failure is not None:
+                self.on_failure()
 
     async def close(self, grace_s: float = 30.0) -> None:
         """Unload everything within `grace_s` and leave. `drain` first: what still runs is not answered."""

@@ -195,6 +195,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         strict_readiness=values["strict_readiness"],
         exit_timeout_secs=values["exit_timeout_secs"],
         drain_delay_secs=values["drain_delay_secs"],
+        shm_dir=values["shm_dir"],
         webhook_allow=values["webhook_allow"],
         durability=values["durability"],
         journal=_journal(values["journal"]),
@@ -295,7 +296,14 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
         executor = ExecutorApp(log, settings, log_settings)
         executor.service.on_failure = _stop_myself
         await executor.start()
-        return {}, executor.stop
+
+        async def stop_alone() -> bool:
+            clean = await executor.stop()
+            if executor.service.failed:
+                await _end_now(log)
+            return clean
+
+        return {}, stop_alone
 
     from batcher.app import BatcherApp
 
@@ -314,6 +322,8 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
         clean = await executor.stop()
         await batcher.stop()
         await executor.service.say_last_words()
+        if executor.service.failed:
+            await _end_now(log)
         return clean
 
     return {}, stop
@@ -322,6 +332,15 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 def _stop_myself() -> None:
     """As if told to from outside; the exit status says that something failed, so that a supervisor starts it again."""
     signal.raise_signal(signal.SIGTERM)
+
+
+async def _end_now(log: EventLog) -> None:
+    """End the process without the interpreter's orderly end, which would run into a thread that hangs, and abort."""
+    with contextlib.suppress(Exception):
+        await log.close()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def executor_settings(values: Values) -> ExecutorSettings:
@@ -353,6 +372,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         load_model=load,
         exit_on_error=values["exit_on_error"],
         exit_timeout_secs=values["exit_timeout_secs"],
+        shm_dir=values["shm_dir"],
         disable_auto_complete_config=values["disable_auto_complete_config"] if strict is None else strict,
         model_load_thread_count=values["model_load_thread_count"],
         model_load_retry_count=values["model_load_retry_count"],

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from charonia import keys
-from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode, StartupError
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import Entry, Limits
 from charonia.events import (
-    FIELD_FACT,
+    BatchDied,
     BatchFinished,
     BatchReturned,
-    ModelRequested,
-    ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
@@ -35,7 +27,6 @@ from charonia.events import (
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
-    pack_fact,
 )
 from charonia.models.interface import ModelInterface
 from charonia.settings import ExecutorSettings
@@ -45,157 +36,20 @@ from charonia.wire import (
     FIELD_RECORD,
     BatchHeader,
     ResponseRecord,
-    pack_request,
-    records_of,
-    request_meta,
     unpack_response,
 )
 from executors.app import create
-from executors.service import ExecutorService
 from protos.model_config_pb2 import ModelConfig
 
-ME = "executor-1"
-WEIGHTS = np.random.default_rng(7).standard_normal((16, 3)).astype(np.float32)
+# in importlib mode a module beside this one is not on the path
+_spec = importlib.util.spec_from_file_location("executor_bench", Path(__file__).with_name("executor_bench.py"))
+assert _spec is not None
+assert _spec.loader is not None
+bench_ = sys.modules["executor_bench"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(bench_)
 
-
-def linear(path: Path, weights: np.ndarray = WEIGHTS, batch: str | int = "n") -> None:
-    """y = x W, x [n,16]."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, weights.shape[1]])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.checker.check_model(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, path)
-
-
-def expected(path: Path, x: np.ndarray) -> np.ndarray:
-    return ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-
-
-class Follower:
-    """Every entry of a stream, and a way to wait for what must come."""
-
-    def __init__(self, log: MemoryLog, stream: bytes) -> None:
-        self.entries: list[Entry] = []
-        self._arrived = asyncio.Event()
-        self._reader = log.reader()
-        self._reader.start(self._take)
-        self._reader.add(stream)
-
-    def _take(self, _stream: bytes, entries: list[Entry]) -> None:
-        self.entries.extend(entries)
-        self._arrived.set()
-
-    def facts(self) -> list[Any]:
-        return [fact for entry in self.entries for fact in facts_of(entry)]
-
-    async def until(self, met: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(30):
-            while not (found := met()):
-                self._arrived.clear()
-                await self._arrived.wait()
-        return found
-
-    async def fact(self, kind: type, **wanted: Any) -> Any:
-        def find() -> Any:
-            for fact in self.facts():
-                if isinstance(fact, kind) and all(getattr(fact, name) == value for name, value in wanted.items()):
-                    return fact
-            return None
-
-        return await self.until(find)
-
-
-class Bench:
-    """A batcher's and a gateway's side of the log."""
-
-    def __init__(self, log: MemoryLog, service: ExecutorService, control: Follower) -> None:
-        self.log, self.service, self.control = log, service, control
-        self._serial = 0
-
-    async def request(self, action: str, model: str, **fields: Any) -> ModelRequestFinished:
-        self._serial += 1
-        request_id = f"call-{self._serial}"
-        fact = ModelRequested(action, model, request_id, **fields)
-        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
-        return await self.control.fact(ModelRequestFinished, request_id=request_id)
-
-    async def accept(
-        self, model: str, tensors: Sequence[Tensor], *, endpoint: str = "gw", outputs: tuple[str, ...] = ()
-    ) -> tuple[bytes, bytes]:
-        """Accept a request as a gateway does: (id, record)."""
-        self._serial += 1
-        request_id = self._serial.to_bytes(16, "big")
-        record = pack_request(
-            request_id,
-            endpoint.encode(),
-            b"",
-            request_meta(1, "", tensors, outputs, {}),
-            [t.data for t in tensors],
-            rows=tensors[0].shape[0] if tensors[0].shape else 1,
-            signature=0,
-            level=0,
-            accepted_ns=wall_ns(),
-        )
-        await self.log.accept(model, 0, 0, [(request_id, len(record))], [FIELD_RECORD, record], Limits())
-        return request_id, record
-
-    async def dispatch(
-        self,
-        model: str,
-        records: Sequence[bytes],
-        *,
-        version: int = 1,
-        content_hash: str = "",
-        via_owner: bool = False,
-        stream: bytes = keys.batches(ME),
-    ) -> str:
-        self._serial += 1
-        batch_id = f"b-{self._serial}"
-        header = BatchHeader(
-            batch_id, model, version, content_hash, 1, (0,) * len(records), keys.facts(model), via_owner
-        )
-        fields: list[Any] = [FIELD_HEADER, header.pack()]
-        for record in records:
-            fields += [FIELD_RECORD, record]
-        await self.log.append(stream, fields)
-        return batch_id
-
-    async def replies(self, endpoint: str, count: int) -> dict[bytes, ResponseRecord]:
-        follower = Follower(self.log, keys.replies(endpoint))
-        await follower.until(lambda: sum(len(records_of(e.fields)) for e in follower.entries) >= count)
-        found = {}
-        for entry in follower.entries:
-            for record in records_of(entry.fields):
-                response = unpack_response(record)
-                found[response.id] = response
-        return found
-
-    async def finished(self, model: str, batch_id: str, kind: type = BatchFinished) -> Any:
-        return await Follower(self.log, keys.facts(model)).fact(kind, batch_id=batch_id)
-
-
-@asynccontextmanager
-async def running(repository: Path, **settings: Any) -> AsyncIterator[Bench]:
-    log = MemoryLog()
-    control = Follower(log, keys.CONTROL)
-    service = create(ExecutorSettings(ME, (os.fspath(repository),), **settings), log)
-    await service.start()
-    await control.fact(RepositoryScanned, ready=True)
-    try:
-        yield Bench(log, service, control)
-    finally:
-        await service.drain(10)
-        await service.close()
-
-
-def x(rows: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((rows, 16)).astype(np.float32)
+ME, WEIGHTS, Follower, Bench, running = bench_.ME, bench_.WEIGHTS, bench_.Follower, bench_.Bench, bench_.running
+linear, expected, x = bench_.linear, bench_.expected, bench_.x
 
 
 async def test_start_up_tells_everything_the_others_need(tmp_path: Path) -> None:
@@ -638,6 +492,7 @@ async def test_draining_finishes_what_runs_and_gives_back_the_rest(tmp_path: Pat
 
 DYING = """
 import os
+import sys
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -647,6 +502,8 @@ class TritonPythonModel:
         for request in requests:
             array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
             if array[0, 0] == 666:
+                for number in range(30):
+                    print("line", number, file=sys.stderr)
                 os._exit(3)
             if array[0, 0] < 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
@@ -665,7 +522,7 @@ def python_model(directory: Path) -> None:
     )
 
 
-async def test_a_python_instance_that_dies_fails_its_batch_and_is_made_again(tmp_path: Path) -> None:
+async def test_a_python_instance_that_dies_is_told_of_and_made_again(tmp_path: Path) -> None:
     """P19, I13."""
     python_model(tmp_path / "py")
     async with running(tmp_path) as bench:
@@ -683,11 +540,24 @@ async def test_a_python_instance_that_dies_fails_its_batch_and_is_made_again(tmp
         assert first.outputs[0].array().tolist() == [[2.0, 2.0]]
         assert isinstance(second.error, CharoniaError)
         assert second.error.message == "negative"
-        (dead,) = await infer(666)
-        assert dead.error is not None
-        assert dead.error.message == "Stub process 'py_0_0' is not healthy."
+        deadly = [await bench.accept("py", [Tensor.of("x", np.full((1, 2), value, np.float32))]) for value in (1, 666)]
+        batch_id = await bench.dispatch("py", [record for _, record in deadly])
+        died = await bench.finished("py", batch_id, BatchDied)
+        assert re.fullmatch(
+            r"Stub process 'py_0_0' is not healthy\. The process \(pid \d+\) exited with code 3\.", died.reason
+        )
+        assert died.stderr == "\n".join(f"line {number}" for number in range(10, 30))
+        assert (died.executor, died.instance, died.blameless) == (ME, "py_0_0", False)
+        assert died.ids == b"".join(request_id for request_id, _ in deadly)
+        assert await bench.log.unsettled("py", [request_id for request_id, _ in deadly]) == [0, 0]
+        assert await bench.log.range(keys.replies("gw")) == []
         (alive,) = await infer(3)
         assert alive.outputs[0].array().tolist() == [[4.0, 4.0]]
         loaded = await bench.control.fact(VersionLoaded)
         stats = await bench.log.statistics(keys.statistics("py", 1, loaded.content_hash))
-        assert (stats["success_count"], stats["fail_count"], stats["fail_BACKEND"]) == (2, 2, 2)
+        assert (stats["success_count"], stats["fail_count"], stats["fail_BACKEND"]) == (2, 1, 1)
+        await bench.service.drain(10)
+        assert await bench.log.range(keys.batches(ME)) == []
+        page = bench.service.metrics.render().decode()
+        assert 'charonia_executor_batches_died_total{model="py",version="1"} 1.0' in page
+        assert 'charonia_fenced_total{model="py",version="1"} 0.0' in page

@@ -691,3 +691,52 @@ async def test_model_processes_die_with_a_killed_executor(tmp_path: Path) -> Non
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
     assert gone(pid)
+
+
+WAITING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        print("waiting", flush=True)
+        while not all(request.is_cancelled() for request in requests[1:]):
+            pass
+        first = requests[0].is_cancelled()
+        return [pb_utils.InferenceResponse(parameters={"first": first}) for _ in requests]
+"""
+
+
+async def test_cancelled_requests_and_no_others_look_cancelled(load: Load) -> None:
+    """P9."""
+    instance = await load(WAITING)
+    requests = [request(numbers(1)) for _ in range(3)]
+    executing = asyncio.ensure_future(instance.execute_requests(requests))
+    await asyncio.sleep(0)
+    instance.cancel_requests(requests[2:])
+    instance.cancel_requests([requests[1], request(numbers(1))])  # one of them runs nowhere
+    responses = await asyncio.wait_for(executing, 30)
+    assert [response.parameters for response in responses] == [{"first": False}] * 3
+    instance.cancel_requests(requests)  # too late, and nothing is left of it
+    (alone,) = await instance.execute_requests([request(numbers(1))])
+    assert alone.parameters == {"first": False}
+
+
+async def test_a_process_that_ends_while_it_is_closed_is_not_its_batchs_fault(load: Load) -> None:
+    instance = await load(WAITING)
+    executing = asyncio.ensure_future(instance.execute_requests([request(numbers(1)), request(numbers(1))]))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(instance.close_instance())
+    await asyncio.sleep(0)
+    os.kill(instance.pid, signal.SIGKILL)
+    with pytest.raises(InstanceDied) as raised:
+        await executing
+    assert raised.value.blameless
+    await closing
+
+
+async def test_a_process_that_is_killed_is_its_batchs_fault(load: Load) -> None:
+    instance = await load(WAITING)
+    executing = asyncio.ensure_future(instance.execute_requests([request(numbers(1)), request(numbers(1))]))
+    await asyncio.sleep(0)
+    os.kill(instance.pid, signal.SIGKILL)
+    with pytest.raises(InstanceDied) as raised:
+        await executing
+    assert not raised.value.blameless

@@ -1,4 +1,8 @@
-"""The model process's end of the socket: blocking, any thread may send, one thread receives."""
+"""The model process's end of the socket: blocking, any thread may send, one thread receives.
+
+Cancels come between the frames it receives, and any thread may look for them meanwhile, which takes one system call and
+no thread of its own: a model that never asks pays nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,9 @@ class Channel:
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
         self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._cancelled: dict[int, set[int]] = {}
+        self._finished = 0
         # A forked child of the model must neither write into the stream nor keep it open after our end.
         os.register_at_fork(after_in_child=self._drop_after_fork)
         self._owner = os.getpid()
@@ -49,15 +56,43 @@ class Channel:
 
     def receive(self) -> Frame:
         """The next frame. Raises `ChannelClosed` at the end of the stream, `FrameError` for bytes that are no frame."""
-        while not self._frames:
+        with self._receiving:
+            while not self._frames:
+                self._read(0)
+            return self._frames.popleft()
+
+    def cancelled(self, call: int, index: int) -> bool:
+        """Whether the request at `index` of an EXECUTE, not `finished` yet, has been cancelled; looks at the socket."""
+        # whoever receives now sees the cancels that come
+        if self._receiving.acquire(blocking=False):
             try:
-                count = self._socket.recv_into(self._reader.get_buffer())
-            except OSError as error:
-                raise ChannelClosed(str(error)) from None
-            if count == 0:
-                raise ChannelClosed("the executor closed the connection")
-            self._frames.extend(self._reader.received(count))
-        return self._frames.popleft()
+                self._read(socket.MSG_DONTWAIT)
+            except (BlockingIOError, ChannelClosed):
+                pass  # the thread that receives will find the end of the stream
+            finally:
+                self._receiving.release()
+        return index in self._cancelled.get(call, ())
+
+    def finished(self, call: int) -> None:
+        """An EXECUTE has been answered: what is cancelled of it is of no interest any more."""
+        self._finished = call
+        self._cancelled.pop(call, None)
+
+    def _read(self, flags: int) -> None:
+        """Take in what has come. Raises `BlockingIOError` when that is nothing and `flags` say not to wait."""
+        try:
+            count = self._socket.recv_into(self._reader.get_buffer(), 0, flags)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        if count == 0:
+            raise ChannelClosed("the executor closed the connection")
+        for frame in self._reader.received(count):
+            if frame.kind is not Kind.CANCEL:
+                self._frames.append(frame)
+            elif frame.call != self._finished:  # else it crossed the answer; the executor has no other call before it
+                self._cancelled.setdefault(frame.call, set()).update(frame.content())
 
     def _drop_after_fork(self) -> None:
         self._socket.close()

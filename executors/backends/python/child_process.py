@@ -96,8 +96,14 @@ class ChildProcess:
         After `ceiling_s` (0: never) the process is killed, whether or not anybody still waits; `ceiling` names the
         setting. Raises `InstanceDied`.
         """
+        return await self.begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
+
+    def begin(
+        self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
+    ) -> tuple[int, asyncio.Future[Frame]]:
+        """`call`, without the wait: the call's number and its reply to come."""
         if self._death is not None:
-            raise InstanceDied(str(self._death), self._death.stderr)
+            raise self._death_again()
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
         buffers = pack(kind, number, content, data)
@@ -108,7 +114,13 @@ class ChildProcess:
             self._timers[number] = self._loop.call_later(ceiling_s, self._expire, reason)
         for buffer in buffers:
             self._transport.write(buffer)
-        return await reply
+        return number, reply
+
+    def tell(self, kind: Kind, call: int, content: Any) -> None:
+        """Say something about a call in flight that gets no reply; nothing when it is over."""
+        if self._death is None and call in self._calls:
+            for buffer in pack(kind, call, content):
+                self._transport.write(buffer)
 
     def kill(self, reason: str) -> None:
         """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
@@ -193,11 +205,18 @@ class ChildProcess:
         self._death = InstanceDied(
             f"Stub process '{self.name}' is not healthy. The process (pid {self._process.pid}) {self._ending(code)}.",
             self._output.last_lines(),
+            # a stop from outside, or ours that crossed a call
+            blameless=self._closing or code == -signal.SIGTERM,
         )
         for call in [self._ready, *self._calls.values()]:
             if not call.done():
-                call.set_exception(InstanceDied(str(self._death), self._death.stderr))
+                call.set_exception(self._death_again())
         self._calls.clear()
+
+    def _death_again(self) -> InstanceDied:
+        """For one more who has to hear of it."""
+        assert self._death is not None
+        return InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless)
 
     def _ending(self, code: int) -> str:
         if self._kill_reason:

@@ -4,6 +4,7 @@
     INITIALIZE     {location, args, outputs}          DONE  nil
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
                                                       DONE  [[[code, message] or nil, parameters, tensors], ...]
+    CANCEL         [index of a request, ...]          no reply
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
 

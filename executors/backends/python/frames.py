@@ -37,12 +37,16 @@ _JOIN_BYTES = 128 << 10
 
 
 class Kind(IntEnum):
-    """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG."""
+    """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
+
+    CANCEL has the call number of the EXECUTE it is about and gets no reply.
+    """
 
     AUTO_COMPLETE = 1
     INITIALIZE = 2
     EXECUTE = 3
     FINALIZE = 4
+    CANCEL = 5
     READY = 16
     DONE = 17
     FAILED = 18

@@ -9,6 +9,7 @@ from typing import Any
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
+from executors.ceilings import MAX_EXECUTION
 
 from .child_process import ChildProcess
 from .exchange import failure_of, requests_content, responses_of
@@ -24,6 +25,8 @@ class PythonInstance:
     def __init__(self, child: ChildProcess, limits: Limits) -> None:
         self._child = child
         self._limits = limits
+        self._executing: dict[int, tuple[int, int]] = {}
+        """(call, index) of the requests being executed, by their identity."""
 
     @property
     def pid(self) -> int:
@@ -36,13 +39,20 @@ class PythonInstance:
         Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
         """
         content, data = requests_content(requests)
-        frame = await self._child.call(
+        call, reply = self._child.begin(
             Kind.EXECUTE,
             content,
             data,
             ceiling_s=self._limits.max_execution_s,
-            ceiling="charonia.max_execution_s",
+            ceiling=MAX_EXECUTION,
         )
+        for index, request in enumerate(requests):
+            self._executing[id(request)] = (call, index)
+        try:
+            frame = await reply
+        finally:
+            for request in requests:
+                self._executing.pop(id(request), None)
         try:
             if frame.kind is Kind.FAILED:
                 failure = failure_of(frame)
@@ -56,6 +66,16 @@ class PythonInstance:
             raise InstanceDied(
                 f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines()
             ) from None
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        """Let `is_cancelled()` of these requests be true from now on."""
+        indices: dict[int, list[int]] = {}
+        for request in requests:
+            at = self._executing.get(id(request))
+            if at is not None:
+                indices.setdefault(at[0], []).append(at[1])
+        for call, cancelled in indices.items():
+            self._child.tell(Kind.CANCEL, call, cancelled)
 
     async def close_instance(self) -> None:
         """Finalize the model and end its process; a second call waits for the first."""

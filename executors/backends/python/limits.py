@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument, Unsupported
+from executors.ceilings import max_execution_s, number, parameter_seconds
 
 _MIB = 1 << 20
 FINALIZE_S = 5.0
@@ -32,8 +33,8 @@ class Limits:
         _refuse(source.name, {key: value.string_value for key, value in source.config.parameters.items()}, settings)
         return Limits(
             start_s=_seconds(settings, "stub-timeout-seconds", 30.0),
-            load_s=_parameter_seconds(source, "charonia.max_load_s", 600.0),
-            max_execution_s=_parameter_seconds(source, "charonia.max_execution_s", 600.0),
+            load_s=parameter_seconds(source, "charonia.max_load_s", 600.0),
+            max_execution_s=max_execution_s(source),
             finalize_s=FINALIZE_S,
         )
 
@@ -45,25 +46,9 @@ def _refuse(model: str, parameters: Mapping[str, str], settings: Mapping[str, st
             "own environment"
         )
     size = settings.get("shm-default-byte-size")
-    if size is not None and _number("shm-default-byte-size", size) < _MIB:
+    if size is not None and number("shm-default-byte-size", size) < _MIB:
         raise InvalidArgument("shm-default-byte-size can't be smaller than 4 MiBs")
 
 
-def _parameter_seconds(source: ModelSource, key: str, default: float) -> float:
-    if key not in source.config.parameters:
-        return default
-    return _seconds({key: source.config.parameters[key].string_value}, key, default)
-
-
 def _seconds(settings: Mapping[str, str], key: str, default: float) -> float:
-    return _number(key, settings[key]) if key in settings else default
-
-
-def _number(key: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise InvalidArgument(f"'{key}' must be a number of at least 0, got '{text}'")
-    return number
+    return number(key, settings[key]) if key in settings else default

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -87,10 +88,17 @@ class ModelHost:
             raise _load_failure(error) from error
         self._model = model
 
-    def execute(self, content: list[Any], data: memoryview) -> tuple[list[Any], list[Buffer]]:
-        """Run one batch. The replies and their data; raises `ModelFailure` when the whole batch fails (P12)."""
+    def execute(
+        self, content: list[Any], data: memoryview, is_cancelled: Callable[[int], bool]
+    ) -> tuple[list[Any], list[Buffer]]:
+        """Run one batch. The replies and their data; raises `ModelFailure` when the whole batch fails (P12).
+
+        `is_cancelled` tells it of a request by its place in the batch.
+        """
         try:
             requests = [self._request(item) for item in content]
+            for index, request in enumerate(requests):
+                request.cancelled_by(partial(is_cancelled, index))
             self._attach(requests, content, data)
             if not hasattr(self._model, "execute"):
                 path = os.path.join(self._version_directory, self._location.filename)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 from .api.logger import send_lines_to
 from .channel import Channel, ChannelClosed
@@ -46,7 +47,10 @@ def _serve(channel: Channel, instance_name: str) -> None:
         frame = channel.receive()
         try:
             if frame.kind is Kind.EXECUTE and host is not None:
-                replies, data = host.execute(frame.content(), frame.data)
+                try:
+                    replies, data = host.execute(frame.content(), frame.data, partial(channel.cancelled, frame.call))
+                finally:
+                    channel.finished(frame.call)
                 channel.send(Kind.DONE, frame.call, replies, data)
             elif frame.kind is Kind.FINALIZE:
                 if host is not None:

@@ -17,8 +17,10 @@ from charonia.errors import InvalidArgument, Unavailable
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.accounting import Executed
-from executors.instance import InstancePool, Job
+from executors.accounting import Death, Executed
+from executors.execution import Batch
+from executors.instance import InstancePool
+from executors.job import Job
 from protos.model_config_pb2 import ModelConfig
 
 MODEL = ModelInterface(
@@ -67,7 +69,7 @@ class DoublingRequests:
         for request in requests:
             x = request.inputs[0].array()
             if (x == DEADLY).any():
-                raise InstanceDied("gone")
+                raise InstanceDied("gone", "last words")
             if (x == BROKEN).any():
                 answers.append(ModelResponse(error=InvalidArgument("not this one")))
             else:
@@ -98,23 +100,26 @@ def record(value: float, number: int = 0, deadline_ns: int = 0) -> RequestRecord
 class Pool:
     """A pool and what comes out of it."""
 
-    def __init__(self, *instances: Any, create: Any = None, passive: bool = False) -> None:
+    def __init__(self, *instances: Any, create: Any = None, passive: bool = False, **fields: Any) -> None:
         async def none(_spec: InstanceSpec) -> Any:
             raise Unavailable("no instance to be had")
 
-        self.pool = InstancePool(MODEL, 1, create or none)
+        self.pool = InstancePool(MODEL, 1, create or none, **fields)
         for instance in instances:
             self.pool.add(SPEC, instance, passive=passive)
         self.pool.start()
 
-    def submit(self, *values: float) -> asyncio.Future[list[ResponseRecord]]:
-        future: asyncio.Future[list[ResponseRecord]] = asyncio.get_running_loop().create_future()
+    def run(self, *values: float) -> asyncio.Future[Executed]:
+        return self.run_job([record(value, i) for i, value in enumerate(values)])[1]
 
-        def done(_job: Job, executed: Executed) -> None:
-            future.set_result([unpack_response(answer) for answer in executed.answers])
+    def run_job(self, records: Sequence[RequestRecord], **fields: Any) -> tuple[Job, asyncio.Future[Executed]]:
+        future: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
+        job = Job(records, lambda _job, executed: future.set_result(executed), **fields)
+        self.pool.submit(job)
+        return job, future
 
-        self.pool.submit(Job([record(value, i) for i, value in enumerate(values)], done))
-        return future
+    async def submit(self, *values: float) -> list[ResponseRecord]:
+        return [unpack_response(answer) for answer in (await self.run(*values)).answers]
 
 
 def values(responses: list[ResponseRecord]) -> list[float]:
@@ -134,7 +139,7 @@ async def test_a_busy_instance_holds_nothing_back_from_a_free_one() -> None:
     gate = threading.Event()
     under = Pool(Doubling(gate), Doubling())
     assert under.pool.slots == 2
-    answers = [under.submit(i) for i in range(6)]
+    answers = [asyncio.ensure_future(under.submit(i)) for i in range(6)]
     # one of them is stuck behind the gate; the other instance does all the rest
     _done, stuck = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
     while len(stuck) > 1:
@@ -190,7 +195,7 @@ async def test_requests_of_an_instance_over_requests_fail_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
-async def test_an_instance_that_dies_fails_its_batch_and_is_made_again(kind: Any) -> None:
+async def test_an_instance_that_dies_leaves_its_batch_without_answers_and_is_made_again(kind: Any) -> None:
     """P19."""
     first, created = kind(), []
 
@@ -200,9 +205,10 @@ async def test_an_instance_that_dies_fails_its_batch_and_is_made_again(kind: Any
         return created[-1]
 
     under = Pool(first, create=create)
-    for response in await under.submit(1, DEADLY):
-        assert response.error is not None
-        assert response.error.message == "Stub process 'm_0' is not healthy."
+    executed = await under.run(1, DEADLY)
+    assert executed.answers == [b"", b""]  # it is the batcher who finds out which of them did it
+    assert executed.failures == []
+    assert executed.death == Death("m_0", "gone", "last words")
     assert values(await under.submit(4)) == [8]
     assert first.closed
     assert len(created) == 1
@@ -213,11 +219,12 @@ async def test_an_instance_that_dies_fails_its_batch_and_is_made_again(kind: Any
 @pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
 async def test_waiting_batches_are_failed_when_no_instance_can_be_made(kind: Any) -> None:
     under = Pool(kind())
-    answers = [under.submit(DEADLY), under.submit(1), under.submit(2)]
-    for answer in answers:
+    deadly = under.run(DEADLY)
+    for answer in [asyncio.ensure_future(under.submit(1)), asyncio.ensure_future(under.submit(2))]:
         (response,) = await asyncio.wait_for(answer, 30)
         assert response.error is not None
         assert response.error.message == "Stub process 'm_0' is not healthy."
+    assert (await deadly).death is not None
     await asyncio.wait_for(under.pool.close(), 30)
 
 
@@ -225,11 +232,11 @@ async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> Non
     gate, instance = threading.Event(), Doubling()
     instance.gate = gate
     under = Pool(instance)
-    running = under.submit(1)
+    running = asyncio.ensure_future(under.submit(1))
     while not instance.threads:
         await asyncio.sleep(0)
-    under.submit(2)
-    under.submit(3)
+    under.run(2)
+    under.run(3)
     assert len(under.pool.take_back()) == 2
     assert under.pool.unfinished == 1
     gate.set()
@@ -246,3 +253,69 @@ async def test_a_passive_instance_gets_no_work_but_is_closed() -> None:
     await under.pool.close()
     assert instance.closed
     assert not instance.threads
+
+
+async def test_an_instance_told_to_end_dies_without_blame() -> None:
+    gate, instance = threading.Event(), Doubling()
+    instance.gate = gate
+    under = Pool(instance)
+    deadly = under.run(DEADLY)
+    closing = asyncio.ensure_future(under.pool.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(closing, 30)
+    death = (await deadly).death
+    assert death is not None
+    assert death.blameless
+
+
+async def test_a_queued_batch_leaves_out_what_was_settled_meanwhile() -> None:
+    gate, instance = threading.Event(), Doubling()
+    instance.gate = gate
+    under = Pool(instance)
+    running = under.run(1)
+    job, queued = under.run_job([record(2, 2), record(3, 3)])
+    under.pool.cancel(job, frozenset([(3).to_bytes(16, "big")]))
+    gate.set()
+    await running
+    executed = await queued
+    assert values([unpack_response(executed.answers[0])]) == [4]
+    assert executed.answers[1] == b""
+    assert [execution.rows for execution in executed.executions] == [1]
+    assert executed.failures == []
+    await under.pool.close()
+
+
+@pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
+async def test_the_beginning_of_an_execution_is_told_before_its_end(kind: Any) -> None:
+    under = Pool(kind())
+    told: list[str] = []
+
+    def begun(_job: Job, batch: Batch) -> None:
+        told.append(f"begun {[index for index, _ in batch.planned]}")
+
+    _, future = under.run_job([record(1, 0, deadline_ns=1), record(2, 1)], begun=begun)
+    future.add_done_callback(lambda _: told.append("ended"))
+    await future
+    assert told == ["begun [1]", "ended"]
+    await under.pool.close()
+
+
+async def test_a_batch_that_outlasts_its_ceiling_is_told_of_and_the_others_go_on() -> None:
+    gate, hangs = threading.Event(), Doubling()
+    hangs.gate = gate
+    told: asyncio.Future[tuple[Job, Death]] = asyncio.get_running_loop().create_future()
+    under = Pool(hangs, Doubling(), ceiling_s=0.2, on_hung=lambda job, death: told.set_result((job, death)))
+    futures = {}
+    while not hangs.threads:  # whichever batch the hanging instance takes
+        job, future = under.run_job([record(1)])
+        futures[job] = future
+        await asyncio.sleep(0)
+    job, death = await asyncio.wait_for(told, 30)
+    assert (death.instance, death.reason) == ("m_0", "it exceeded max_execution_s (0.2 s)")
+    assert "gate.wait" in death.stderr  # where it hangs
+    await under.pool.idle()  # the hanging one is given up
+    assert [j for j, future in futures.items() if not future.done()] == [job]
+    gate.set()
+    await asyncio.wait_for(under.pool.close(), 30)
+    assert not futures[job].done()  # whatever it returns now is not heard

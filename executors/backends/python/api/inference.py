@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .errors import TritonError, TritonModelException, not_supported_yet
@@ -66,6 +66,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory or PreferredMemory()
         self._trace = trace or InferenceTrace()
+        self._is_cancelled: Callable[[], bool] | None = None
         self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
 
     def inputs(self) -> list[Tensor]:
@@ -108,9 +109,13 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         return self._trace
 
+    def cancelled_by(self, is_cancelled: Callable[[], bool]) -> None:
+        """Where to look for a cancel; not for models."""
+        self._is_cancelled = is_cancelled
+
     def is_cancelled(self) -> bool:
-        """Whether the client has given up. Cancels do not reach running models yet, so this is false."""
-        return False
+        """Whether the client has given up: then nobody reads the answer, and the model may stop working on it."""
+        return self._is_cancelled is not None and self._is_cancelled()
 
     def get_response_sender(self) -> Any:
         not_supported_yet("InferenceRequest.get_response_sender()")

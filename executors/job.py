@@ -1,0 +1,36 @@
+"""One batch on its way through an executor, and what an instance tells of it. What that means is `intake`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from charonia.errors import InternalError
+from charonia.wire import BatchHeader, RequestRecord
+
+from .accounting import Executed
+from .execution import Batch
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The batch and its callbacks, all called in the event loop.
+
+    `done` when it has been executed or its instance has died under it; `begun`, if any, when its execution begins.
+    `unwanted` holds the ids of requests that were settled by somebody else meanwhile; `batch` is set while it runs.
+    """
+
+    records: Sequence[RequestRecord]
+    done: Callable[[Job, Executed], None]
+    header: BatchHeader | None = None
+    entry_id: bytes = b""
+    begun: Callable[[Job, Batch], None] | None = None
+    unwanted: frozenset[bytes] = frozenset()
+    batch: Batch | None = None
+    abandoned: bool = False
+    """It outlasted its ceiling and was reported: what still comes of it is not heard."""
+
+
+def died(instance: str) -> InternalError:
+    """P19's text: the instance's process is gone."""
+    return InternalError(f"Stub process '{instance}' is not healthy.")

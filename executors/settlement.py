@@ -1,0 +1,166 @@
+"""What the end of a batch writes to the log: who is settled how, which answers go out with it and which after it.
+
+Pure. A batch's keyless requests are answered in the write that settles them (ADR 0002), its jobs only once the
+settlement says that they were won (ADR 0004). Requests without an answer (left out, or their instance died) are in
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia import keys
+from charonia.eventlog.port import Reply
+from charonia.events import FIELD_FACT, BatchDied, BatchFinished, pack_fact
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.tensors import Buffer
+from charonia.wire import BatchHeader, RequestRecord, record_fields
+
+from .accounting import REJECTED, Death, Executed, Execution, Failure
+
+KEPT_LINES = 20
+_MAX_STDERR_CHARACTERS = 16_384
+
+_NOT_JOURNALLED = b"-"
+
+
+@dataclass(slots=True)
+class Settlement:
+    """`indices` are the batch's requests that end here, in order; `requests`, `outcomes` are theirs.
+
+    `jobs` are the indices of jobs, and `ends` how they end, by id; `outcomes` is empty when nothing is journalled.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    requests: list[tuple[bytes, int]] = field(default_factory=list)
+    jobs: list[int] = field(default_factory=list)
+    ends: dict[bytes, JobEnd] = field(default_factory=dict)
+    outcomes: bytes = b""
+
+    def parted(self) -> tuple[Settlement, Settlement]:
+        """The jobs, and all others, as settlements of their own."""
+        return self._part(True), self._part(False)
+
+    def _part(self, of_jobs: bool) -> Settlement:
+        jobs = set(self.jobs)
+        at = [number for number, index in enumerate(self.indices) if (index in jobs) is of_jobs]
+        return Settlement(
+            [self.indices[number] for number in at],
+            [self.requests[number] for number in at],
+            self.jobs if of_jobs else [],
+            self.ends if of_jobs else {},
+            bytes([self.outcomes[number] for number in at]) if self.outcomes else b"",
+        )
+
+
+def settlement(executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed) -> Settlement:
+    """How the requests of an executed batch end."""
+    indices = [index for index, answer in enumerate(executed.answers) if answer]
+    if len(indices) == len(records):
+        requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
+    else:
+        requests = [(records[index].id, header.attempts[index]) for index in indices]
+    found = Settlement(indices, requests)
+    flags = 0
+    for record in records:
+        flags |= record.flags
+    if flags:
+        _add_durable(found, executor, header, records, executed)
+    return found
+
+
+def _add_durable(
+    found: Settlement, executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
+) -> None:
+    failures = {failure.index: failure for failure in executed.failures}
+    executions = {index: execution for execution in executed.executions for index in execution.indices}
+    outcomes: list[bytes] = []
+    for index in found.indices:
+        record, failure = records[index], failures.get(index)
+        state = _state(failure)
+        outcomes.append(OUTCOME_CODES[state] if record.journalled else _NOT_JOURNALLED)
+        if record.is_job:
+            detail: dict[str, Any] = {
+                "executor": executor,
+                "batch_id": header.batch_id,
+                "batch_rows": sum(records[i].rows for i in found.indices),
+                "attempt": header.attempts[index],
+            }
+            detail |= _timing(record, executions.get(index), failure)
+            found.jobs.append(index)
+            found.ends[record.id] = JobEnd(state, executed.answers[index], detail)
+    if any(outcome != _NOT_JOURNALLED for outcome in outcomes):
+        found.outcomes = b"".join(outcomes)
+
+
+def _state(failure: Failure | None) -> JobState:
+    if failure is None:
+        return JobState.SUCCEEDED
+    # nothing else is rejected here: it was past its deadline before it could run
+    return JobState.EXPIRED if failure.reason == REJECTED else JobState.FAILED
+
+
+def _timing(record: RequestRecord, execution: Execution | None, failure: Failure | None) -> Mapping[str, Any]:
+    """Times in us, `start_us` wall clock. A failed run is not timed (X4), so `queue_us` is then all its time here."""
+    if execution is not None:
+        return {
+            "batch_rows": execution.rows,
+            "queue_us": max(0, execution.start_ns - record.accepted_ns) // 1000,
+            "start_us": execution.start_ns // 1000,
+            "infer_us": execution.infer_ns // 1000,
+        }
+    assert failure is not None
+    return {
+        "queue_us": max(0, failure.end_ns - record.accepted_ns) // 1000,
+        "error": failure.error.message,
+        "code": failure.error.code.name,
+    }
+
+
+def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
+    """The answers of these requests: one entry per endpoint; who has no endpoint gets none."""
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for index in indices:
+        endpoint = records[index].endpoint
+        chosen = by_endpoint.get(endpoint)
+        if chosen is None:
+            chosen = by_endpoint[endpoint] = []
+        chosen.append(answers[index])
+    return [
+        Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items() if endpoint
+    ]
+
+
+def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
+    """The fact that frees a slot; (endpoint, answer) pairs are for the owner to release in order (S6)."""
+    return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
+
+
+def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:
+    """The fact that a batch took its instance with it, and which of its requests have no outcome."""
+    stderr = "\n".join(death.stderr.rstrip().split("\n")[-KEPT_LINES:])[-_MAX_STDERR_CHARACTERS:]
+    fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, b"".join(ids))
+    return [FIELD_FACT, pack_fact(fact)]
+
+
+def started(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
+) -> list[bytes]:
+    """The journal entry that says that these requests begin to run (`charonia.keys.journal`)."""
+    attempts = [header.attempts[index] for index in indices]
+    if len(set(attempts)) == 1:
+        attempts = attempts[:1]
+    return [
+        b"k",
+        b"started",
+        b"i",
+        b"".join(records[index].id for index in indices),
+        b"a",
+        ",".join(map(str, attempts)).encode(),
+        b"x",
+        executor.encode(),
+        b"b",
+        header.batch_id.encode(),
+    ]

@@ -1,0 +1,156 @@
+"""Settles executed batches in the log, however long that takes; what is written is `executors.settlement`'s.
+
+One write settles a batch, answers its keyless requests, counts and frees the slot (ADR 0002). Its jobs are answered
+after it, those that were won (ADR 0004). A settlement that was lost (another attempt, a cancel, a deadline was faster)
+is only counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.port import EventLog, Reply
+
+from .accounting import Executed, increments
+from .announcing import insist
+from .job import Job
+from .loading import Incarnation
+from .metrics import ExecutorMetrics
+from .settlement import Settlement, batch_died, batch_finished, replies, settlement
+
+_log = logging.getLogger(__name__)
+
+Won = dict[int, bool]
+"""Whether this executor ended a request, by its index in the batch."""
+
+
+class Settler:
+    """The settlements of one executor."""
+
+    def __init__(self, log: EventLog, executor: str, metrics: ExecutorMetrics) -> None:
+        self._log = log
+        self._executor = executor
+        self._metrics = metrics
+
+    async def settle(self, job: Job, executed: Executed, incarnation: Incarnation) -> None:
+        """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it."""
+        header, records = job.header, job.records
+        assert header is not None
+        ending = settlement(self._executor, header, records, executed)
+        key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+        counted = increments(records, executed)
+        together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
+        won: Won = {}
+        if header.via_owner:
+            if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
+                ending, together = Settlement(), None
+            elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
+                jobs, ending = ending.parted()
+                won = await self._write(job, executed, jobs, [], None, [])
+                together = None
+        answered = [] if header.via_owner else [i for i in ending.indices if i not in ending.jobs]
+        fact = Reply(header.report_to, self._fact(job, executed, ending, won))
+        won |= await self._write(job, executed, ending, replies(records, executed.answers, answered), together, [fact])
+        await self._count(key, job, executed, incarnation, counted if together and all(won.values()) else None, won)
+        if not header.via_owner and ending.jobs:
+            for reply in replies(records, executed.answers, [index for index in ending.jobs if won[index]]):
+                await self._append(reply)
+
+    def _fact(self, job: Job, executed: Executed, ending: Settlement, won: Won) -> list[bytes]:
+        header, records, answers = job.header, job.records, executed.answers
+        assert header is not None
+        if executed.death is not None:
+            ended = set(ending.indices)
+            left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in job.unwanted]
+            return batch_died(self._executor, header.batch_id, executed.death, left)
+        if not header.via_owner:
+            return batch_finished(self._executor, header.batch_id)
+        told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
+        return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in told))
+
+    async def _write(
+        self,
+        job: Job,
+        executed: Executed,
+        ending: Settlement,
+        keyless: Sequence[Reply],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        facts: Sequence[Reply],
+    ) -> Won:
+        """One settlement; again until the log has answered. Without requests the facts alone."""
+        header = job.header
+        assert header is not None
+        if not ending.requests:
+            for fact in facts:
+                await self._append(fact)
+            return {}
+        won: list[bool] = []
+        unsure = False
+
+        async def settle() -> None:
+            nonlocal won, unsure
+            try:
+                won = await self._log.settle(
+                    header.model,
+                    ending.requests,
+                    statistics,
+                    keyless,
+                    facts,
+                    ends=ending.ends or None,
+                    outcomes=ending.outcomes,
+                )
+            except LogUnavailable:
+                unsure = True
+                raise
+
+        await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
+        if not all(won):
+            if unsure:
+                won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]
+            else:
+                self._count_fenced(job, ending, won)
+        return dict(zip(ending.indices, won, strict=True))
+
+    async def _is_ours(self, model: str, ending: Settlement, executed: Executed, position: int) -> bool:
+        """Whether a job was ended by a settlement of ours that went unanswered: it lost its repetition to itself."""
+        request_id = ending.requests[position][0]
+        if request_id not in ending.ends:
+            return False
+        found: list[bytes | None] = []
+
+        async def ask() -> None:
+            found.append(await self._log.job_result(model, request_id))
+
+        await insist(ask, "the result of a job cannot be read")
+        return found[-1] == executed.answers[ending.indices[position]]
+
+    def _count_fenced(self, job: Job, ending: Settlement, won: Sequence[bool]) -> None:
+        lost = [request_id for (request_id, _), is_won in zip(ending.requests, won, strict=True) if not is_won]
+        late = sum(request_id not in job.unwanted for request_id in lost)
+        if late and job.header is not None:
+            self._metrics.fenced(job.header.model, job.header.version, late)
+            _log.warning("%d requests of batch %s were settled by others first", late, job.header.batch_id)
+
+    async def _count(
+        self,
+        key: bytes,
+        job: Job,
+        executed: Executed,
+        incarnation: Incarnation,
+        counted: Mapping[str, int] | None,
+        won: Won,
+    ) -> None:
+        """Add to the statistics what was won, unless the settlement did (`counted`)."""
+        mine = counted
+        if mine is None:
+            mine = increments(job.records, executed, [won.get(index, False) for index in range(len(job.records))])
+            if mine:
+                added = mine
+                await insist(lambda: self._log.add_statistics(key, added), "statistics cannot be added")
+        self._metrics.settled(incarnation.model, incarnation.version, mine)
+
+    async def _append(self, reply: Reply) -> None:
+        await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")
