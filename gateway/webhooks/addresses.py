@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from charonia.errors import InvalidArgument, StartupError
 
 MAX_URL_LENGTH = 2048
-
-EVENTS = ("job.succeeded", "job.failed", "job.cancelled", "job.expired")
-"""What a webhook can be called for; all of them unless it names some."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -206,26 +202,6 @@ def check_url(url: object, allowed: Allowed = PUBLIC_ONLY) -> Endpoint:
     if refused:
         raise InvalidArgument(f"webhook url names an address that webhooks may not reach: '{endpoint.host}'")
     return endpoint
-
-
-def check_webhook(webhook: Mapping[str, Any], allowed: Allowed = PUBLIC_ONLY) -> dict[str, Any]:
-    """`about["webhook"]` of a job as it is kept: {"url": ..., "events": [...]}. Raises `InvalidArgument`."""
-    unknown = sorted(str(key) for key in webhook if key not in ("url", "events"))
-    if unknown:
-        raise InvalidArgument(f"webhook has an unknown field '{unknown[0]}'")
-    if "url" not in webhook:
-        raise InvalidArgument("webhook has no url")
-    check_url(webhook["url"], allowed)
-    kept: dict[str, Any] = {"url": webhook["url"]}
-    events = webhook.get("events")
-    if events is not None:
-        if not isinstance(events, list | tuple) or not events:
-            raise InvalidArgument("webhook events must be a list of event types")
-        for event in events:
-            if event not in EVENTS:
-                raise InvalidArgument(f"webhook event '{event}' is not known: it is one of {', '.join(EVENTS)}")
-        kept["events"] = sorted(set(events))
-    return kept
 
 
 def _loopback_listed(allowed: Allowed) -> bool:

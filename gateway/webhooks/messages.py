@@ -36,13 +36,9 @@ class Message:
 
 
 def wanted(webhook: Mapping[str, Any], state: JobState) -> bool:
-    """Whether a job's webhook asked to be told of this end."""
+    """Whether a job's webhook (`about["webhook"]`) asked to be told of this end: `events` names terminal states."""
     events = webhook.get("events")
-    return state.terminal and (not events or event_type(state) in events)
-
-
-def event_type(state: JobState) -> str:
-    return f"job.{state}"
+    return state.terminal and (not events or str(state) in events)
 
 
 def message_of(job: JobRecord) -> Message:
@@ -51,7 +47,7 @@ def message_of(job: JobRecord) -> Message:
     version = last.get("version") or job.about.get("version")
     succeeded = job.state is JobState.SUCCEEDED
     body = {
-        "type": event_type(job.state),
+        "type": f"job.{job.state}",
         "timestamp": timestamp(job.ended_us),
         "data": {
             "id": job.public_id,

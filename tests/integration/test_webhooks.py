@@ -151,7 +151,7 @@ async def test_the_end_of_a_job_is_told_once_and_signed(
 async def test_what_happened_before_the_sender_came_is_told_and_only_the_ends_asked_for(
     log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
 ) -> None:
-    failures = {"url": receiver.url("/failures"), "events": ["job.failed", "job.expired"]}
+    failures = {"url": receiver.url("/failures"), "events": ["failed", "expired"]}
     for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED):
         await end_job(log, failures, state=state)
     app = WebhooksApp(log, settings(), HEARTBEATS)

@@ -14,7 +14,6 @@ from gateway.webhooks.addresses import (
     Allowed,
     Endpoint,
     check_url,
-    check_webhook,
     is_public,
     parse_url,
 )
@@ -162,14 +161,3 @@ def test_an_operator_may_allow_networks_and_hosts() -> None:
 def test_what_is_no_network_and_no_host_is_refused_at_start(entry: str) -> None:
     with pytest.raises(StartupError, match="--webhook-allow"):
         Allowed.parse([entry])
-
-
-def test_a_webhook_is_kept_as_url_and_events() -> None:
-    url = "https://example.org/hook"
-    assert check_webhook({"url": url}) == {"url": url}
-    kept = check_webhook({"url": url, "events": ["job.failed", "job.expired", "job.failed"]})
-    assert kept == {"url": url, "events": ["job.expired", "job.failed"]}
-    wrong = [{}, {"url": "x"}, {"url": url, "events": []}, {"url": url, "events": "job.failed"}]
-    for webhook in [*wrong, {"url": url, "events": ["job.born"]}, {"url": url, "events": [{}]}, {"url": url, "x": 1}]:
-        with pytest.raises(InvalidArgument, match=r"^webhook"):
-            check_webhook(webhook)
