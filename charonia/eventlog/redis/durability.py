@@ -147,7 +147,7 @@ class _GroupedWrites(Writes):
     async def reached(self) -> None:
         if self._barrier is not None and not await asyncio.shield(self._barrier):
             raise LogUnavailable(
-                f"durability '{self.level.text}' was not reached within {PATIENCE_MS // 1000} s, the outcome is unknown"
+                f"durability '{self.level.text}' was not reached within {PATIENCE_MS / 1000:g} s, the outcome is unknown"
             )
 
     async def cover_earlier(self) -> None:
