@@ -59,6 +59,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "log-url", "str", "", _ALL, "redis://, rediss:// or unix:// URL of the log; serve starts a private one without"
     ),
+    Option(
+        "shm-dir",
+        "str",
+        "",
+        _G | _E,
+        "directory on a memory file system for tensors over 32 KB, shared by the parts of a machine",
+    ),
     Option("log-password-file", "str", "", _ALL, "file that holds the log's password, instead of one in the URL"),
     Option("state-dir", "str", "", _S, "where serve keeps its log, sockets and process list"),
     Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
@@ -187,7 +194,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("allow-vertex-ai"),
     _later("vertex-ai-port"),
     _later("vertex-ai-default-model"),
-    _later("shm-dir"),
     _later("blob-url"),
 )
 

@@ -77,6 +77,7 @@ class GatewaySettings:
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
     drain_delay_secs: float = 0.0
+    shm_dir: str = ""
     coalesce_requests: int = 16
     coalesce_size_bytes: int = 65_536
     grpc_flush_interval_us: int = 1000
@@ -140,6 +141,7 @@ class ExecutorSettings:
     load_model: tuple[str, ...] = ()
     exit_on_error: bool = True
     exit_timeout_secs: int = 30
+    shm_dir: str = ""
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.settings import GatewaySettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
@@ -57,9 +58,8 @@ class GatewayApp:
             interval_ms=log_settings.heartbeat_interval_ms,
             ttl_ms=log_settings.gateway_ttl_ms,
         )
-        self.service = GatewayService(log, self._control, settings)
-        self._membership.on_new_epoch.append(self.service.begin_anew)
-        self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
+        self._payloads = PayloadDirectory(settings.shm_dir, settings.incarnation)
+        self.service = GatewayService(log, self._control, settings, self._payloads)
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
@@ -73,6 +73,7 @@ class GatewayApp:
 
     async def start(self) -> None:
         """Bind the fronts and join. Raises `StartupError` when a port is taken."""
+        self._payloads.open()
         await self._control.start()
         if self._log_is_private:
             for departure in self._control.departures():  # the batcher tells the others
@@ -112,4 +113,5 @@ class GatewayApp:
         await self.service.close()
         await self._metrics.close()
         await self._control.close()
+        self._payloads.close()
         return finished

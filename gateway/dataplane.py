@@ -12,17 +12,19 @@ import contextlib
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ResourceExhausted
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import ServedVersion
 from charonia.settings import GatewaySettings
-from charonia.wire import FLAG_JOURNALLED, ResponseRecord, pack_request
+from charonia.wire import FLAG_JOURNALLED, Reference, ResponseRecord, pack_request
 
 from .admission import Admitted
 from .coalescing import AppendCounts, Coalescer
 from .deadlines import Deadlines
 from .delivery import DeliveryOptions
+from .payloads import Payloads
 from .pending import Ids, PendingMap, Waiter
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
 
@@ -32,7 +34,13 @@ _MOST_DOORS = 10_000
 class DataPlane:
     """Sends admitted requests and awaits their replies. One per gateway."""
 
-    def __init__(self, log: EventLog, settings: GatewaySettings, terms: TermsBook | None = None) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        settings: GatewaySettings,
+        terms: TermsBook | None = None,
+        payloads: Payloads | None = None,
+    ) -> None:
         self._log = log
         self._settings = settings
         self._endpoint = settings.incarnation.encode()
@@ -44,7 +52,9 @@ class DataPlane:
         self._other_doors: dict[tuple[str, int, Terms], Coalescer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.ids = Ids()
-        self.pending = PendingMap(log, settings.max_pending_per_gateway_bytes)
+        self._payloads = payloads
+        take = payloads.take if payloads is not None else None
+        self.pending = PendingMap(log, settings.max_pending_per_gateway_bytes, take)
         self.deadlines = Deadlines(
             log,
             self.spawn,
@@ -65,6 +75,8 @@ class DataPlane:
         self._reader.start(self.pending.on_replies, self.pending.on_log_state)
         self._reader.add(self._stream, consume=True)
         self.spawn(self.pending.watch())
+        if self._payloads is not None:
+            self.spawn(self._payloads.watch())
 
     async def close(self) -> None:
         tasks = list(self._tasks)
@@ -92,8 +104,14 @@ class DataPlane:
         """
         door = self._door(served, level, options)
         request_id = self.ids.next()
-        record = request_record(request_id, self._endpoint, request, admitted, level, self._flags)
-        waiter = self.pending.add(served.model, request_id, record)
+        flags, reference = self._flags, None
+        if self._payloads is not None:
+            flags |= self._payloads.flags(served)
+            if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
+                reference = await self._payloads.lend([t.data for t in request.inputs], flags)
+        record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference)
+        beside_bytes = reference.size_bytes if reference is not None else 0
+        waiter = self.pending.add(served.model, request_id, record, beside_bytes=beside_bytes)
         door.open_requests += 1
         door.submit(waiter, min_interval_s)
         timer = self.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
@@ -111,6 +129,8 @@ class DataPlane:
                 timer.cancel()
             door.open_requests -= 1
             self.pending.remove(waiter)
+            if reference is not None and self._payloads is not None:
+                self.spawn(self._payloads.end(reference))
 
     def _door(self, served: ServedVersion, level: int, options: DeliveryOptions | None) -> Coalescer:
         found: Coalescer | None
@@ -160,9 +180,15 @@ class DataPlane:
 
 
 def request_record(
-    request_id: bytes, endpoint: bytes, request: InferenceRequest, admitted: Admitted, level: int, flags: int
+    request_id: bytes,
+    endpoint: bytes,
+    request: InferenceRequest,
+    admitted: Admitted,
+    level: int,
+    flags: int,
+    reference: Reference | None = None,
 ) -> bytes:
-    """The wire form of an admitted request, accepted now."""
+    """The wire form of an admitted request, accepted now. With a `reference` its tensor bytes are there."""
     return pack_request(
         request_id,
         endpoint,
@@ -176,6 +202,7 @@ def request_record(
         deadline_ns=request.deadline_ns,
         timeout_us=request.timeout_us,
         flags=flags,
+        reference=reference,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 
 from charonia.errors import (
     CharoniaError,
@@ -20,7 +21,8 @@ from charonia.errors import (
     Unavailable,
 )
 from charonia.eventlog.port import Entry, EventLog
-from charonia.wire import ResponseRecord, records_of, unpack_response
+from charonia.tensors import Buffer
+from charonia.wire import Reference, ResponseRecord, records_of, unpack_response
 
 from .job_outcomes import job_outcome
 from .request_rules import SERVER_EXITING
@@ -52,12 +54,18 @@ class Waiter:
     )
 
     def __init__(
-        self, model: str, request_id: bytes, record: bytes, future: asyncio.Future[ResponseRecord], is_job: bool
+        self,
+        model: str,
+        request_id: bytes,
+        record: bytes,
+        size_bytes: int,
+        future: asyncio.Future[ResponseRecord],
+        is_job: bool,
     ) -> None:
         self.model = model
         self.id = request_id
         self.record = record
-        self.size_bytes = len(record)
+        self.size_bytes = size_bytes
         self.future = future
         self.is_job = is_job
         self.withdrawn = False
@@ -94,8 +102,9 @@ class Ids:
 class PendingMap:
     """Waiters by request id, bounded in bytes. `watch` sees to it that nobody waits for ever."""
 
-    def __init__(self, log: EventLog, max_size_bytes: int) -> None:
+    def __init__(self, log: EventLog, max_size_bytes: int, take: Callable[[Reference], Buffer] | None = None) -> None:
         self._log = log
+        self._take = take
         self._max_size_bytes = max_size_bytes
         self._size_bytes = 0
         self._waiters: dict[bytes, Waiter] = {}
@@ -114,16 +123,21 @@ class PendingMap:
         """Returns when nobody waits (drain)."""
         await self._idle.wait()
 
-    def add(self, model: str, request_id: bytes, record: bytes, *, is_job: bool = False) -> Waiter:
-        """A new waiter; `remove` it in the end. Raises `ResourceExhausted` when this gateway holds too much."""
-        size = len(record)
+    def add(
+        self, model: str, request_id: bytes, record: bytes, *, is_job: bool = False, beside_bytes: int = 0
+    ) -> Waiter:
+        """A new waiter; `remove` it in the end. Raises `ResourceExhausted` when this gateway holds too much.
+
+        `beside_bytes` are those of its payload that do not travel in the record.
+        """
+        size = len(record) + beside_bytes
         if self._size_bytes + size > self._max_size_bytes:
             raise ResourceExhausted(
                 f"this gateway holds {self._size_bytes} bytes of unanswered requests, its bound is "
                 f"{self._max_size_bytes}; retry later"
             )
         future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
-        waiter = self._waiters[request_id] = Waiter(model, request_id, record, future, is_job)
+        waiter = self._waiters[request_id] = Waiter(model, request_id, record, size, future, is_job)
         self._size_bytes += size
         self._idle.clear()
         return waiter
@@ -160,7 +174,7 @@ class PendingMap:
                 continue
             for record in records:
                 try:
-                    response = unpack_response(record)
+                    response = unpack_response(record, self._take)
                 except InvalidRecord as error:
                     # its neighbours are other callers' answers
                     _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)

@@ -15,6 +15,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent
@@ -36,6 +37,7 @@ from .handler import (
 )
 from .jobs import Jobs
 from .metrics import GatewayMetrics, RequestCounts, failure_reason
+from .payloads import Payloads
 from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
 from .restrictions import RawHeaders
@@ -67,14 +69,21 @@ def parse_version(version: str) -> int:
 class GatewayService:
     """One gateway's handler. `start` first, then `begin_drain`, `drained` and `close` at the end."""
 
-    def __init__(self, log: EventLog, control: ControlPlane, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        control: ControlPlane,
+        settings: GatewaySettings,
+        directory: PayloadDirectory | None = None,
+    ) -> None:
         self._log = log
         self._control = control
         self._catalog = control.catalog
         self._settings = settings
         self._tenants = Tenants.of(settings)
         terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
-        self._dataplane = DataPlane(log, settings, terms)
+        payloads = Payloads(log, directory, self._catalog.processes) if directory is not None else None
+        self._dataplane = DataPlane(log, settings, terms, payloads)
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
         self._model_control = ModelControl(control)
         self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}

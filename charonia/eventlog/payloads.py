@@ -17,6 +17,7 @@ import mmap
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -129,6 +130,18 @@ class PayloadDirectory:
         if self._root is not None and reference.kind == FILE:
             with contextlib.suppress(OSError):
                 (self._root / reference.name).unlink()
+
+    def others(self, min_age_s: float) -> list[str]:
+        """Incarnations whose directories are here and have not changed for a while, this process left out."""
+        found: list[str] = []
+        if self._root is None:
+            return found
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._root):
+                with contextlib.suppress(OSError):
+                    if entry.name != self._incarnation and time.time() - entry.stat().st_mtime >= min_age_s:
+                        found.append(entry.name)
+        return found
 
     def sweep(self, gone: Iterable[str]) -> None:
         """Remove the directories of processes known to be no more."""

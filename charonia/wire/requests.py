@@ -36,6 +36,8 @@ FLAG_JOURNALLED = 2
 """What happens to the request is written to its model's journal (`--journal`)."""
 FLAG_REFERENCE = 4
 """The tensor bytes lie elsewhere: in their place stands a `Reference`."""
+FLAG_REPLY_BY_REFERENCE = 8
+"""Who waits for the answer reads the payload directory of the executors: large answers may lie there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class RequestMeta:
     outputs: tuple[str, ...]
     parameters: Parameters
     packed: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Tensor bytes of a request."""
+        return total_size_bytes(self.inputs)
 
 
 @dataclass(slots=True)

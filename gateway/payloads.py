@@ -1,0 +1,97 @@
+"""Sends large tensors beside the log and takes large answers from there (design section 2).
+
+Only for keyless synchronous requests: what outlives its caller must be in the log itself. A gateway that shares the
+payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so
+that batchers need not carry them. What was lent ends with the request, whoever answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from charonia import keys
+from charonia.errors import CharoniaError
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, new_blob, total_size
+from charonia.eventlog.port import EventLog
+from charonia.events import ProcessJoined
+from charonia.models.catalog import ServedVersion
+from charonia.tensors import Buffer
+from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
+
+_SWEEP_S = 60.0
+_SWEPT_AFTER_S = 120.0
+"""Longer than any lease: a process that has just made its directory has not joined yet."""
+_BLOB_TTL_S = 86_400
+"""For blobs whose gateway died: no queue holds a synchronous request for longer."""
+
+
+class Payloads:
+    """The large payloads of one gateway. `processes` is the catalog's table of who has joined."""
+
+    def __init__(self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined]) -> None:
+        self._log = log
+        self._directory = directory
+        self._processes = processes
+        self._reach: dict[tuple[str, int], tuple[ServedVersion, bool]] = {}
+        self.lent = 0
+        """Payloads that travelled beside the log, by file or blob."""
+
+    def flags(self, served: ServedVersion) -> int:
+        """What a request's record says about the answer's way."""
+        key = (served.model, served.version)
+        known = self._reach.get(key)
+        if known is None or known[0] is not served:
+            known = self._reach[key] = (served, self._shared_with_all(served))
+        return FLAG_REPLY_BY_REFERENCE if known[1] else 0
+
+    def _shared_with_all(self, served: ServedVersion) -> bool:
+        joined = [self._processes.get(executor) for executor in served.slots]
+        return bool(joined) and all(
+            process is not None and self._directory.shares_with(process.incarnation, process.payload_token)
+            for process in joined
+        )
+
+    async def lend(self, buffers: Sequence[Buffer], flags: int) -> Reference | None:
+        """Put a request's tensor bytes beside the log when they are large; None: they travel in the record.
+
+        `flags` are those of `flags`. Raises `LogUnavailable`. Give back with `end`.
+        """
+        size = total_size(buffers)
+        if size < BY_REFERENCE_BYTES:
+            return None
+        reference = self._directory.write(buffers) if flags & FLAG_REPLY_BY_REFERENCE else None
+        if reference is None:
+            reference = new_blob(size)
+            await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
+        self.lent += 1
+        return reference
+
+    def take(self, reference: Reference) -> memoryview:
+        """An answer's tensor bytes; their file is gone at once. Raises `InvalidRecord`."""
+        try:
+            return self._directory.read(reference)
+        finally:
+            self._directory.remove(reference)
+
+    async def watch(self) -> None:
+        """Remove, now and every minute, what processes that are no more have left."""
+        while True:
+            with contextlib.suppress(CharoniaError):
+                by_role: dict[str, list[str]] = {}
+                for incarnation in self._directory.others(_SWEPT_AFTER_S):
+                    by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
+                for role, incarnations in by_role.items():
+                    alive = await self._log.alive(role, incarnations)
+                    gone = [name for name, is_alive in zip(incarnations, alive, strict=True) if not is_alive]
+                    self._directory.sweep(gone)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def end(self, reference: Reference) -> None:
+        """Nobody needs what was lent any more."""
+        if reference.kind == BLOB:
+            with contextlib.suppress(CharoniaError):  # then it expires
+                await self._log.delete_keys([keys.blob(reference.name)])
+        else:
+            self._directory.remove(reference)
