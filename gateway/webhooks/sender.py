@@ -161,8 +161,10 @@ class Sender:
         for at in range(0, len(models), _MODELS_AT_ONCE):
             looks = (self._look(model) for model in models[at : at + _MODELS_AT_ONCE])
             for problem in await asyncio.gather(*looks, return_exceptions=True):
-                if isinstance(problem, BaseException):
+                if isinstance(problem, LogUnavailable):
                     raise problem
+                if isinstance(problem, BaseException):
+                    _log.error("webhooks of a model could not be looked at", exc_info=problem)
 
     async def _look(self, model: str) -> None:
         await self._take_in(model)
@@ -180,10 +182,15 @@ class Sender:
                 return
             after = entries[-1].id
             ids = [job_id for job_id in map(_id_of, entries) if job_id is not None]
-            jobs = await asyncio.gather(*(self._log.job(model, job_id) for job_id in ids))
+            reads = (self._log.job(model, job_id) for job_id in ids)
             times: dict[bytes, int] = {}
-            for job in jobs:
-                if job is None:
+            for job in await asyncio.gather(*reads, return_exceptions=True):
+                if isinstance(job, LogUnavailable):
+                    raise job
+                if isinstance(job, BaseException):
+                    _log.error("the record of a job with a webhook could not be read", exc_info=job)
+                    self.outcomes["lost"] += 1
+                elif job is None:
                     self.outcomes["lost"] += 1
                 elif (host := self._host_of(job)) is not None:
                     times[job.id + host] = job.ended_us

@@ -69,6 +69,7 @@ def test_headers_differ_between_tries_only_by_time_and_signature() -> None:
     [
         ({}, JobState.FAILED, True),
         ({"events": []}, JobState.FAILED, True),
+        ({"events": 7}, JobState.FAILED, True),
         ({"events": ["failed"]}, JobState.FAILED, True),
         ({"events": ["failed"]}, JobState.SUCCEEDED, False),
         ({}, JobState.RUNNING, False),
