@@ -14,7 +14,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[
     """Aligned columns under their headings; numbers to the right."""
     cells = [[_cell(name, row.get(name)) for _, name in columns] for row in rows]
     widths = [max(len(heading), *(len(row[i]) for row in cells), 0) for i, (heading, _) in enumerate(columns)]
-    right = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for _, name in columns]
+    right = [all(_is_number(row.get(name)) for row in rows) for _, name in columns]
     lines = ["  ".join(heading.upper().ljust(width) for (heading, _), width in zip(columns, widths, strict=True))]
     for row in cells:
         padded = [
@@ -71,6 +71,10 @@ def detail(values: Mapping[str, Any]) -> str:
 def one_line(value: object) -> str:
     """Text of the log on an operator's terminal: control characters and line breaks show as what they are."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def _cell(name: str, value: Any) -> str:
