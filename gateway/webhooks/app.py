@@ -41,6 +41,7 @@ class WebhooksApp:
             interval_ms=log_settings.heartbeat_interval_ms,
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
+        self._membership.on_new_epoch.append(self._control.begin_anew)
         self._poster = Poster(allowed, timeout_s=settings.timeout_s, agent=settings.agent)
         self.sender = Sender(
             log,

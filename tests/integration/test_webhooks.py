@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -352,6 +353,27 @@ async def test_a_sender_killed_in_mid_call_is_made_up_for_by_the_next(
 
 
 @pytest.mark.integration
+async def test_in_another_log_it_begins_anew(
+    server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    log = RedisLog(server.url)
+    await log.open()
+    apps = [WebhooksApp(log, settings(), HEARTBEATS) for _ in range(2)]
+    for app in apps:
+        await app.start()
+    await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    await until(lambda: all(app._membership.epoch_changes for app in apps))
+    await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
+    job_id = await end_job(log, {"url": receiver.url("/hook")})
+    assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
+    for app in apps:
+        await app.stop()
+    await log.close()
+
+
+@pytest.mark.integration
 async def test_a_log_that_goes_and_comes_back_loses_nothing(
     server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
 ) -> None:
@@ -371,7 +393,6 @@ async def test_a_log_that_goes_and_comes_back_loses_nothing(
     receiver.answers["/during"] = held
     during = await end_job(log, {"url": receiver.url("/during")})
     await receiver.wait_for("/during", 1)
-    await log.add_statistics(b"s:x", {"a": 1})
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
         await asyncio.sleep(0)
