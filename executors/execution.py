@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from charonia.backend import BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, DeadlineExceeded, InternalError
+from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
@@ -48,6 +48,8 @@ class Batch:
             try:
                 if 0 < record.deadline_ns <= now:
                     raise DeadlineExceeded("request deadline exceeded before execution")
+                if record.reference is not None and len(record.data) != record.reference.size_bytes:
+                    raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
                 self.planned.append((index, planner.plan(record)))
             except CharoniaError as error:
                 self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)

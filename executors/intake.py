@@ -26,6 +26,7 @@ from .execution import Batch
 from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
+from .payloads import Payloads
 from .settlement import batch_died, started
 from .settling import Settler
 
@@ -49,16 +50,18 @@ class Intake:
         executor: str,
         find: Callable[[str, int], Incarnation | None],
         metrics: ExecutorMetrics,
+        payloads: Payloads,
         *,
         local: bool,
     ) -> None:
         self._log = log
+        self._payloads = payloads
         self._executor = executor
         self._find = find
         self._metrics = metrics
         self._local = local
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
-        self._settler = Settler(log, executor, metrics)
+        self._settler = Settler(log, executor, metrics, payloads)
         self._reader = log.reader()
         self._held: set[bytes] = set()
         self._taken: dict[str, _Taken] = {}
@@ -134,7 +137,15 @@ class Intake:
                 job.begun = self._begun
             self._held.add(entry_id)
             self._taken[header.batch_id] = _Taken(job, incarnation)
-            incarnation.pool.submit(job)
+            blobs = self._payloads.map(records)
+            if blobs:
+                self._spawn(self._submit_fetched(job, incarnation, blobs))
+            else:
+                incarnation.pool.submit(job)
+
+    async def _submit_fetched(self, job: Job, incarnation: Incarnation, blobs: list[RequestRecord]) -> None:
+        await self._payloads.fetch(blobs)
+        incarnation.pool.submit(job)
 
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):

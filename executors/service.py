@@ -15,6 +15,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.membership import Membership
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import ModelRequested, ModelRequestFinished, RepositoryScanned
 from charonia.models.repository import ModelRepository
@@ -28,6 +29,7 @@ from .job import Job
 from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .loading import Loader
 from .metrics import ExecutorMetrics
+from .payloads import Payloads
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +58,14 @@ class ExecutorService:
         self._me = settings.incarnation
         self._repository = ModelRepository(settings.model_repository, config_name=settings.model_config_name or None)
         self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
+        self._directory = PayloadDirectory(settings.shm_dir, self._me)
         self._membership = Membership(
             log,
             "executor",
             self._me,
             pool=settings.pool,
             hosts_batcher=settings.hosts_batcher,
+            payloads=self._directory,
             interval_ms=log_settings.heartbeat_interval_ms,
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
@@ -80,7 +84,14 @@ class ExecutorService:
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
         )
-        self._intake = Intake(log, self._me, self._deployment.find, metrics, local=settings.hosts_batcher)
+        self._intake = Intake(
+            log,
+            self._me,
+            self._deployment.find,
+            metrics,
+            Payloads(log, self._directory),
+            local=settings.hosts_batcher,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._names: tuple[str, ...] = ()
@@ -101,6 +112,7 @@ class ExecutorService:
         self._control.start(self._on_control)
         self._control.add(keys.CONTROL, b"$")
         self._joined = True
+        self._directory.open()
         await self._membership.start()
         self._intake.start()
         try:
@@ -164,6 +176,7 @@ class ExecutorService:
             await self._membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
                 await self._log.delete_stream(self._intake.stream)
+        self._directory.close()
 
     async def _stop_tasks(self) -> None:
         tasks = list(self._tasks)

@@ -16,7 +16,7 @@ from charonia.eventlog.port import Reply
 from charonia.events import FIELD_FACT, BatchDied, BatchFinished, pack_fact
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
-from charonia.wire import BatchHeader, RequestRecord, record_fields
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, RequestRecord, record_fields
 
 from .accounting import REJECTED, Death, Executed, Execution, Failure
 
@@ -66,7 +66,7 @@ def settlement(executor: str, header: BatchHeader, records: Sequence[RequestReco
     flags = 0
     for record in records:
         flags |= record.flags
-    if flags:
+    if flags & (FLAG_JOB | FLAG_JOURNALLED):
         _add_durable(found, executor, header, records, executed)
     return found
 

@@ -19,6 +19,7 @@ from .announcing import insist
 from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
+from .payloads import Payloads
 from .settlement import Settlement, batch_died, batch_finished, replies, settlement
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,9 @@ Won = dict[int, bool]
 class Settler:
     """The settlements of one executor."""
 
-    def __init__(self, log: EventLog, executor: str, metrics: ExecutorMetrics) -> None:
+    def __init__(self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads) -> None:
         self._log = log
+        self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
 
@@ -51,12 +53,13 @@ class Settler:
                 jobs, ending = ending.parted()
                 won = await self._write(job, executed, jobs, [], None, [])
                 together = None
+        answers = executed.answers if header.via_owner else self._payloads.refer(records, executed.answers)
         answered = [] if header.via_owner else [i for i in ending.indices if i not in ending.jobs]
         fact = Reply(header.report_to, self._fact(job, executed, ending, won))
-        won |= await self._write(job, executed, ending, replies(records, executed.answers, answered), together, [fact])
+        won |= await self._write(job, executed, ending, replies(records, answers, answered), together, [fact])
         await self._count(key, job, executed, incarnation, counted if together and all(won.values()) else None, won)
         if not header.via_owner and ending.jobs:
-            for reply in replies(records, executed.answers, [index for index in ending.jobs if won[index]]):
+            for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
 
     def _fact(self, job: Job, executed: Executed, ending: Settlement, won: Won) -> list[bytes]:

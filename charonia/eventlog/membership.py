@@ -19,6 +19,7 @@ from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
+from .payloads import PayloadDirectory
 from .port import EventLog
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Membership:
         *,
         pool: str = "default",
         hosts_batcher: bool = False,
-        payload_token: str = "",
+        payloads: PayloadDirectory | None = None,
         interval_ms: int = 400,
         ttl_ms: int = 1200,
     ) -> None:
@@ -48,7 +49,7 @@ class Membership:
         self._incarnation = incarnation
         self._pool = pool
         self._hosts_batcher = hosts_batcher
-        self._payload_token = payload_token
+        self._payloads = payloads
         self._interval_s = interval_ms / 1000
         self._ttl_ms = ttl_ms
         self._beating: asyncio.Task[None] | None = None
@@ -73,7 +74,7 @@ class Membership:
             host=socket.gethostname(),
             pid=os.getpid(),
             hosts_batcher=self._hosts_batcher,
-            payload_token=self._payload_token,
+            payload_token=self._payloads.token if self._payloads is not None else "",
         )
         await self._tell(fact)
 

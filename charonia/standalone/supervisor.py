@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ class Supervisor:
         self._values = values
         self._state_dir = Path(values["state_dir"] or default_state_dir()).expanduser().absolute()
         self._runtime_dir = self._state_dir
+        self._shm_dir = ""
         self._children: list[Child] = []
         self._server: PrivateServer | None = None
         self._log_url = values["log_url"]
@@ -80,6 +82,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        self._shm_dir = self._values["shm_dir"] or _memory_directory(self._state_dir)
         self._runtime_dir = short_directory(self._state_dir)  # one that was killed is cleared away by its successor
         try:
             await self._start_log()
@@ -96,6 +99,8 @@ class Supervisor:
         finally:
             await self._kill_all()
             shutil.rmtree(self._runtime_dir, ignore_errors=True)
+            if not self._values["shm_dir"] and self._shm_dir:
+                shutil.rmtree(self._shm_dir, ignore_errors=True)
             lock.close()
 
     def _signalled(self) -> None:
@@ -150,6 +155,7 @@ class Supervisor:
 
     def _start_children(self) -> None:
         values = {**self._values, "log_url": self._log_url, "private_log": self._server is not None, "config": ""}
+        values["shm_dir"] = self._shm_dir
         executors = values["executors"]
         if executors < 1:
             raise StartupError(f"--executors must be at least 1, got {executors}")
@@ -379,6 +385,24 @@ class Supervisor:
 async def _all_exited(children: list[Child]) -> None:
     for child in children:
         await child.exited.wait()
+
+
+def _memory_directory(state_dir: Path) -> str:
+    """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.
+
+    Named by the state directory, so that what a killed server left is cleared away by its successor.
+    """
+    root = Path("/dev/shm")  # noqa: S108 - a directory of its own, for this user alone
+    if not root.is_dir():
+        return ""
+    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
+    path = root / f"charonia-{os.getuid()}-{digest}"
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:  # somebody else's, or no space: large tensors travel in the log
+        return ""
+    return str(path)
 
 
 def _backoff_s(failures: int) -> float:

@@ -1,0 +1,75 @@
+"""Fetches tensors that travel beside the log and puts large answers there (design section 2).
+
+Files of the shared payload directory are mapped, blobs are fetched before their batch goes to an instance. A payload
+that cannot be had leaves its record without bytes: that request fails, its batch does not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from charonia.errors import CharoniaError, InvalidRecord
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.port import EventLog
+from charonia.wire import (
+    BLOB,
+    FLAG_REFERENCE,
+    FLAG_REPLY_BY_REFERENCE,
+    RequestRecord,
+    refer_response,
+    response_data,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Payloads:
+    """The payloads of one executor."""
+
+    def __init__(self, log: EventLog, directory: PayloadDirectory) -> None:
+        self._log = log
+        self._directory = directory
+
+    def map(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
+        """Map what lies in files; the records whose bytes lie in blobs and have yet to be fetched."""
+        blobs: list[RequestRecord] = []
+        for record in records:
+            if not record.flags & FLAG_REFERENCE or record.reference is None or record.data:
+                continue
+            if record.reference.kind == BLOB:
+                blobs.append(record)
+                continue
+            try:
+                record.data = self._directory.read(record.reference)
+            except InvalidRecord as error:
+                _log.warning("a request's payload is gone: %s", error)
+        return blobs
+
+    async def fetch(self, records: Sequence[RequestRecord]) -> None:
+        """Fetch the blobs of these records."""
+        for record in records:
+            if record.reference is None:
+                continue
+            try:
+                data = await self._log.blob(record.reference.name)
+            except CharoniaError as error:
+                _log.warning("a request's payload cannot be fetched: %s", error)
+                continue
+            if data is not None and len(data) == record.reference.size_bytes:
+                record.data = memoryview(data)
+
+    def refer(self, records: Sequence[RequestRecord], answers: Sequence[bytes]) -> Sequence[bytes]:
+        """The answers, the large ones by reference where who waits for them reads the same directory."""
+        if max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
+            return answers
+        return [self._referred(record, answer) for record, answer in zip(records, answers, strict=True)]
+
+    def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
+        if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:
+            return answer
+        data = response_data(answer)
+        if len(data) < BY_REFERENCE_BYTES:  # a long error text
+            return answer
+        reference = self._directory.write([data], owner=record.endpoint)
+        return answer if reference is None else refer_response(answer, reference)
