@@ -13,7 +13,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import Reply
+from charonia.eventlog.port import EventLog, Reply
 from charonia.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
@@ -67,7 +67,7 @@ def numbers(tensors: list[Tensor]) -> dict[str, int]:
 class JobBench:
     """`queued` are the records nobody has taken out of the queue; `begin` and `finish` are the executor's."""
 
-    def __init__(self, log: MemoryLog | None = None) -> None:
+    def __init__(self, log: Any = None) -> None:
         self.log = log or MemoryLog()
         self._gateways: list[tuple[GatewayService, ControlPlane]] = []
         self._token = 0
@@ -85,13 +85,24 @@ class JobBench:
     async def tell(self, fact: Fact) -> None:
         await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
 
-    async def gateway(self, name: str = "g", **settings: Any) -> GatewayService:
-        control = ControlPlane(self.log, check_interval_ms=3_600_000, incarnation=name)
+    async def gateway(self, name: str = "g", *, log: EventLog | None = None, **settings: Any) -> GatewayService:
+        log = log or self.log
+        control = ControlPlane(log, check_interval_ms=3_600_000, incarnation=name)
         await control.start()
-        gateway = GatewayService(self.log, control, GatewaySettings(name, **settings))
+        gateway = GatewayService(log, control, GatewaySettings(name, **settings))
         await gateway.start()
         self._gateways.append((gateway, control))
         return gateway
+
+    async def kill(self, gateway: GatewayService) -> None:
+        """End a gateway as by SIGKILL: nothing is said, whoever waits at it is cut off."""
+        (found,) = [pair for pair in self._gateways if pair[0] is gateway]
+        self._gateways.remove(found)
+        await gateway._dataplane._reader.close()
+        for task in gateway._dataplane._tasks:
+            task.cancel()
+        await gateway.jobs.close()
+        await found[1].close()
 
     async def close(self) -> None:
         for gateway, control in self._gateways:

@@ -1,0 +1,190 @@
+"""Jobs of several gateways over a real log: what a killed gateway leaves, who wakes whom, who wins."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import Cancelled, DeadlineExceeded, KeyReused, ResourceExhausted
+from charonia.eventlog.redis import RedisLog
+from charonia.jobs import JobState, public_id
+from gateway.delivery import Caller, JobFilter
+
+pytestmark = pytest.mark.integration
+
+_path = Path(__file__).parents[1] / "unit" / "gateway" / "job_bench.py"
+_spec = importlib.util.spec_from_file_location("gateway_job_bench_over_redis", _path)
+assert _spec is not None
+assert _spec.loader is not None
+bench_module = sys.modules["gateway_job_bench_over_redis"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(bench_module)
+
+MODEL = bench_module.MODEL
+request_of, options, numbers, until = (
+    bench_module.request,
+    bench_module.options,
+    bench_module.numbers,
+    bench_module.until,
+)
+
+
+class Over:
+    """A bench over Redis, where each gateway has a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.logs: list[RedisLog] = []
+        self.bench: Any = None
+
+    async def log(self) -> RedisLog:
+        log = RedisLog(self.url)
+        await log.open()
+        self.logs.append(log)
+        return log
+
+    async def gateway(self, name: str, **settings: Any) -> Any:
+        gateway = await self.bench.gateway(name, log=await self.log(), **settings)
+        async with asyncio.timeout(10):
+            while not gateway.model_ready(MODEL, ""):
+                await asyncio.sleep(0.001)
+        return gateway
+
+
+@pytest.fixture
+async def over(fresh_log_url: str) -> AsyncIterator[Over]:
+    over = Over(fresh_log_url)
+    over.bench = bench_module.JobBench(await over.log())
+    await over.bench.serve()
+    yield over
+    await over.bench.close()
+    for log in over.logs:
+        await log.close()
+
+
+async def test_the_job_of_a_killed_gateway_is_answered_by_another(over: Over) -> None:
+    bench, first, second = over.bench, await over.gateway("g1"), await over.gateway("g2")
+    cut_off = asyncio.create_task(first.infer(request_of(3, id="a"), options=options("key")))
+    (record,) = await bench.comes()
+    await bench.begin(record)
+    await bench.kill(first)
+    early = asyncio.create_task(second.infer(request_of(3, id="b"), options=options("key")))
+    async with asyncio.timeout(5):
+        while second.jobs.counts.replays != {MODEL: 1}:
+            await asyncio.sleep(0.001)
+    assert await bench.finish(record)
+    async with asyncio.timeout(5):
+        answers = [await early, await second.infer(request_of(3, id="c"), options=options("key"))]
+    assert [(response.id, numbers(response.outputs)["y"]) for response in answers] == [("b", 3), ("c", 3)]
+    assert [len(await bench.log.jobs(MODEL, ended=ended)) for ended in (False, True)] == [0, 1]
+    with pytest.raises(KeyReused):
+        await second.infer(request_of(4), options=options("key"))
+    cut_off.cancel()
+    await asyncio.gather(cut_off, return_exceptions=True)
+
+
+async def test_a_caller_of_one_gateway_is_cancelled_through_another(over: Over) -> None:
+    bench, first, second = over.bench, await over.gateway("g1"), await over.gateway("g2")
+    call = asyncio.create_task(first.infer(request_of(), options=options("key")))
+    (record,) = await bench.comes()
+    watching = asyncio.create_task(_kinds(second, public_id(MODEL, record.id)))
+    assert (await second.cancel_job(public_id(MODEL, record.id))).state is JobState.CANCELLED
+    async with asyncio.timeout(5):  # by the look at what waits, once a second
+        with pytest.raises(Cancelled):
+            await call
+        assert await watching == ["accepted", "cancelled"]
+    assert not await bench.begin(record)
+    assert await bench.log.pending(MODEL) == (0, 0)
+
+
+async def _kinds(gateway: Any, job_id: str) -> list[str]:
+    return [event.kind async for event in await gateway.job_events(job_id)]
+
+
+@pytest.mark.parametrize("journal", ["jobs", "off"])
+async def test_those_who_wait_are_woken(over: Over, journal: str) -> None:
+    bench, gateway = over.bench, await over.gateway("g1", journal=journal)
+    receipts = [await gateway.submit_job(request_of(n), options()) for n in range(8)]
+    waiting = [asyncio.create_task(gateway.job_result(r.id, wait_s=30)) for r in receipts for _ in range(2)]
+    following = [asyncio.create_task(_kinds(gateway, r.id)) for r in receipts]
+    for record in await bench.queued():
+        await bench.begin(record)
+        await bench.finish(record)
+    async with asyncio.timeout(5):
+        responses = await asyncio.gather(*waiting)
+        assert [numbers(response.outputs)["y"] for response in responses] == [n for n in range(8) for _ in range(2)]
+        assert await asyncio.gather(*following) == [["accepted", "batched", "succeeded"]] * 8
+
+
+async def test_cancels_deadlines_and_completions_at_once_have_one_end_each(over: Over) -> None:
+    bench, first, second = over.bench, await over.gateway("g1"), await over.gateway("g2")
+    deadline_ns = wall_ns() + 1_500_000_000
+    calls = [
+        asyncio.create_task(
+            (first, second)[n % 2].infer(request_of(n, deadline_ns=deadline_ns), options=options(f"key {n}"))
+        )
+        for n in range(60)
+    ]
+    records = await bench.comes(60)
+    by_value = {int(record.inputs()[0].array()[0, 0]): record for record in records}
+
+    async def end(n: int) -> None:
+        await asyncio.sleep(max(0.0, (deadline_ns - wall_ns()) / 1e9))
+        record = by_value[n]
+        if n % 3 and await bench.begin(record):
+            await bench.finish(record)
+        if n % 3 != 1:
+            await (second, first)[n % 2].cancel_job(public_id(MODEL, record.id))
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*[end(n) for n in range(60)])
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    journal = [
+        dict(zip(e.fields[::2], e.fields[1::2], strict=True)) for e in await bench.log.range(keys.journal(MODEL))
+    ]
+    ended = b"".join([bytes(fact[b"i"]) for fact in journal if fact[b"k"] == b"ended"])
+    for n, answer in enumerate(answers):
+        job = await bench.log.job(MODEL, by_value[n].id)
+        assert ended.count(by_value[n].id) == 1
+        assert sum(event.kind == job.state.value for event in job.events) == 1
+        assert job.events[-1].kind == job.state.value
+        expected: Any = {JobState.CANCELLED: Cancelled, JobState.EXPIRED: DeadlineExceeded}.get(job.state)
+        if expected is None:
+            assert numbers(answer.outputs)["y"] == n
+        else:
+            assert type(answer) is expected
+    assert await bench.log.pending(MODEL) == (0, 0)
+
+
+async def test_lists_cancels_and_bounds_of_tenants(over: Over, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[tenants.acme]\nkeys = ["k1"]\nmax_pending_requests = 20\n[tenants.other]\nkeys = ["k2"]\n')
+    gateway = await over.gateway("g1", api_keys=str(file))
+    acme, other = (gateway.identify([(b"x-api-key", key)]) for key in (b"k1", b"k2"))
+    wishes = type(options())(caller=acme)
+    submitted = await asyncio.gather(
+        *[gateway.submit_job(request_of(n), wishes) for n in range(30)], return_exceptions=True
+    )
+    refused = [receipt for receipt in submitted if isinstance(receipt, ResourceExhausted)]
+    assert len(refused) == 10, "exact under concurrency"
+    await gateway.submit_job(request_of(), type(options())(caller=other))
+    seen, cursor = [], ""
+    while True:
+        page = await gateway.list_jobs(JobFilter(), acme, cursor=cursor, limit=7)
+        seen += [job.id for job in page.jobs]
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert len(seen) == len(set(seen)) == 20
+    assert await gateway.cancel_jobs(JobFilter(), acme) == 20
+    assert [job.tenant for job in (await gateway.list_jobs(JobFilter(state=JobState.QUEUED), Caller())).jobs] == [
+        "other"
+    ]
+    assert (await over.bench.log.pending_of_tenants(MODEL, ["acme", "other"]))[0] == (0, 0)
