@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from charonia.errors import CharoniaError, ErrorCode
+from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -32,8 +32,7 @@ NOT_FOUND_BODY = b'{"error":"Not Found"}'
 METHOD_NOT_ALLOWED_BODY = b'{"error":"Method Not Allowed"}'
 INTERNAL_BODY = b'{"error":"internal server error"}'
 
-RETRY_AFTER_S = b"1"
-"""Bounds free up as requests settle, within a second on any live queue; clients add their own back-off."""
+CHALLENGE = (b"www-authenticate", b'Bearer realm="charonia"')
 
 
 class HttpRefusal(Exception):
@@ -63,5 +62,9 @@ def render_error(error: CharoniaError | HttpRefusal) -> tuple[int, Headers, byte
             extra.append((b"connection", b"close"))
     else:
         status = STATUS[error.code]
-        extra = [(b"retry-after", RETRY_AFTER_S)] if error.code is ErrorCode.RESOURCE_EXHAUSTED else []
+        extra = []
+        if isinstance(error, ResourceExhausted):
+            extra.append((b"retry-after", b"%d" % error.retry_after_s))
+        elif status == 401:
+            extra.append(CHALLENGE)
     return status, [JSON_CONTENT_TYPE, *extra], error_body(error.message)

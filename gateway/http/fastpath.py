@@ -14,11 +14,13 @@ from charonia.errors import CharoniaError, InvalidArgument, Unavailable, Unsuppo
 from charonia.inference import LATEST_VERSION
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
+from gateway.preferences import HEADER_NAMES
 from gateway.request_rules import SERVER_EXITING
 from gateway.restrictions import HeaderForwarding, Restrictions
 
 from .bodies import AsgiApp, ClientGone, Message, Receive, Scope, Send, check_declared, deflate, inflate, read_body
 from .compression import IDENTITY, choose_encoding
+from .deferred import Deferral
 from .errors import (
     INTERNAL_BODY,
     JSON_CONTENT_TYPE,
@@ -70,6 +72,8 @@ class HttpApplication:
         self._forwarding = HeaderForwarding(settings.http_header_forward_pattern, "--http-header-forward-pattern")
         self._decoder = RequestDecoder(settings.http_max_input_size)
         self._encoder = ResponseEncoder()
+        self._deferral = Deferral(handler)
+        self._identifies = handler.identifies
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
         self.draining = False
@@ -134,8 +138,24 @@ class HttpApplication:
         request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
         if self._forwarding:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
-        response = await handler.infer(request)
+        extra: Headers = []
+        if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
+            answer, extra, receipt = await self._deferral.answer(
+                request,
+                form,
+                scope["headers"],
+                batching=served.interface.batching,
+                identifies=self._identifies,
+            )
+            if answer is None:
+                await _reply(send, 202, extra, receipt)
+                return
+            response = answer
+        else:
+            response = await handler.infer(request)
         reply_headers, reply = self._encoder.encode(response, form, served)
+        if extra:
+            reply_headers = [*reply_headers, *extra]
         if b"accept-encoding" in headers:
             encoding = choose_encoding(headers[b"accept-encoding"])
             if encoding != IDENTITY:

@@ -73,6 +73,8 @@ def group_of(path: str) -> str:
             return "model-repository"
         case ["systemsharedmemory" | "cudasharedmemory", *_]:
             return "shared-memory"
+        case ["jobs", *_]:
+            return "inference"
         case ["trace", "setting"] | ["models", _, "trace", "setting"]:
             return "trace"
         case ["models", _] | ["models", _, "versions", _]:

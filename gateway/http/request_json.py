@@ -10,8 +10,9 @@ from typing import Any
 
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, Unsupported
-from charonia.inference import Parameters
+from charonia.inference import Parameters, ParameterValue
 from charonia.tensors import MAX_ELEMENTS, element_count, shape_text
+from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.request_rules import (
     MAX_DEADLINE_NS,
     SHARED_MEMORY_DISABLED,
@@ -101,9 +102,17 @@ def _request_parameters(template: Template, members: dict[str, Any]) -> None:
                 template.deadline_ns = min(_unsigned(value, key) * 1000, MAX_DEADLINE_NS)
             case "binary_data_output":
                 template.reply.binary_by_default = _boolean(value, key)
+            case _ if key in DELIVERY_PARAMETERS:
+                template.reply.delivery[key] = _delivery_parameter(key, value)
             case _:
                 template.parameters[key] = _custom_parameter(key, value)
     template.reply.settle()
+
+
+def _delivery_parameter(key: str, value: Any) -> ParameterValue:
+    if isinstance(value, (str, bool, float, int)):
+        return value
+    raise InvalidArgument(f"parameter '{key}' must be a string or a number")
 
 
 def _custom_parameter(key: str, value: Any) -> str | int | bool | float:

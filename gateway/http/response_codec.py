@@ -5,11 +5,13 @@ Binary replies of one signature have the same JSON part, so it is kept and a rep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
-from charonia.inference import InferenceResponse
+from charonia.inference import InferenceResponse, Parameters
 from charonia.tensors import Tensor
 from gateway.classification import classify
 from gateway.handler import ServedModel
@@ -31,12 +33,14 @@ class ReplyForm:
 
     `listed` maps each output named in the request to whether it is binary; `binary_by_default` counts for outputs that
     are not listed; `classes` maps outputs to the number of best classes wanted. `all_binary` is derived by `settle`.
+    `delivery` holds what the request's parameters say about delivery (`gateway.preferences`).
     """
 
     binary_by_default: bool = False
     listed: dict[str, bool] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
     all_binary: bool = False
+    delivery: Parameters = field(default_factory=dict)
 
     def settle(self) -> None:
         """Note whether the answer is binary throughout: the form that is fast."""
@@ -45,6 +49,28 @@ class ReplyForm:
 
     def is_binary(self, name: str) -> bool:
         return self.listed.get(name, self.binary_by_default)
+
+    def note(self, *, batching: bool) -> dict[str, Any]:
+        """What a job keeps of it, plain: `DeliveryOptions.form`. `batching` is the model's, for classification."""
+        note: dict[str, Any] = {}
+        if self.binary_by_default:
+            note["binary"] = True
+        if self.listed:
+            note["listed"] = dict(self.listed)
+        if self.classes:
+            note["classes"] = dict(self.classes)
+            note["batching"] = batching
+        return note
+
+    @staticmethod
+    def of_note(note: Mapping[str, Any], binary: bool | None) -> ReplyForm:
+        """The form of a note, of any front; `binary` overrides how outputs are written, None leaves it."""
+        form = ReplyForm(bool(note.get("binary", False)), dict(note.get("listed", {})), dict(note.get("classes", {})))
+        if binary is not None:
+            form.binary_by_default = binary
+            form.listed = dict.fromkeys(form.listed, binary)
+        form.settle()
+        return form
 
 
 ALL_BINARY = ReplyForm(binary_by_default=True, all_binary=True)

@@ -1,6 +1,7 @@
 """The FastAPI application behind the fast path: metadata, configuration, statistics, repository, settings and docs.
 
 Imported by the first request that needs it. Values become JSON in `control_json`; the decisions are the handler's.
+Routes of jobs are `job_routes`'.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .errors import (
     error_body,
     render_error,
 )
+from .job_routes import add_jobs
 
 _MODEL = "/v2/models/{model}"
 _VERSION = "/v2/models/{model}/versions/{version}"
@@ -41,6 +43,7 @@ def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     _add_metadata(app, handler)
     _add_repository(app, settings, handler)
     _add_logging(app, settings)
+    add_jobs(app, handler)
     _add_unbuilt(app)
     return app
 

@@ -88,9 +88,14 @@ class HttpFront:
             task.cancel()
         if leftover:
             await asyncio.wait(leftover, timeout=_CANCEL_GRACE_S)
+        stuck = [task for task in leftover if not task.done()]  # they write to clients that do not read
         for connection in list(self._state.connections):
-            if connection.transport is not None:
+            if connection.transport is not None and stuck:
+                connection.transport.abort()
+            elif connection.transport is not None:
                 connection.transport.close()
+        if stuck:
+            await asyncio.wait(stuck, timeout=_CANCEL_GRACE_S)
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):

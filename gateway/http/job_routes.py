@@ -1,0 +1,218 @@
+"""The job endpoints: status, result, events, timeline, cancel and listing, as routes of the control application.
+
+What they say is `job_json`'s, how a result is written `response_codec`'s; how jobs come about is `deferred`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+
+from charonia.errors import CharoniaError, InvalidArgument, ResourceExhausted
+from charonia.jobs import JobState
+from charonia.models.interface import ModelInterface
+from gateway.delivery import ANYONE, Caller, JobFilter, JobView
+from gateway.handler import Handler, ServedModel
+from gateway.preferences import MAX_WAIT_S
+
+from .bodies import deflate
+from .compression import IDENTITY, choose_encoding
+from .event_stream import HEARTBEAT_S, EventStream
+from .job_json import JOBS, location, page_json, timeline_json, view_json
+from .response_codec import ReplyForm, ResponseEncoder
+
+MAX_EVENT_STREAMS = 4096
+"""Open event streams of one gateway: each holds a socket and a place in the journal's followers (faults H30)."""
+
+DEFAULT_PAGE = 100
+
+_JOB = JOBS + "/{job_id}"
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+_FILTERS = ("model", "state", "tenant")
+
+_ABOUT: dict[str, tuple[str, str]] = {
+    "wait": ("number", f"seconds to wait for the end of the job, at most {MAX_WAIT_S:g}"),
+    "binary": ("boolean", "outputs as binary tensors (true) or as JSON (false); without it as the submission asked"),
+    "after": ("integer", "number of the last event seen, as Last-Event-ID"),
+    "model": ("string", "jobs of this model"),
+    "state": ("string", "jobs in this state: " + ", ".join(JobState)),
+    "tenant": ("string", "jobs of this tenant"),
+    "limit": ("integer", f"jobs in a page, 1 to 1000, without it {DEFAULT_PAGE}"),
+    "cursor": ("string", "`next` of the page before"),
+}
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {
+    404: {"description": "There is no such job, it is forgotten, or it is another tenant's"}
+}
+
+
+def add_jobs(app: FastAPI, handler: Handler, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    """Add the routes."""
+    endpoints = _Jobs(handler, heartbeat_s)
+    tags: Any = ["jobs"]
+
+    app.get(JOBS, tags=tags, summary="List jobs", **_described(*_FILTERS, "limit", "cursor"))(endpoints.list)
+    app.delete(JOBS, tags=tags, summary="Cancel all jobs that match", **_described(*_FILTERS))(endpoints.cancel_many)
+    app.get(_JOB, tags=tags, summary="State of a job", responses=_NOT_FOUND)(endpoints.view)
+    app.delete(_JOB, tags=tags, summary="Cancel a job", responses=_NOT_FOUND)(endpoints.cancel)
+    app.get(
+        _JOB + "/result",
+        tags=tags,
+        summary="The inference response of a job",
+        responses={**_NOT_FOUND, 202: {"description": "It has not ended: its state"}},
+        **_described("wait", "binary"),
+    )(endpoints.result)
+    app.get(
+        _JOB + "/events",
+        tags=tags,
+        summary="What happens to a job, as server-sent events",
+        responses={**_NOT_FOUND, 204: {"description": "It has ended and all its events were seen"}},
+        **_described("after"),
+    )(endpoints.events)
+    app.get(_JOB + "/timeline", tags=tags, summary="What has happened to a job", responses=_NOT_FOUND)(
+        endpoints.timeline
+    )
+
+
+class _Jobs:
+    def __init__(self, handler: Handler, heartbeat_s: float) -> None:
+        self._handler = handler
+        self._heartbeat_s = heartbeat_s
+        self._encoder = ResponseEncoder()
+        self._streams = 0
+
+    def _caller(self, request: Request) -> Caller:
+        return self._handler.identify(request.scope["headers"]) if self._handler.identifies else ANYONE
+
+    async def list(self, request: Request) -> Response:
+        query = _query(request, *_FILTERS, "limit", "cursor")
+        limit = query.get("limit", str(DEFAULT_PAGE))
+        if not _NUMBER.fullmatch(limit):
+            raise InvalidArgument("query parameter 'limit' must be a whole number")
+        page = await self._handler.list_jobs(
+            _filter(query), self._caller(request), cursor=query.get("cursor", ""), limit=int(limit)
+        )
+        return _json(page_json(page))
+
+    async def cancel_many(self, request: Request) -> Response:
+        query = _query(request, *_FILTERS)
+        if not query:
+            raise InvalidArgument("name at least one of model, state and tenant to cancel jobs by")
+        return _json({"cancelled": await self._handler.cancel_jobs(_filter(query), self._caller(request))})
+
+    async def view(self, job_id: str, request: Request) -> Response:
+        _query(request)
+        return _json(view_json(await self._handler.job(job_id, self._caller(request))))
+
+    async def cancel(self, job_id: str, request: Request) -> Response:
+        _query(request)
+        return _json(view_json(await self._handler.cancel_job(job_id, self._caller(request))))
+
+    async def timeline(self, job_id: str, request: Request) -> Response:
+        _query(request)
+        return _json(timeline_json(*await self._handler.job_timeline(job_id, self._caller(request))))
+
+    async def result(self, job_id: str, request: Request) -> Response:
+        query = _query(request, "wait", "binary")
+        wait = query.get("wait", "0")
+        if not _SECONDS.fullmatch(wait):
+            raise InvalidArgument("query parameter 'wait' must be a number of seconds")
+        binary = _binary(query, request)
+        caller = self._caller(request)
+        view = await self._handler.job(job_id, caller)
+        response = await self._handler.job_result(job_id, caller, min(float(wait), MAX_WAIT_S))
+        if response is None:
+            body = view_json(await self._handler.job(job_id, caller) if float(wait) else view)
+            return _json(body, 202, {"location": location(view.id)})
+        form = ReplyForm.of_note(view.form, binary)
+        headers, reply = self._encoder.encode(response, form, self._served(view, form))
+        plain = {name.decode(): value.decode() for name, value in headers}
+        encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
+        if encoding != IDENTITY:
+            reply = await deflate(encoding, reply)
+            plain["content-encoding"] = encoding
+        return Response(reply, 200, plain)
+
+    def _served(self, view: JobView, form: ReplyForm) -> ServedModel:
+        """What writing the answer needs of the model; one that is served no more only has no labels to give (H19)."""
+        if form.classes:
+            try:
+                return self._handler.served_model(view.model, str(view.version))
+            except CharoniaError:
+                pass
+        max_batch_size = 1 if view.form.get("batching") else 0
+        return ServedModel(ModelInterface(view.model, "", "", max_batch_size, {}, {}), view.version, {})
+
+    async def events(self, job_id: str, request: Request) -> Response:
+        query = _query(request, "after")
+        seen = request.headers.get("last-event-id", "") or query.get("after", "0")
+        if not _NUMBER.fullmatch(seen):
+            raise InvalidArgument("Last-Event-ID must be the number of an event")
+        caller = self._caller(request)
+        if int(seen):
+            view, events = await self._handler.job_timeline(job_id, caller)
+            if view.state.terminal and all(event.number <= int(seen) for event in events):
+                return Response(status_code=204)  # by which an EventSource knows not to come again
+        if self._streams >= MAX_EVENT_STREAMS:
+            raise ResourceExhausted(f"this gateway has {self._streams} event streams open, which is its bound")
+        self._streams += 1
+        try:
+            following = await self._handler.job_events(job_id, caller, int(seen))
+        except BaseException:
+            self._closed()
+            raise
+        return EventStream(following, self._closed, heartbeat_s=self._heartbeat_s)
+
+    def _closed(self) -> None:
+        self._streams -= 1
+
+
+def _described(*names: str) -> dict[str, Any]:
+    """The query parameters of a route for its documentation; reading them is our own, so that errors are, too."""
+    parameters = [
+        {"name": name, "in": "query", "required": False, "description": about, "schema": {"type": kind}}
+        for name, (kind, about) in ((name, _ABOUT[name]) for name in names)
+    ]
+    return {"openapi_extra": {"parameters": parameters}}
+
+
+def _query(request: Request, *known: str) -> dict[str, str]:
+    """The query. Raises `InvalidArgument` for a parameter that is not known, or comes twice."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise InvalidArgument(f"unknown query parameter '{name[:64]}', expected {', '.join(known) or 'none'}")
+        if name in found:
+            raise InvalidArgument(f"query parameter '{name}' is given twice")
+        found[name] = value
+    return found
+
+
+def _filter(query: dict[str, str]) -> JobFilter:
+    state: JobState | None = None
+    if "state" in query:
+        try:
+            state = JobState(query["state"])
+        except ValueError:
+            raise InvalidArgument(f"query parameter 'state' must be one of {', '.join(JobState)}") from None
+    return JobFilter(query.get("model", ""), state, query.get("tenant", ""))
+
+
+def _binary(query: dict[str, str], request: Request) -> bool | None:
+    """How outputs are wanted: by the query, else by Accept, else None."""
+    if "binary" in query:
+        if query["binary"] not in _WORDS:
+            raise InvalidArgument("query parameter 'binary' must be true or false")
+        return _WORDS[query["binary"]]
+    accepted = {part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")}
+    if "application/octet-stream" in accepted:
+        return True
+    return False if "application/json" in accepted else None
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
