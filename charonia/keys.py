@@ -35,7 +35,11 @@ record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 
 from __future__ import annotations
 
+import hashlib
 from urllib.parse import quote
+
+LANES = 64
+"""Tenants share a level's queue streams, at most so many."""
 
 CONTROL = b"ctl"
 EPOCH = b"epoch"
@@ -50,6 +54,13 @@ def tag(model: str) -> str:
 
 def queue(model: str, level: int, lane: int = 0) -> bytes:
     return f"q:{tag(model)}:{level}:{lane}".encode()
+
+
+def lane_of(tenant: str) -> int:
+    """The lane of a tenant, the same in every process; requests without one share lane 0."""
+    if not tenant:
+        return 0
+    return int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "little") % LANES
 
 
 def lanes(model: str) -> bytes:

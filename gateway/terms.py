@@ -6,21 +6,19 @@ may have, is `tenants`'.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.port import Limits
+from charonia.keys import lane_of
 from charonia.settings import GatewaySettings
 
 from .delivery import DeliveryOptions
 
 JOURNAL_ALL = "all"
 JOURNAL_OFF = "off"
-
-LANES = 64
 
 _DURABILITY = re.compile(r"memory|fsync|replicated:([1-9][0-9]?)")
 _REMEMBERED = 4096
@@ -43,13 +41,6 @@ class Terms:
     limits: Limits
     journalled: bool
     durability: str
-
-
-def lane_of(tenant: str) -> int:
-    """The lane of a tenant, the same in every gateway; callers without one share lane 0."""
-    if not tenant:
-        return 0
-    return int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "little") % LANES
 
 
 def check_durability(level: str) -> None:

@@ -16,7 +16,8 @@ from charonia.tensors import Buffer
 from charonia.wire import RequestRecord, pack_failure, record_fields
 
 _AT_ONCE = 500
-_TRIES = 8
+_ANY_ATTEMPT = 2**31 - 1
+"""Larger than every attempt: an end from outside is fenced by nothing but an earlier end."""
 _NOT_JOURNALLED = b"-"
 
 
@@ -24,27 +25,14 @@ async def cancel(log: EventLog, model: str, records: Sequence[RequestRecord], re
     """Cancel these requests; the ids of those that were still unsettled and are cancelled now."""
     won: list[bytes] = []
     for at in range(0, len(records), _AT_ONCE):
-        waiting = {record.id: record for record in records[at : at + _AT_ONCE]}
-        for _ in range(_TRIES):  # an attempt that begins between the question and the settlement fences it
-            attempts = await log.unsettled(model, list(waiting))
-            waiting = {i: record for (i, record), a in zip(waiting.items(), attempts, strict=True) if a >= 0}
-            if not waiting:
-                break
-            requests = [(i, a) for i, a in zip(waiting, [a for a in attempts if a >= 0], strict=True)]
-            won += await _settle(log, model, list(waiting.values()), requests, reason)
+        won += await _settle(log, model, records[at : at + _AT_ONCE], reason)
     return won
 
 
-async def _settle(
-    log: EventLog, model: str, records: Sequence[RequestRecord], requests: Sequence[tuple[bytes, int]], reason: str
-) -> list[bytes]:
-    error = Cancelled(reason)
-    failures = {record.id: pack_failure(record.id, model, record.meta.version, error) for record in records}
-    ends = {
-        record.id: JobEnd(JobState.CANCELLED, failures[record.id], {"error": reason, "by": "operator"})
-        for record in records
-        if record.is_job
-    }
+async def _settle(log: EventLog, model: str, records: Sequence[RequestRecord], reason: str) -> list[bytes]:
+    end = JobEnd(JobState.CANCELLED, b"", {"error": reason, "by": "operator"})
+    ends = {record.id: end for record in records if record.is_job}
+    requests = [(record.id, _ANY_ATTEMPT) for record in records]
     code = OUTCOME_CODES[JobState.CANCELLED]
     outcomes = b"".join([code if record.journalled else _NOT_JOURNALLED for record in records])
     journalled = any(record.journalled for record in records)
@@ -56,7 +44,8 @@ async def _settle(
         answers: dict[str, list[Buffer]] = {}
         for record in won:
             if record.endpoint:
-                answers.setdefault(record.endpoint, []).append(failures[record.id])
+                failure = pack_failure(record.id, model, record.meta.version, Cancelled(reason))
+                answers.setdefault(record.endpoint, []).append(failure)
         for endpoint, failed in answers.items():
             await log.append(keys.replies(endpoint), record_fields(failed))
     return [record.id for record in won]

@@ -141,23 +141,25 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
         timeout_us=record.timeout_us,
         flags=flags,
     )
-    tenant = letter.about.get("tenant")
+    named = letter.about.get("tenant")
+    tenant = named if isinstance(named, str) else ""
     job = NewJob(
         job_id,
         len(packed),
         now_us,
         retention_s,
-        tenant if isinstance(tenant, str) else "",
+        tenant,
         about={
             "replay_of": letter.id.hex(),
             "version": record.meta.version,
             "client_id": record.client_id,
+            "outputs": list(record.meta.outputs),
         },
     )
     ticket = await log.accept_job(
         letter.model,
         record.level,
-        0,
+        keys.lane_of(tenant),
         job,
         record_fields([packed]),
         Limits(),

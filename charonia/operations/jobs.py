@@ -106,8 +106,8 @@ async def result(log: EventLog, text: str, directory: Path | None) -> dict[str, 
     about: dict[str, Any] = {"id": job.public_id, "state": job.state.value, "model_name": job.model}
     record = await log.job_result(job.model, job.id)
     if record is None:
-        text = "the job has not ended" if not job.state.terminal else _ending_text(job) or "no result is kept"
-        return {**about, "error": text}
+        error = "the job has not ended" if not job.state.terminal else _ending_text(job) or "no result is kept"
+        return {**about, "error": error}
     response: ResponseRecord = unpack_response(record)
     if response.error is not None:
         return {**about, "error": response.error.message, "code": response.error.code.name}

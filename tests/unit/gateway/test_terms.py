@@ -6,9 +6,10 @@ import pytest
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.port import Limits
+from charonia.keys import LANES, lane_of
 from charonia.settings import GatewaySettings
 from gateway.delivery import Caller, DeliveryOptions
-from gateway.terms import LANES, TenantBounds, TermsBook, check_durability, lane_of
+from gateway.terms import TenantBounds, TermsBook, check_durability
 
 
 def test_lanes_are_stable_and_spread() -> None:

@@ -71,7 +71,7 @@ async def test_replay_submits_the_request_again_as_a_job(yard: Any, ids: Ids) ->
     assert job_id != ids(1)
     job = await yard.log.job("m", job_id)
     assert (job.about["replay_of"], job.tenant, job.retention_s) == (ids(1).hex(), "acme", 86_400)
-    (entry,) = await yard.log.range(keys.queue("m", 0))
+    (entry,) = await yard.log.range(keys.queue("m", 0, keys.lane_of("acme")))
     (packed,) = records_of(entry.fields)
     record = unpack_request(packed)
     assert (record.id, record.endpoint, record.client_id, record.rows) == (job_id, "", "caller's id", 1)
@@ -100,7 +100,7 @@ async def test_an_unknown_letter_changes_nothing(yard: Any, ids: Ids) -> None:
         with pytest.raises(NotFound, match="is unknown"):
             await yard.run("dlq", *words)
     assert len(await yard.log.range(keys.dead_letters("m"))) == 1
-    assert await yard.log.range(keys.queue("m", 0)) == []
+    assert await yard.log.lanes("m") == []
 
 
 async def test_letters_that_cannot_be_read_are_shown_and_not_replayed(yard: Any, ids: Ids) -> None:
