@@ -120,6 +120,8 @@ class JobView:
     """When an ended job is forgotten at the latest, 0 while it has not ended."""
     form: Mapping[str, Any] = field(default_factory=dict)
     """`DeliveryOptions.form` of the submission."""
+    webhook: Mapping[str, Any] = field(default_factory=dict)
+    """How far the webhook of an ended job has come (`gateway.webhooks.deliveries`); empty without one, and in lists."""
 
 
 @dataclass(frozen=True, slots=True)

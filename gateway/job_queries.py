@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound
@@ -18,6 +19,7 @@ from .estimates import Paces, queued_eta_s, running_eta_s
 from .job_outcomes import outcome_of
 from .job_views import Cursor, Outlook, job_view, matches, visible, wait_reason
 from .job_watches import JobWatches
+from .webhooks.deliveries import Delivery, called, delivery_of
 
 MAX_LIMIT = 1000
 _MAX_ID = 2048
@@ -48,7 +50,11 @@ class JobQueries:
     async def view_of(self, record: JobRecord) -> JobView:
         now_us = wall_ns() // 1000
         if record.state.terminal:
-            return job_view(record, Outlook(), now_us)
+            view = job_view(record, Outlook(), now_us)
+            if not called(record):
+                return view
+            delivery = await delivery_of(self._log, record.model, record.id)
+            return replace(view, webhook=(delivery or Delivery()).view())
         return job_view(record, await self._outlook(record, now_us), now_us)
 
     async def outlook_of(self, model: str, job_id: bytes, served: ServedVersion) -> Outlook:

@@ -34,6 +34,7 @@ from .metrics import JobCounts, count
 from .pending import Waiter
 from .retention import Retentions
 from .terms import JOURNAL_OFF, Terms, TermsBook
+from .webhooks.addresses import Allowed, check_url
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
@@ -63,6 +64,7 @@ class Jobs:
         self._pending = dataplane.pending
         self._endpoint = settings.incarnation.encode()
         self._terms = terms
+        self._reachable = Allowed.parse(settings.webhook_allow)
         self._journalled = settings.journal != JOURNAL_OFF
         self._flags = FLAG_JOB | (FLAG_JOURNALLED if self._journalled else 0)
         self._retentions = Retentions(log, settings)
@@ -157,6 +159,8 @@ class Jobs:
         endpoint: bytes,
     ) -> _Prepared:
         terms = self._terms.of(options)
+        if options.webhook is not None:
+            check_url(options.webhook.url, self._reachable)
         key = digest = b""
         if options.idempotency_key:
             check_key(options.idempotency_key)

@@ -5,6 +5,7 @@ The state is a note in the log (`whs:{m}:<id>`) which goes with the job; the job
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog
 from charonia.jobs import JobRecord
 
-from .messages import timestamp
+from .messages import timestamp, wanted
 from .retries import DeliveryState
 
 LEAST_KEPT_S = 3600
@@ -43,6 +44,12 @@ class Delivery:
             "last_attempt": timestamp(self.last_us) if self.last_us else None,
             "next_attempt": timestamp(self.next_us) if self.next_us and not self.state.final else None,
         }
+
+
+def called(job: JobRecord) -> bool:
+    """Whether somebody is to be told of how a job has ended."""
+    webhook = job.about.get("webhook")
+    return isinstance(webhook, Mapping) and wanted(webhook, job.state)
 
 
 async def delivery_of(log: EventLog, model: str, job_id: bytes) -> Delivery | None:

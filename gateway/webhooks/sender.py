@@ -26,7 +26,7 @@ from .addresses import Allowed, check_url
 from .deliveries import Delivery
 from .hosts import DIGEST_BYTES, Host, Hosts, digest
 from .keyring import Keyring
-from .messages import message_of, wanted
+from .messages import message_of
 from .posting import AddressRefused, Answer, Poster
 from .retries import DeliveryState, judge
 
@@ -202,11 +202,10 @@ class Sender:
 
     def _host_of(self, job: JobRecord) -> bytes | None:
         """The digest of the host to call; None when nobody asked to be told of this end."""
-        webhook = _webhook(job)
-        if not wanted(webhook, job.state):
+        if not deliveries.called(job):
             return None
         try:
-            return digest(check_url(webhook.get("url"), self._allowed))
+            return digest(check_url(_webhook(job).get("url"), self._allowed))
         except InvalidArgument:
             return bytes(DIGEST_BYTES)  # refused when its turn comes
 
