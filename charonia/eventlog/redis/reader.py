@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,20 +30,31 @@ _COUNT = 64
 """Entries of each stream in one read: an entry carries up to 16 requests, so this is as much as anyone can use."""
 
 _LAST = b"$"
+_RECENT = 256
 _RETRY_S = 0.001
 _RESOLVE_RETRY_S = 0.05
 
 
 class _Following:
-    """A followed stream. A removed and added stream is another one, so that a read under way cannot confuse them."""
+    """A followed stream. A removed and added stream is another one, so that a read under way cannot confuse them.
 
-    __slots__ = ("after", "began", "consume", "stream")
+    `recent` are the ids delivered last, `skip` those among them that a rewind may bring again.
+    """
+
+    __slots__ = ("after", "began", "consume", "recent", "skip", "stream")
 
     def __init__(self, stream: bytes, after: bytes, consume: bool) -> None:
         self.stream = stream
         self.after = after
         self.began = after
         self.consume = consume
+        self.recent: deque[bytes] = deque(maxlen=_RECENT)
+        self.skip: frozenset[bytes] = frozenset()
+
+    def rewind(self) -> None:
+        """Read again what may be new among what comes after the oldest id in mind, or where this began."""
+        self.after = self.recent[0] if len(self.recent) == _RECENT else self.began
+        self.skip = frozenset(self.recent)
 
 
 class RedisReader:
@@ -152,9 +164,9 @@ class RedisReader:
             self._on_state(up)
 
     def _find_places(self) -> None:
-        """A stream that ends before our place has lost what we read: what comes next may have smaller ids than that.
+        """A stream that ends before our place has lost what we read; what comes instead may have smaller ids than that.
 
-        It does after a failover to a replica whose clock is behind, and in another log under the same address.
+        So it is after a failover to a replica whose clock is behind, and in another log under the same address.
         """
         placed = [f for f in self._streams.values() if f.after not in (START, _LAST)]
         if not placed:
@@ -169,9 +181,10 @@ class RedisReader:
                 # an error: there is no such stream (any more)
                 last = START if isinstance(info, hiredis.ReplyError) else _last_id(info)
                 if _order(last) < _order(following.after):
-                    _logger.warning("stream %s was rewound to %s", following.stream.decode(errors="replace"), last)
-                    following.after = last
+                    name = following.stream.decode(errors="replace")
+                    _logger.warning("stream %s was rewound from %s to %s", name, following.after, last)
                     following.began = min(following.began, last, key=_order)
+                    following.rewind()
             self._sweeping = False
             self._sweep()
 
@@ -278,15 +291,20 @@ class RedisReader:
     def _deliver(self, following: _Following, entries: list[Entry]) -> None:
         if self._on_entries is None:
             return
-        following.after = entries[-1].id
+        ids = [entry.id for entry in entries]
+        following.after = ids[-1]
+        following.recent.extend(ids)
+        if following.skip:
+            entries = [entry for entry in entries if entry.id not in following.skip]
         try:
-            self._on_entries(following.stream, entries)
+            if entries:
+                self._on_entries(following.stream, entries)
         except Exception as error:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a stream's callback failed", "exception": error}
             )
         if following.consume:
-            self._deletions.setdefault(following.stream, []).extend([entry.id for entry in entries])
+            self._deletions.setdefault(following.stream, []).extend(ids)
 
     def _keep(self, deletions: dict[bytes, list[bytes]]) -> None:
         """Deletions that may not have happened; repeating one does no harm."""

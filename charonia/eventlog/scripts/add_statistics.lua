@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Add to the statistics of one incarnation of a model version.
 --
 -- KEYS[1] s:{m}:<version>:<hash> statistics hash; sums grow, maxima are raised

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Raise the attempt of requests before they are executed, so that a settle of an older one is fenced; drop what is
 -- settled; tell jobs and journal what begins.
 --

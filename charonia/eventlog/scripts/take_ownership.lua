@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Become the owner of a model, if its owner still is the one the caller saw.
 --
 -- KEYS[1] n:{m}  hash; `owner` is compared and set, `token` counts the changes of owner and never goes back

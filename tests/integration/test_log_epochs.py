@@ -1,0 +1,227 @@
+"""Another log under the same address: flushed, exchanged or rewound; and a log that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.embedded import PrivateServer
+from charonia.eventlog.membership import Membership
+from charonia.eventlog.port import Entry, Limits, Reply
+from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis.durability import Server
+from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact, unpack_fact
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 20.0
+FIELDS = [b"r", b"x"]
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateServer]:
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    server = PrivateServer(state_dir)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+    shutil.rmtree(state_dir)
+
+
+@pytest.fixture
+async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
+    log = RedisLog(server.url)
+    await log.open()
+    yield log
+    await log.close()
+
+
+def ask(server: PrivateServer, *words: str) -> object:
+    with redis.Redis.from_url(server.url) as client:
+        return client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+
+def exchange(server: PrivateServer, change: Callable[[Path], None]) -> None:
+    """Kill the server, change its append-only files, and start it again."""
+    os.kill(server.pid, signal.SIGKILL)
+    while server.poll() is None:
+        pass
+    change(server.state_dir / "appendonlydir")
+    server.start()
+    server.wait_ready()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def epoch_of(log: RedisLog) -> str:
+    """Once the log is there again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await log.epoch()
+            except LogUnavailable:
+                await asyncio.sleep(0)
+
+
+async def test_an_epoch_lasts_as_long_as_the_contents(server: PrivateServer, log: RedisLog) -> None:
+    first, second = await asyncio.gather(log.epoch(), log.epoch())
+    other = RedisLog(server.url)
+    await other.open()
+    assert first == second == await other.epoch()
+
+    exchange(server, lambda files: None)
+    assert await epoch_of(log) == first, "a restart alone changes nothing"
+    ask(server, "FLUSHALL")
+    flushed = await log.epoch()
+    assert flushed != first
+    assert await epoch_of(other) == flushed, "the first who asks makes it"
+    exchange(server, shutil.rmtree)
+    assert await epoch_of(log) not in (first, flushed)
+    await other.close()
+
+
+async def test_a_log_that_lost_what_this_process_said_is_another_one(server: PrivateServer, log: RedisLog) -> None:
+    """As after a failover to a replica that lagged; who had said nothing lately is not concerned."""
+    other = RedisLog(server.url)
+    await other.open()
+    for one in (log, other):
+        await one.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "e"))])
+    before = await log.epoch()
+    copy = server.state_dir / "copy"
+    exchange(server, lambda files: shutil.copytree(files, copy) and None)
+    assert await epoch_of(log) == before
+    await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "lost"))])
+
+    def rewind(files: Path) -> None:
+        shutil.rmtree(files)
+        copy.rename(files)
+
+    exchange(server, rewind)
+    assert await epoch_of(log) != before
+    assert await epoch_of(log) == await epoch_of(log)
+    assert await epoch_of(other) == before
+    await other.close()
+
+
+async def test_members_say_again_what_a_flush_took(server: PrivateServer, log: RedisLog) -> None:
+    member = Membership(log, "executor", "e", interval_ms=20)
+    forgotten: list[int] = []
+    scan = RepositoryScanned("e", ("m",), "none", ready=True)
+
+    async def say_again() -> None:
+        await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(scan)])
+
+    member.on_new_epoch.append(lambda: forgotten.append(member.epoch_changes))
+    member.say_again.append(say_again)
+    await member.start()
+    ask(server, "FLUSHALL")
+
+    async with asyncio.timeout(PATIENCE_S):
+        while len(entries := await log.range(keys.CONTROL)) < 2:
+            pass
+    joined, said = (unpack_fact(entry.fields[1]) for entry in entries)
+    assert isinstance(joined, ProcessJoined)
+    assert said == scan
+    assert forgotten == [1]
+    assert await log.alive("executor", ["e"]) == [True]
+    await member.leave()
+
+
+async def test_a_reader_follows_a_stream_that_was_rewound(server: PrivateServer, log: RedisLog) -> None:
+    """Its next entries may have smaller ids than those it has read (another clock): they are read all the same."""
+    got: list[bytes] = []
+    states: list[bool] = []
+
+    def on_entries(_: bytes, entries: list[Entry]) -> None:
+        got.extend(bytes(entry.fields[1]) for entry in entries)
+
+    reader = log.reader()
+    reader.start(on_entries, states.append)
+    reader.add(b"kept")
+    reader.add(b"gone", consume=True)
+    ask(server, "XADD", "kept", "5-0", "r", "old")
+    copy = server.state_dir / "copy"
+    await until(lambda: got == [b"old"])
+    exchange(server, lambda files: shutil.copytree(files, copy) and None)
+    await until(lambda: states.count(True) == 2)
+    ask(server, "XADD", "kept", "9999999999999-0", "r", "lost")
+    ask(server, "XADD", "gone", "9999999999999-0", "r", "lost too")
+    await until(lambda: len(got) == 3)
+
+    def rewind(files: Path) -> None:
+        shutil.rmtree(files)
+        copy.rename(files)
+
+    exchange(server, rewind)
+    await until(lambda: states.count(True) == 3)
+    ask(server, "XADD", "kept", "6-0", "r", "new")
+    ask(server, "XADD", "gone", "1-0", "r", "new too")
+
+    await until(lambda: len(got) == 5)
+    assert sorted(got[3:]) == [b"new", b"new too"]
+    await reader.close()
+
+
+async def test_a_full_log_takes_nothing_new_and_ends_everything_old(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a" * 16, 1), (b"b" * 16, 1)], FIELDS, Limits())
+    token = await log.take_ownership("m", "o", "")
+    await log.append(keys.CONTROL, [FIELD_FACT, b"before"])
+    ask(server, "CONFIG", "SET", "maxmemory", "1")
+    got: list[bytes] = []
+    reader = log.reader()
+    reader.start(lambda _, entries: got.extend(bytes(entry.fields[1]) for entry in entries))
+    reader.add(b"r:g")
+
+    with pytest.raises(LogUnavailable, match="is full, nothing new is taken") as refused:
+        await log.accept("m", 0, 0, [(b"c" * 16, 1)], FIELDS, Limits())
+    assert "unknown" not in str(refused.value), "it is known that nothing was written"
+    # processes stay alive, decisions and their answers go on
+    await log.beat("executor", "e", 60_000)
+    assert await log.alive("executor", ["e"]) == [True]
+    await log.append(keys.batches("e"), [b"h", b"batch"])
+    assert await log.begin_attempt("m", token, [b"a" * 16], 1) == [True]
+    assert await log.settle("m", [(b"a" * 16, 1)], (b"s", {"n": 1}), [Reply(b"r:g", [b"r", b"answer"])]) == [True]
+    await until(lambda: got == [b"answer"])
+    assert await log.statistics(b"s") == {"n": 1}
+    ask(server, "DEL", "epoch")
+    assert await log.epoch()
+
+    # a process may also come back, or begin, while it is full
+    other = RedisLog(server.url)
+    await other.open()
+    assert await other.settle("m", [(b"b" * 16, 0)], None, []) == [True]
+    assert await other.pending("m") == (0, 0)
+    assert await other.take_ownership("n", "o", "") > 0
+    await other.close()
+    ask(server, "CONFIG", "SET", "maxmemory", "0")
+    await log.accept("m", 0, 0, [(b"c" * 16, 1)], FIELDS, Limits())
+    await reader.close()
+
+
+async def test_waitaof_is_asked_behind_each_group(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a server that answers it honestly under everysec; this one only shows that question and answer fit."""
+    monkeypatch.setattr(Server, "shortfall", lambda self, level: "")
+    log = RedisLog(server.url, durability="fsync")
+    await log.open()
+    await asyncio.gather(
+        *(log.accept("m", 0, 0, [(bytes([number]) * 16, 1)], FIELDS, Limits()) for number in range(32))
+    )
+    (group,) = log._durability._groups.values()
+    assert 1 <= group.barriers <= 3
+    assert (await log.pending("m"))[0] == 32
+    await log.close()
