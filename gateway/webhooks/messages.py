@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -57,7 +58,7 @@ def message_of(job: JobRecord) -> Message:
             "error": None if succeeded else _text(last.get("error")),
             "attempts": job.attempts,
             "durability": job.durability,
-            "result_url": f"/v2/jobs/{job.public_id}/result" if succeeded else None,
+            "result_url": f"/v2/jobs/{quote(job.public_id, safe='')}/result" if succeeded else None,
         },
     }
     return Message(f"msg_{job.id.hex()}", orjson.dumps(body))

@@ -47,7 +47,7 @@ def test_a_success_names_the_job_and_where_its_result_is() -> None:
             "error": None,
             "attempts": 2,
             "durability": "fsync",
-            "result_url": f"/v2/jobs/{public}/result",
+            "result_url": "/v2/jobs/000102030405060708090a0b0c0d0e0f.a%2520model/result",
         },
     }
     assert message_of(job(JobState.SUCCEEDED)) == message
