@@ -13,6 +13,7 @@ from typing import Protocol
 
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import EventLog
+from charonia.models.catalog import ServedVersion
 from charonia.wire import record_fields
 
 from .terms import Terms
@@ -67,6 +68,8 @@ class Coalescer:
         self._counts = counts
         self.open_requests = 0
         """Requests of this queue whose callers wait; kept by the data plane."""
+        self.served: ServedVersion | None = None
+        """The incarnation that `max_requests` was last computed for; kept by the data plane."""
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[Outgoing] = []
         self._outstanding = 0

@@ -102,7 +102,9 @@ class DataPlane:
         `min_interval_s` > 0 limits this queue's flushes by rate. Raises `LogUnavailable`, `ResourceExhausted` and, at
         the request's deadline, `DeadlineExceeded`.
         """
-        door = self._door(served, level, options)
+        door = self._doors.get((served.model, level)) if options is None else None
+        if door is None or door.served is not served:
+            door = self._door(served, level, options)
         request_id = self.ids.next()
         flags, reference = self._flags, None
         if self._payloads is not None:
@@ -133,39 +135,29 @@ class DataPlane:
                 self.spawn(self._payloads.end(reference))
 
     def _door(self, served: ServedVersion, level: int, options: DeliveryOptions | None) -> Coalescer:
-        found: Coalescer | None
-        terms = self._terms.default
-        if options is not None:
-            terms = self._terms.of(options)
-        if terms is self._terms.default:
-            found = self._doors.get((served.model, level))
-        else:
-            found = self._other_doors.get((served.model, level, terms))
-        most = max(1, min(self._settings.coalesce_requests, served.interface.max_batch_size // 2))
-        if found is None:
-            found = self._new_door(served.model, level, terms, most)
-        found.max_requests = most
-        return found
-
-    def _new_door(self, model: str, level: int, terms: Terms, most: int) -> Coalescer:
-        door = Coalescer(
-            self._log,
-            model,
-            level,
-            terms,
-            max_requests=most,
-            max_size_bytes=self._settings.coalesce_size_bytes,
-            counts=self.counts,
-        )
-        # hostile variety of levels and tenants; idle doors hold nothing
-        if terms is self._terms.default:
-            if len(self._doors) > _MOST_DOORS:
+        terms = self._terms.default if options is None else self._terms.of(options)
+        key = (served.model, level, terms)
+        door = self._other_doors.get(key) if terms is not self._terms.default else self._doors.get(key[:2])
+        if door is None:
+            door = Coalescer(
+                self._log,
+                served.model,
+                level,
+                terms,
+                max_requests=1,
+                max_size_bytes=self._settings.coalesce_size_bytes,
+                counts=self.counts,
+            )
+            # hostile variety of levels and tenants; idle doors hold nothing
+            if len(self._doors) + len(self._other_doors) > _MOST_DOORS:
                 self._doors.clear()
-            self._doors[(model, level)] = door
-        else:
-            if len(self._other_doors) > _MOST_DOORS:
                 self._other_doors.clear()
-            self._other_doors[(model, level, terms)] = door
+            if terms is self._terms.default:
+                self._doors[key[:2]] = door
+            else:
+                self._other_doors[key] = door
+        door.served = served
+        door.max_requests = max(1, min(self._settings.coalesce_requests, served.interface.max_batch_size // 2))
         return door
 
     async def _tell_owner(self, waiter: Waiter) -> None:

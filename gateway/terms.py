@@ -62,6 +62,8 @@ class TermsBook:
     def of(self, options: DeliveryOptions) -> Terms:
         """Raises `InvalidArgument` for an unknown durability."""
         tenant = options.caller.tenant
+        if not tenant and not options.durability:
+            return self.default
         bounds = self._bounds(tenant) if tenant and self._bounds is not None else TenantBounds()
         key = (tenant, options.durability, bounds)
         found = self._known.get(key)

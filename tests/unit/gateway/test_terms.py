@@ -34,7 +34,7 @@ def test_equal_callers_have_the_same_terms_and_bounds_follow_their_table() -> No
     weaker = DeliveryOptions(durability="memory")
     assert book.of(weaker).durability == "memory"
     assert (book.default.tenant, book.default.lane, book.default.durability) == ("", 0, "fsync")
-    assert book.of(DeliveryOptions()) == book.default
+    assert book.of(DeliveryOptions()) is book.default
 
 
 @pytest.mark.parametrize("level", ["memory", "fsync", "replicated:1", "replicated:12"])
