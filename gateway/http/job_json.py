@@ -8,9 +8,13 @@ from urllib.parse import quote
 import orjson
 
 from charonia.jobs import JobEvent
-from gateway.delivery import JobPage, JobReceipt, JobView
+from gateway.deferral import Accepted
+from gateway.delivery import JobPage, JobView
+
+from .errors import JSON_CONTENT_TYPE, Headers
 
 JOBS = "/v2/jobs"
+PREFERENCE_APPLIED = b"preference-applied"
 
 
 def location(job_id: str) -> str:
@@ -18,17 +22,21 @@ def location(job_id: str) -> str:
     return f"{JOBS}/{quote(job_id, safe='')}"
 
 
-def receipt_json(receipt: JobReceipt, state: str) -> dict[str, Any]:
-    """What a 202 says. `position` counts from 1 among `queue_length` active jobs of the model, 0 once it has ended."""
-    return {
+def accepted(job: Accepted) -> tuple[Headers, bytes]:
+    """Headers and body of a 202. `position` counts from 1 among `queue_length` active jobs of the model."""
+    receipt = job.receipt
+    where = location(receipt.id)
+    body = {
         "id": receipt.id,
-        "state": state,
-        "location": location(receipt.id),
+        "state": job.state,
+        "location": where,
         "durability": receipt.durability,
         "position": receipt.position,
         "queue_length": receipt.total,
         "eta_s": _seconds(receipt.eta_s),
     }
+    headers = [JSON_CONTENT_TYPE, (b"location", where.encode()), (PREFERENCE_APPLIED, job.applied.encode())]
+    return headers, orjson.dumps(body)
 
 
 def view_json(view: JobView) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def view_json(view: JobView) -> dict[str, Any]:
         "tenant": view.tenant,
         "has_result": view.has_result,
         "expires_us": view.expires_us or None,
-    }
+    } | ({"webhook": dict(view.webhook)} if view.webhook else {})
 
 
 def page_json(page: JobPage) -> dict[str, Any]:
