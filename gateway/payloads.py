@@ -35,8 +35,6 @@ class Payloads:
         self._directory = directory
         self._processes = processes
         self._reach: dict[tuple[str, int], tuple[ServedVersion, bool]] = {}
-        self.lent = 0
-        """Payloads that travelled beside the log, by file or blob."""
 
     def flags(self, served: ServedVersion) -> int:
         """What a request's record says about the answer's way."""
@@ -65,7 +63,6 @@ class Payloads:
         if reference is None:
             reference = new_blob(size)
             await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
-        self.lent += 1
         return reference
 
     def take(self, reference: Reference) -> memoryview:
