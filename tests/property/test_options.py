@@ -18,11 +18,11 @@ def values_of(option: Option) -> st.SearchStrategy[object]:
     if option.kind == "int":
         return st.integers(1, 1024)
     if option.kind == "float":
-        return st.floats(0, 1e9)
+        return st.floats(0.01, 3600)  # within every range
     return TEXTS
 
 
-@given(st.sampled_from(["gateway", "batcher", "executor", "serve"]), st.data())
+@given(st.sampled_from(["gateway", "batcher", "executor", "webhooks", "serve"]), st.data())
 def test_parse_undoes_render(role: str, data: st.DataObject) -> None:
     values = parse(role, [], {}, {})
     for option in data.draw(st.lists(st.sampled_from(options_of(role)), max_size=8)):
