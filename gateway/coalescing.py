@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from charonia import failpoints
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import EventLog
 from charonia.models.catalog import ServedVersion
@@ -141,6 +142,7 @@ class Coalescer:
     async def _accept_or_split(self, entry: list[Outgoing]) -> None:
         fields = record_fields([outgoing.record for outgoing in entry])
         terms = self._terms
+        failpoints.hit("gateway.parsed")
         try:
             await self._log.accept(
                 self._model,
@@ -153,6 +155,7 @@ class Coalescer:
                 journalled=terms.journalled,
                 durability=terms.durability,
             )
+            failpoints.hit("gateway.stored")
             for outgoing in entry:
                 outgoing.accepted = True
             self._counts.entries += 1

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from charonia import keys
+from charonia import failpoints, keys
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
 from charonia.eventlog.port import EventLog
@@ -135,6 +135,7 @@ class Jobs:
                 following = asyncio.get_running_loop().create_task(self._follow(waiter, ticket.id))
                 if request.deadline_ns:
                     timer = _at(request.deadline_ns, waiter)
+            failpoints.hit("gateway.waiting")
             return await waiter.future
         except asyncio.CancelledError:
             if following is None and options.on_disconnect == "cancel":
@@ -183,6 +184,7 @@ class Jobs:
         return _Prepared(new, record, level, terms)
 
     async def _accept(self, model: str, job: _Prepared) -> JobTicket:
+        failpoints.hit("gateway.parsed")
         ticket = await self._log.accept_job(
             model,
             job.level,
@@ -193,6 +195,7 @@ class Jobs:
             journalled=self._journalled,
             durability=job.terms.durability,
         )
+        failpoints.hit("gateway.stored")
         count(self.counts.accepted if ticket.created else self.counts.replays, model)
         return ticket
 
@@ -272,7 +275,9 @@ class Jobs:
         return await self._queries.view_of(record), record.events
 
     async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
-        return await self._queries.result(job_id, caller, wait_s)
+        answer = await self._queries.result(job_id, caller, wait_s)
+        failpoints.hit("gateway.read")
+        return answer
 
     async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
         return await self._queries.events(job_id, caller, after_number)

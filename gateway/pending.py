@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from charonia import failpoints
 from charonia.errors import (
     CharoniaError,
     InvalidRecord,
@@ -165,6 +166,7 @@ class PendingMap:
 
     def on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
         """The callback of the reply stream's reader."""
+        failpoints.hit("gateway.notified")
         waiters = self._waiters
         for entry in entries:
             try:
