@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import h11
 
+from charonia import failpoints
+
 from .addresses import Address, Allowed, Endpoint
 
 _MOST_HEAD_BYTES = 16_384
@@ -102,6 +104,7 @@ class Poster:
         message = b"".join(connection.send(e) or b"" for e in (request, h11.Data(data=body), h11.EndOfMessage()))
         reader, writer = await self._connect(endpoint)
         try:
+            failpoints.hit("webhooks.posting")
             writer.write(message)
             await writer.drain()
             response = await _head(connection, reader)
