@@ -76,6 +76,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once. Raises OSError, TimeoutError or `Refused`."""
+        self._closed = False
         wire = await self._connect()
         if self.primary is not None:
             self.primary.watch(self._moved)

@@ -146,9 +146,8 @@ class _GroupedWrites(Writes):
 
     async def reached(self) -> None:
         if self._barrier is not None and not await asyncio.shield(self._barrier):
-            raise LogUnavailable(
-                f"durability '{self.level.text}' was not reached within {PATIENCE_MS / 1000:g} s, the outcome is unknown"
-            )
+            waited = f"within {PATIENCE_MS / 1000:g} s"
+            raise LogUnavailable(f"durability '{self.level.text}' was not reached {waited}, the outcome is unknown")
 
     async def cover_earlier(self) -> None:
         # a write of our own, after which everything before it is covered; a barrier alone may find nothing to wait for

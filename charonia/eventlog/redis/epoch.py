@@ -1,7 +1,7 @@
 """Whether the log still holds what this process has seen of it: flushed, exchanged and rewound logs are noticed here.
 
-The key `epoch` names the contents: who finds none makes one. A log that was rewound (a replica that lagged took over, an
-older file was read back) keeps its epoch but lacks the control facts this process wrote last.
+The key `epoch` names the contents: who finds none makes one. A log that was rewound (a replica that lagged took over,
+an older file was read back) keeps its epoch but lacks the control facts this process wrote last.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ class Primary:
             place: tuple[Any, Any] = await self._asked().discover_master(self._address.service)
         except redis.RedisError as error:
             raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {error}") from None
+        finally:
+            if self._watching is None:  # nobody would close them later
+                await self._forget_sentinels()
         return str(place[0]), int(place[1])
 
     def watch(self, moved: Callable[[Place], None]) -> None:
@@ -59,6 +62,9 @@ class Primary:
         watching, self._watching = self._watching, None
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        await self._forget_sentinels()
+
+    async def _forget_sentinels(self) -> None:
         sentinel, self._sentinel = self._sentinel, None
         if sentinel is not None:
             await sentinel.aclose()
@@ -79,10 +85,18 @@ class Primary:
 
     def _asked(self) -> Sentinel:
         if self._sentinel is None:
+            from redis.asyncio.retry import Retry
             from redis.asyncio.sentinel import Sentinel
+            from redis.backoff import NoBackoff
 
             address = self._address
-            ways: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S}
+            # one that is gone is not tried again: the next one is asked
+            at_once = Retry(NoBackoff(), 0)
+            ways: dict[str, Any] = {
+                "socket_timeout": _ANSWER_S,
+                "socket_connect_timeout": _ANSWER_S,
+                "retry": at_once,
+            }
             if address.sentinel_password:
                 ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
             self._sentinel = Sentinel(list(address.sentinels), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]

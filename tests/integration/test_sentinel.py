@@ -1,0 +1,182 @@
+"""A log of one primary and two replicas under three sentinels: found by name, followed over a failover, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia.errors import LogUnavailable, StartupError
+from charonia.eventlog.port import Entry, Limits
+from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis.address import parse_address
+from charonia.jobs import NewJob
+
+pytestmark = pytest.mark.integration
+
+_spec = importlib.util.spec_from_file_location("log_servers", Path(__file__).with_name("log_servers.py"))
+assert _spec is not None
+assert _spec.loader is not None
+servers = sys.modules["log_servers"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(servers)
+
+PATIENCE_S = 40.0
+
+
+class Cluster:
+    """Three servers and three sentinels that agree on the first server."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        def started(server: Any) -> Any:
+            stack.callback(server.stop)
+            return server.start()
+
+        self.primary = started(servers.LogServer())
+        follow = f"127.0.0.1 {self.primary.port}"
+        self.replicas = [started(servers.LogServer(replicaof=follow)) for _ in range(2)]
+        servers.wait_until(lambda: self.primary.client().wait(2, 100) == 2 and self._confirm())
+        self.sentinels = [started(servers.SentinelServer(self.primary, "log")) for _ in range(3)]
+        servers.wait_until(self._agree)
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        self.url = f"redis+sentinel://{hosts}/log"
+
+    def _confirm(self) -> bool:
+        with self.primary.client() as client:
+            client.set("probe", "1")
+            return int(client.wait(2, 100)) == 2
+
+    def _agree(self) -> bool:
+        """Every sentinel knows the others and both replicas, else they could not fail over yet."""
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                found = client.sentinel_master("log")
+            if found["num-other-sentinels"] < 2 or found["num-slaves"] < 2:
+                return False
+        return True
+
+    def named(self) -> int:
+        """The port of the primary that the last sentinel names."""
+        with self.sentinels[-1].client() as client:
+            return int(client.sentinel_get_master_addr_by_name("log")[1])
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+async def test_no_job_with_a_receipt_of_a_replica_is_lost_by_a_failover(
+    cluster: Cluster, number: signal.Signals
+) -> None:
+    """A killed primary ends its connections; one that hangs ends nothing, and comes back as if it were still one."""
+    log = RedisLog(cluster.url, durability="replicated:1")
+    await log.open()
+    epoch = await log.epoch()
+    numbers = itertools.count()
+    acknowledged: list[bytes] = []
+    followed: list[bytes] = []
+    unknown = 0
+    writing = True
+
+    def on_entries(_: bytes, entries: list[Entry]) -> None:
+        followed.extend(bytes(entry.fields[1]) for entry in entries)
+
+    reader = log.reader()
+    reader.start(on_entries)
+    reader.add(b"q:{m}:0:0")
+
+    async def client() -> None:
+        nonlocal unknown
+        while writing:
+            job = NewJob(next(numbers).to_bytes(16, "big"), 400, 1, 600)
+            try:
+                ticket = await log.accept_job("m", 0, 0, job, [b"r", job.id], Limits())
+                assert ticket.durability == "replicated:1"
+                acknowledged.append(job.id)
+            except LogUnavailable:
+                unknown += 1
+                await asyncio.sleep(0.01)
+
+    async def until_more(count: int) -> None:
+        reached = len(acknowledged) + count
+        async with asyncio.timeout(PATIENCE_S):
+            while len(acknowledged) < reached:
+                await asyncio.sleep(0.01)
+
+    clients = [asyncio.ensure_future(client()) for _ in range(8)]
+    await until_more(200)
+    os.kill(cluster.primary.pid, number)
+    await until_more(200)
+    if number == signal.SIGSTOP:
+        os.kill(cluster.primary.pid, signal.SIGCONT)
+        await until_more(200)
+    writing = False
+    await asyncio.gather(*clients)
+
+    assert cluster.named() != cluster.primary.port
+    assert unknown, "somebody was in flight"
+    missing = [job_id for job_id in acknowledged if await log.job("m", job_id) is None]
+    assert missing == []
+    async with asyncio.timeout(PATIENCE_S):
+        while not set(acknowledged) <= set(followed):
+            await asyncio.sleep(0.01)
+    assert await log.epoch() == epoch
+    await reader.close()
+    await log.close()
+
+
+async def test_an_old_primary_without_replicas_confirms_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Split brain: who still reaches the old primary gets no receipt for what will be lost."""
+    from charonia.eventlog.redis import durability
+
+    monkeypatch.setattr(durability, "PATIENCE_MS", 500)
+    log = RedisLog(cluster.primary.url, durability="replicated:1")
+    await log.open()
+    await log.accept("m", 0, 0, [(b"a" * 16, 1)], [b"r", b"x"], Limits())
+    for replica in cluster.replicas:
+        replica.ask("REPLICAOF", "NO", "ONE")
+
+    with pytest.raises(LogUnavailable, match="was not reached"):
+        await log.accept("m", 0, 0, [(b"b" * 16, 1)], [b"r", b"x"], Limits())
+    await log.close()
+
+
+async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Cluster) -> None:
+    with pytest.raises(StartupError, match="cannot be reached: no sentinel names a primary of 'other'"):
+        await RedisLog(cluster.url.replace("/log", "/other")).open()
+    with pytest.raises(StartupError, match="no sentinel names a primary of 'log'"):
+        await RedisLog(f"redis+sentinel://127.0.0.1:{servers.free_port()}/log").open()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentinels", "rest"),
+    [
+        ("redis+sentinel://a/log", (("a", 26379),), ("log", 0, "", "")),
+        ("redis+sentinel://a:1,b:2,[::1]:3/log/4", (("a", 1), ("b", 2), ("::1", 3)), ("log", 4, "", "")),
+        ("redis+sentinel://u:p%40x@a:1,b/log?sentinel_password=s", (("a", 1), ("b", 26379)), ("log", 0, "u", "p@x")),
+    ],
+)
+def test_urls(url: str, sentinels: object, rest: object) -> None:
+    address = parse_address(url)
+    assert address.sentinels == sentinels
+    assert (address.service, address.database, address.username, address.password) == rest
+    assert "p%40x" not in address.text
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://a:1", "redis+sentinel:///log", "redis+sentinel://a:x/log"])
+def test_urls_that_say_too_little_are_refused(url: str) -> None:
+    with pytest.raises(StartupError, match=r"must read redis\+sentinel|cannot be read"):
+        parse_address(url)
