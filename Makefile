@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_FLAGS ?=
+DRILL_FLAGS ?=
+STACK_FLAGS ?=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test lint format types contracts protos bench clean ci
+.PHONY: help install models serve test lint format types contracts protos bench drill stack-test clean ci
 
 help:            ## list the verbs
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "charonia needs Python 3.11 or newer, $(PYTHON) is none; set PYTHON=..." >&2; exit 1; }
@@ -62,6 +64,12 @@ protos: $(VENV)/.made         ## regenerate protos/*_pb2*
 
 bench: $(VENV)/.tested models ## CPU per request, requests per entry and rates of the whole stack
 	$(BIN)/python -m loadtest.bench
+
+drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
+	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)
+
+stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill and upgrade it under load
+	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)
 
 clean:           ## remove what was built
 	rm -rf $(VENV) examples/models examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
