@@ -20,7 +20,7 @@ from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.settings import GatewaySettings
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, record_fields
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 
 from .admission import Admitted
 from .dataplane import DataPlane, request_record, shed
@@ -179,7 +179,7 @@ class Jobs:
             options.caller.tenant,
             key,
             digest,
-            _about(request, served, options),
+            _about(request, served, options, endpoint),
         )
         return _Prepared(new, record, level, terms)
 
@@ -234,13 +234,27 @@ class Jobs:
         won = await end_requests(self._log, model, ids, ending, are_jobs=True, journalled=self._journalled)
         ended = [record for record, wins in zip(records, won, strict=True) if wins]
         count(self.counts.cancelled, model, len(ended))
-        for record in ended:
-            waiter = self._pending.get(record.id)
-            if waiter is not None:
-                waiter.failed(Cancelled(ending.error))
         with contextlib.suppress(CharoniaError):  # they are cancelled all the same
+            await self._tell_callers(ended, Cancelled(ending.error))
             await self._count_failures(model, ended)
         return won
+
+    async def _tell_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
+        """Answer those who wait for the jobs, at whichever gateway; one that is told nothing looks for itself."""
+        elsewhere: dict[str, list[bytes]] = {}
+        for record in records:
+            waiter = self._pending.get(record.id)
+            endpoint = record.about.get("endpoint")
+            if waiter is not None:
+                waiter.failed(error)
+            elif endpoint:
+                version = record.about.get("version", 0)
+                elsewhere.setdefault(endpoint, []).append(pack_failure(record.id, record.model, version, error))
+        if elsewhere:
+            # a reply to one that is no more would make its stream anew, and nobody would remove it
+            for endpoint, alive in zip(elsewhere, await self._log.alive("gateway", list(elsewhere)), strict=True):
+                if alive:
+                    await self._log.append(keys.replies(endpoint), record_fields(elsewhere[endpoint]))
 
     async def _count_failures(self, model: str, records: Sequence[JobRecord]) -> None:
         """X4, for the versions that are still there: statistics end with their incarnation."""
@@ -286,8 +300,12 @@ class Jobs:
         return await self._queries.page(which, caller, cursor, limit)
 
 
-def _about(request: InferenceRequest, served: ServedVersion, options: DeliveryOptions) -> Mapping[str, Any]:
+def _about(
+    request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
+) -> Mapping[str, Any]:
     about: dict[str, Any] = {"version": served.version}
+    if endpoint:
+        about["endpoint"] = endpoint.decode()
     if request.id:
         about["client_id"] = request.id
     if request.outputs:

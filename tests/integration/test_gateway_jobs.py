@@ -90,15 +90,19 @@ async def test_the_job_of_a_killed_gateway_is_answered_by_another(over: Over) ->
     await asyncio.gather(cut_off, return_exceptions=True)
 
 
-async def test_a_caller_of_one_gateway_is_cancelled_through_another(over: Over) -> None:
+@pytest.mark.parametrize("beats", [True, False], ids=["told", "looks"])
+async def test_a_caller_of_one_gateway_is_cancelled_through_another(over: Over, beats: bool) -> None:
     bench, first, second = over.bench, await over.gateway("g1"), await over.gateway("g2")
+    if beats:
+        await bench.log.beat("gateway", "g1", 60_000)
     call = asyncio.create_task(first.infer(request_of(), options=options("key")))
     (record,) = await bench.comes()
     watching = asyncio.create_task(_kinds(second, public_id(MODEL, record.id)))
     assert (await second.cancel_job(public_id(MODEL, record.id))).state is JobState.CANCELLED
-    async with asyncio.timeout(5):  # by the look at what waits, once a second
-        with pytest.raises(Cancelled):
+    async with asyncio.timeout(5):
+        with pytest.raises(Cancelled, match=r"^request was cancelled$"):
             await call
+        assert first._dataplane.pending.rechecks == (not beats)
         assert await watching == ["accepted", "cancelled"]
     assert not await bench.begin(record)
     assert await bench.log.pending(MODEL) == (0, 0)
