@@ -17,6 +17,7 @@ from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceRespon
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
 from gateway.classification import classify
 from gateway.handler import ServedModel
+from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.request_rules import (
     MAX_DEADLINE_NS,
     SHARED_MEMORY_DISABLED,
@@ -156,6 +157,8 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
                 request.deadline_ns = min(micros * 1000, MAX_DEADLINE_NS)
             case "binary_data_output":
                 continue
+            case _ if key in DELIVERY_PARAMETERS:
+                continue  # `jobs` reads them
             case _ if key == EMPTY_FINAL:
                 _typed_parameter(key, kind, value, "bool_param")
             case _:

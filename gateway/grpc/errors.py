@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from charonia.errors import ErrorCode
+from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
 
 STATUS = {
     ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
@@ -28,6 +28,20 @@ INTERNAL = "internal server error"
 
 _MAX_DETAILS_BYTES = 6144
 """Details travel in the trailers, percent-encoded; clients refuse trailers of more than 8 KiB for that alone."""
+
+
+RETRY_AFTER = "retry-after-ms"
+"""Trailing metadata of a refusal that is over soon."""
+
+Refusal = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
+"""Status, details and trailing metadata: the arguments of a context's `abort`."""
+
+
+def refusal(error: CharoniaError) -> Refusal:
+    trailers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, ResourceExhausted):
+        trailers = ((RETRY_AFTER, str(error.retry_after_s * 1000)),)
+    return STATUS[error.code], details(error.message), trailers
 
 
 def details(message: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,9 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.settings import GatewaySettings
 from gateway import log_settings
+from gateway.delivery import ANYONE
 from gateway.handler import Handler
+from gateway.preferences import earlier
 from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED, TRACING_UNBUILT
 from gateway.restrictions import HeaderForwarding, Restrictions
 from protos import grpc_service_pb2 as pb
@@ -28,7 +30,8 @@ from protos import health
 
 from . import control_messages as control
 from .convert import ResponseEncoder, infer_request, stream_answer, stream_error
-from .errors import INTERNAL, STATUS, details
+from .errors import INTERNAL, Refusal, refusal
+from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .streams import OrderedStream
 
 _log = logging.getLogger(__name__)
@@ -38,8 +41,8 @@ DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction po
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 STREAM_DECOUPLED = "models with decoupled transaction policy are not built yet"
 _NOTHING = pb.ModelInferRequest()
+_OURS: Refusal = (grpc.StatusCode.INTERNAL, INTERNAL, ())
 
-Refusal = tuple[grpc.StatusCode, str]
 Context = Any  # grpc.aio.ServicerContext, generic in types that generic handlers do not have
 
 
@@ -50,6 +53,8 @@ class Servicer:
         self._handler = handler
         self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self._encoder = ResponseEncoder()
+        self._jobs = JobCalls(handler, self._encoder, self._flush_interval_s)
+        self._identifies = handler.identifies
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._restrictions = Restrictions(
             settings.grpc_restricted_protocol,
@@ -94,15 +99,28 @@ class Servicer:
         try:
             if self._restrictions:
                 self._restrictions.check("inference", _headers(context))
-            return await self._infer(_parse(pb.ModelInferRequest, data), context, DECOUPLED)
+            metadata = context.invocation_metadata() or ()
+            return await self._infer(_parse(pb.ModelInferRequest, data), context, DECOUPLED, metadata)
         except CharoniaError as error:
-            return STATUS[error.code], details(error.message)
+            return refusal(error)
         except Exception:
             _log.exception("an inference call failed")
-            return grpc.StatusCode.INTERNAL, INTERNAL
+            return _OURS
 
-    async def _infer(self, message: pb.ModelInferRequest, context: Context, decoupled: str) -> bytes:
-        """The serialised reply. `decoupled` is the text for a model that answers more than once."""
+    async def _infer(
+        self,
+        message: pb.ModelInferRequest,
+        context: Context,
+        decoupled: str,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+    ) -> bytes:
+        """The serialised reply. `decoupled` is the text for a model that answers more than once.
+
+        `metadata` may hold words about delivery: that of a stream says nothing about one of its requests.
+        """
+        caller = self._handler.identify(_headers(context)) if self._identifies else ANYONE
+        if asks_for_job(message):
+            return await self._jobs.fetch(message, caller)
         served = self._handler.served_model(message.model_name, message.model_version)
         if served.interface.decoupled:
             raise Unsupported(decoupled)
@@ -110,9 +128,13 @@ class Servicer:
         if self._forwarding:
             self._forwarding.forward(_headers(context), request.parameters)
         remaining_s = context.time_remaining()
-        if remaining_s is not None:
-            deadline_ns = min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
-            request.deadline_ns = min(request.deadline_ns or deadline_ns, deadline_ns)
+        deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
+        words = words_of_metadata(metadata)
+        if message.parameters:
+            words = {**words_of_parameters(message), **words}
+        if words or self._identifies:
+            return await self._jobs.answer(request, classes, served, words, caller, deadline_ns)
+        request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
         return self._encoder.encode(response, classes, served)
 
@@ -135,13 +157,13 @@ class Servicer:
             if self._restrictions:
                 self._restrictions.check("inference", _headers(context))
             error = await OrderedStream(answer, write).run(messages)
-        except CharoniaError as refusal:
-            error = refusal
+        except CharoniaError as known:
+            error = known
         except Exception:
             _log.exception("a stream failed")
             error = InternalError(INTERNAL)
         if error is not None:
-            answer_to_it = STATUS[error.code], details(error.message)
+            answer_to_it = refusal(error)
             error = None  # it holds the request it came from, see `_model_infer`
             await context.abort(*answer_to_it)
 
@@ -172,10 +194,10 @@ class Servicer:
                     self._restrictions.check(group, _headers(context))
                 return await call(parse(data))
             except CharoniaError as error:
-                return STATUS[error.code], details(error.message)
+                return refusal(error)
             except Exception:
                 _log.exception("a control call failed")
-                return grpc.StatusCode.INTERNAL, INTERNAL
+                return _OURS
 
         async def handle(data: bytes, context: Context) -> Any:
             reply = await answer(data, context)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from charonia import failpoints
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION
 from charonia.settings import GatewaySettings
+from gateway.deferral import Accepted, Deferral
+from gateway.delivery import ANYONE
 from gateway.handler import Handler
-from gateway.preferences import HEADER_NAMES
+from gateway.preferences import HEADER_NAMES, words_of_headers
 from gateway.request_rules import SERVER_EXITING
 from gateway.restrictions import HeaderForwarding, Restrictions
 
 from .bodies import AsgiApp, ClientGone, Message, Receive, Scope, Send, check_declared, deflate, inflate, read_body
 from .compression import IDENTITY, choose_encoding
-from .deferred import Deferral
 from .errors import (
     INTERNAL_BODY,
     JSON_CONTENT_TYPE,
@@ -31,6 +33,7 @@ from .errors import (
     error_body,
     render_error,
 )
+from .job_json import PREFERENCE_APPLIED, accepted
 from .paths import GENERATE, INFER, LIVE, READY, Route, group_of, resolve
 from .request_codec import RequestDecoder
 from .response_codec import HEADER_LENGTH, ResponseEncoder
@@ -124,6 +127,7 @@ class HttpApplication:
         if len(headers.get(b"content-length", b"")) > _SHORT_LENGTH_DIGITS:
             check_declared(headers, self._max_input_size_bytes)
         message = await receive()
+        failpoints.hit("gateway.receiving")
         body: bytes = message.get("body", b"")
         # anything but a short body that came whole goes the long way
         if message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes:
@@ -138,24 +142,21 @@ class HttpApplication:
         request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
         if self._forwarding:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
-        extra: Headers = []
+        applied = ""
         if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
-            answer, extra, receipt = await self._deferral.answer(
-                request,
-                form,
-                scope["headers"],
-                batching=served.interface.batching,
-                identifies=self._identifies,
-            )
-            if answer is None:
-                await _reply(send, 202, extra, receipt)
+            caller = handler.identify(scope["headers"]) if self._identifies else ANYONE
+            words = {**form.delivery, **words_of_headers(scope["headers"])}
+            note = form.note(batching=served.interface.batching)
+            answer = await self._deferral.answer(request, words, caller, note)
+            if isinstance(answer, Accepted):
+                await _reply(send, 202, *accepted(answer))
                 return
-            response = answer
+            response, applied = answer.response, answer.applied
         else:
             response = await handler.infer(request)
         reply_headers, reply = self._encoder.encode(response, form, served)
-        if extra:
-            reply_headers = [*reply_headers, *extra]
+        if applied:
+            reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
         if b"accept-encoding" in headers:
             encoding = choose_encoding(headers[b"accept-encoding"])
             if encoding != IDENTITY:

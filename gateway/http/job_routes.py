@@ -1,6 +1,6 @@
 """The job endpoints: status, result, events, timeline, cancel and listing, as routes of the control application.
 
-What they say is `job_json`'s, how a result is written `response_codec`'s; how jobs come about is `deferred`'s.
+What they say is `job_json`'s, how a result is written `response_codec`'s; how jobs come about is `gateway.deferral`'s.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request, Response
 
-from charonia.errors import CharoniaError, InvalidArgument, ResourceExhausted
+from charonia.errors import InvalidArgument, ResourceExhausted
 from charonia.jobs import JobState
-from charonia.models.interface import ModelInterface
-from gateway.delivery import ANYONE, Caller, JobFilter, JobView
-from gateway.handler import Handler, ServedModel
+from gateway.deferral import served_of
+from gateway.delivery import ANYONE, Caller, JobFilter
+from gateway.handler import Handler
 from gateway.preferences import MAX_WAIT_S
 
 from .bodies import deflate
@@ -129,23 +129,13 @@ class _Jobs:
             body = view_json(await self._handler.job(job_id, caller) if float(wait) else view)
             return _json(body, 202, {"location": location(view.id)})
         form = ReplyForm.of_note(view.form, binary)
-        headers, reply = self._encoder.encode(response, form, self._served(view, form))
+        headers, reply = self._encoder.encode(response, form, served_of(self._handler, view))
         plain = {name.decode(): value.decode() for name, value in headers}
         encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
         if encoding != IDENTITY:
             reply = await deflate(encoding, reply)
             plain["content-encoding"] = encoding
         return Response(reply, 200, plain)
-
-    def _served(self, view: JobView, form: ReplyForm) -> ServedModel:
-        """What writing the answer needs of the model; one that is served no more only has no labels to give (H19)."""
-        if form.classes:
-            try:
-                return self._handler.served_model(view.model, str(view.version))
-            except CharoniaError:
-                pass
-        max_batch_size = 1 if view.form.get("batching") else 0
-        return ServedModel(ModelInterface(view.model, "", "", max_batch_size, {}, {}), view.version, {})
 
     async def events(self, job_id: str, request: Request) -> Response:
         query = _query(request, "after")

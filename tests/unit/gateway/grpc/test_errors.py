@@ -4,16 +4,23 @@ from urllib.parse import quote
 
 import pytest
 
-from charonia.errors import ErrorCode
-from gateway.grpc.errors import STATUS, details
+from charonia.errors import ErrorCode, NotFound, ResourceExhausted
+from gateway.grpc.errors import STATUS, details, refusal
 
 
 def test_every_code_has_the_status_of_the_interface() -> None:
     assert {code.name: STATUS[code].value[0] for code in ErrorCode} == {
         "UNKNOWN": 2, "INTERNAL": 13, "NOT_FOUND": 5, "INVALID_ARG": 3, "UNAVAILABLE": 14, "UNSUPPORTED": 12,
         "ALREADY_EXISTS": 6, "CANCELLED": 1, "RESOURCE_EXHAUSTED": 8, "DEADLINE_EXCEEDED": 4, "UNAUTHENTICATED": 16,
-        "PERMISSION_DENIED": 7,
+        "PERMISSION_DENIED": 7, "KEY_REUSED": 9,
     }  # fmt: skip
+
+
+def test_a_refusal_that_is_over_soon_says_when() -> None:
+    full = ResourceExhausted("full")
+    full.retry_after_s = 3
+    assert refusal(full) == (STATUS[ErrorCode.RESOURCE_EXHAUSTED], "full", (("retry-after-ms", "3000"),))
+    assert refusal(NotFound("no")) == (STATUS[ErrorCode.NOT_FOUND], "no", ())
 
 
 @pytest.mark.parametrize("message", ["", "short", "x" * 6144, "ü" * 1024, "line\nline"])

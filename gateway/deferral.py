@@ -1,0 +1,115 @@
+"""Inferences that are asked for with more than the tensors: to be answered later, in time, once per key (ADR 0004).
+
+Joins what callers write (`gateway.preferences`) with the handler's jobs, the same for every protocol; where the words
+stand and how an answer looks is each front's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError
+from charonia.inference import InferenceRequest, InferenceResponse, Parameters
+from charonia.models.interface import ModelInterface
+
+from .delivery import Caller, DeliveryOptions, JobReceipt, JobView
+from .handler import Handler, ServedModel
+from .preferences import Wish, earlier, read_wish
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer. `applied` is what was honoured of Prefer."""
+
+    response: InferenceResponse
+    applied: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job that is answered later; `state` is that of a `charonia.jobs.JobState`."""
+
+    receipt: JobReceipt
+    state: str
+    applied: str
+
+
+class Deferral:
+    """One front's such inferences."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self,
+        request: InferenceRequest,
+        words: Parameters,
+        caller: Caller,
+        form: Mapping[str, Any],
+        *,
+        flush_interval_s: float = 0.0,
+        call_deadline_ns: int = 0,
+    ) -> Answered | Accepted:
+        """`call_deadline_ns` is the call's own deadline, which holds for the request unless it is answered later.
+
+        Raises what the handler raises, and `InvalidArgument` for `words` that say nothing sensible.
+
+        Cancelling the awaiting task cancels the request as `DeliveryOptions.on_disconnect` has it.
+        """
+        wish = read_wish(words, wall_ns(), form=form, caller=caller)
+        request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)
+        if wish.options.respond_async:
+            return await self._submit(request, wish)
+        request.deadline_ns = earlier(request.deadline_ns, call_deadline_ns)
+        response = await self._handler.infer(request, flush_interval_s=flush_interval_s, options=wish.options)
+        return Answered(response)
+
+    async def _submit(self, request: InferenceRequest, wish: Wish) -> Answered | Accepted:
+        handler, options = self._handler, wish.options
+        receipt = await handler.submit_job(request, options)
+        state = "queued"
+        if wish.wait_s > 0:
+            try:
+                response = await handler.job_result(receipt.id, options.caller, wish.wait_s)
+            except asyncio.CancelledError:
+                # nobody has read the id yet: without a key or a webhook the job is lost to its caller
+                if receipt.created and _cancels(options):
+                    self._cancel(receipt.id, options.caller)
+                raise
+            if response is not None:
+                response.id = request.id  # a known key's first caller may have given another
+                return Answered(response, wish.applied)
+        if wish.wait_s > 0 or not receipt.created:
+            state = (await handler.job(receipt.id, options.caller)).state.value
+        return Accepted(receipt, state, wish.applied)
+
+    def _cancel(self, job_id: str, caller: Caller) -> None:
+        async def cancel() -> None:
+            try:
+                await self._handler.cancel_job(job_id, caller)
+            except CharoniaError:
+                pass  # the log is away: the job runs to its end
+
+        task = asyncio.get_running_loop().create_task(cancel())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+
+def served_of(handler: Handler, view: JobView) -> ServedModel:
+    """What writing a job's answer needs of its model; one that is served no more only has no labels to give (H19)."""
+    try:
+        return handler.served_model(view.model, str(view.version))
+    except CharoniaError:
+        max_batch_size = 1 if view.form.get("batching") else 0
+        return ServedModel(ModelInterface(view.model, "", "", max_batch_size, {}, {}), view.version, {})
+
+
+def _cancels(options: DeliveryOptions) -> bool:
+    if options.on_disconnect:
+        return options.on_disconnect == "cancel"
+    return not options.idempotency_key and options.webhook is None
