@@ -229,6 +229,17 @@ class QueueCommanded:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class LanesWeighed:
+    """How the lanes of a level share: `weights` maps a lane's number to its weight, 1 where it is not named.
+
+    Written by gateways that know tenants, whole each time; the last one counts.
+    """
+
+    kind: ClassVar[str] = "lanes_weighed"
+    weights: dict[str, int]
+
+
 Fact = (
     ProcessJoined
     | ProcessLeft
@@ -247,6 +258,7 @@ Fact = (
     | RequestsEnded
     | ExecutionUnwanted
     | QueueCommanded
+    | LanesWeighed
 )
 
 _BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}

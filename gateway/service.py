@@ -17,6 +17,7 @@ from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
+from charonia.events import LanesWeighed
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent
 from charonia.models.catalog import ServedVersion
@@ -93,6 +94,20 @@ class GatewayService:
 
     async def start(self) -> None:
         await self._dataplane.start()
+        if self._tenants is not None:
+            self._tenants.on_change = lambda: self._dataplane.spawn(self._weights_changed())
+        await self.say_weights()
+
+    async def say_weights(self) -> None:
+        """Tell the batchers how tenants share, unless they know. Raises `LogUnavailable`."""
+        if self._tenants is not None and self._settings.api_keys:
+            weights = self._tenants.lane_weights()
+            if weights != self._catalog.lane_weights:
+                await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
+
+    async def _weights_changed(self) -> None:
+        with contextlib.suppress(CharoniaError):
+            await self.say_weights()
 
     def begin_anew(self) -> None:
         """The log is another one: what waits is lost, and what is served is said anew by who serves it."""

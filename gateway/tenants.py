@@ -7,7 +7,7 @@ be read:
     keys = ["a secret", "sha256:<64 hex digits>"]
     max_pending_requests = 1000     # of one model, unsettled; 0 or absent for no bound
     max_pending_bytes = 100000000
-    weight = 2.0                    # its share beside other tenants of a priority level
+    weight = 2                      # its share beside other tenants of a priority level, 1 to 100
 
 Only digests of the keys stay in memory.
 """
@@ -19,13 +19,14 @@ import json
 import logging
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from charonia.clock import monotonic_ns
 from charonia.errors import StartupError, Unauthenticated
+from charonia.keys import lane_of
 from charonia.settings import GatewaySettings
 
 from .delivery import Caller
@@ -35,6 +36,7 @@ from .terms import TenantBounds
 _log = logging.getLogger(__name__)
 
 MAX_TENANT_BYTES = 128
+MAX_WEIGHT = 100
 _TENANT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LOOK_INTERVAL_NS = 1_000_000_000
@@ -48,7 +50,7 @@ KEY_UNKNOWN = "the API key is not known"
 class TenantPolicy:
     """What one tenant may have."""
 
-    weight: float = 1.0
+    weight: int = 1
     bounds: TenantBounds = field(default_factory=TenantBounds)
 
 
@@ -70,6 +72,8 @@ class Tenants:
         self._stamp: tuple[int, int, int] | None = None
         self._complained = ""
         self._look_after_ns = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Called in the event loop when the file was read again."""
         if self._path is not None:
             try:
                 self._stamp = _stamp(self._path)
@@ -95,6 +99,15 @@ class Tenants:
 
     def policy(self, tenant: str) -> TenantPolicy:
         return self._table.policies.get(tenant, _DEFAULT)
+
+    def lane_weights(self) -> dict[int, int]:
+        """The lanes that weigh more than 1; of tenants that share one the heaviest counts."""
+        weights: dict[int, int] = {}
+        for tenant, policy in self._table.policies.items():
+            if policy.weight > 1:
+                lane = lane_of(tenant)
+                weights[lane] = max(policy.weight, weights.get(lane, 1))
+        return weights
 
     def _by_header(self, headers: RawHeaders) -> Caller:
         given = {value for name, value in headers if name == self._header}
@@ -136,6 +149,7 @@ class Tenants:
             self._table = read_table(self._path)
             self._stamp = stamp
             self._complained = ""
+            self.on_change()
             _log.info("API keys of %d tenants read from %s", len(self._table.policies), self._path)
         except (OSError, ValueError) as error:
             reason = _reason(error)
@@ -188,13 +202,13 @@ def table_of(content: Any, where: str) -> TenantTable:
 
 
 def _policy(entry: Mapping[str, Any], here: str) -> TenantPolicy:
-    weight = entry.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.001 <= weight <= 1000:
-        raise ValueError(f"{here}: 'weight' must be between 0.001 and 1000")
+    weight = entry.get("weight", 1)
+    if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
+        raise ValueError(f"{here}: 'weight' must be a whole number between 1 and {MAX_WEIGHT}")
     numbers = [entry.get(field, 0) for field in ("max_pending_requests", "max_pending_bytes")]
     if not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
         raise ValueError(f"{here}: bounds must be whole numbers, 0 for none")
-    return TenantPolicy(float(weight), TenantBounds(*numbers))
+    return TenantPolicy(weight, TenantBounds(*numbers))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

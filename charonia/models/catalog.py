@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.events import (
     Fact,
+    LanesWeighed,
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
@@ -93,6 +94,8 @@ class Catalog:
         self.executors: dict[str, ExecutorView] = {}
         self._replaced: dict[str, ExecutorView] = {}
         self.finished: dict[tuple[str, str], ModelRequestFinished] = {}
+        self.lane_weights: dict[int, int] = {}
+        """Changed in place, so that who shares among lanes may keep it."""
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
         self._served: dict[str, dict[int, ServedVersion]] = {}
@@ -103,6 +106,7 @@ class Catalog:
         """Forget everything, as at the start; listeners stay and are not told: who clears knows why."""
         for known in (self.processes, self.executors, self._replaced, self.finished, self._served, self._newest):
             known.clear()
+        self.lane_weights.clear()
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -119,6 +123,8 @@ class Catalog:
                 self._scanned(fact)
             case VersionStateChanged() | VersionLoaded() | VersionFailed() | VersionUnloaded():
                 self._version(fact)
+            case LanesWeighed():
+                self._weighed(fact)
             case ModelRequestFinished():
                 self.finished[(fact.request_id, fact.executor)] = fact
                 while len(self.finished) > 1024:
@@ -127,6 +133,12 @@ class Catalog:
                 return
         for listener in self.process_listeners:
             listener(fact)
+
+    def _weighed(self, fact: LanesWeighed) -> None:
+        self.lane_weights.clear()
+        for lane, weight in fact.weights.items():
+            if lane.isascii() and lane.isdecimal() and type(weight) is int and weight >= 1:
+                self.lane_weights[int(lane)] = weight
 
     def _joined(self, fact: ProcessJoined) -> None:
         view = self.executors.get(fact.incarnation) or self._replaced.pop(fact.incarnation, None)

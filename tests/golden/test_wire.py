@@ -18,6 +18,7 @@ from charonia.events import (
     ExecutionUnwanted,
     Fact,
     LaneOpened,
+    LanesWeighed,
     ModelRequested,
     ModelRequestFinished,
     ProcessJoined,
@@ -80,6 +81,7 @@ FACTS: list[Fact] = [
     RequestsEnded(ID, "cancelled"),
     ExecutionUnwanted("owner-7-1", ID),
     QueueCommanded("pause"),
+    LanesWeighed({"7": 3}),
 ]
 
 

@@ -543,6 +543,18 @@ async def test_tenants_have_lanes_bounds_and_their_own_jobs(bench: Any, tmp_path
     assert len({lane for _, lane in await bench.log.lanes(MODEL)}) == 2
 
 
+async def test_weights_of_tenants_reach_the_catalog_of_everybody(bench: Any, tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys.toml"
+    keys_file.write_text('[tenants.acme]\nkeys = ["k1"]\nweight = 5\n')
+    other = await bench.gateway("g1")
+    gateway = await bench.gateway("g2", api_keys=str(keys_file))
+    await until(lambda: other._catalog.lane_weights == {keys.lane_of("acme"): 5})
+    await until(lambda: gateway._catalog.lane_weights == {keys.lane_of("acme"): 5})
+    said = len(await bench.log.range(keys.CONTROL))
+    await bench.gateway("g3", api_keys=str(keys_file))
+    assert len(await bench.log.range(keys.CONTROL)) == said, "they know already"
+
+
 async def test_the_retention_of_a_model_is_told_to_the_log() -> None:
     bench = JobBench()
     await bench.serve(

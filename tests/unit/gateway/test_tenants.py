@@ -12,6 +12,7 @@ import pytest
 
 import gateway.tenants
 from charonia.errors import StartupError, Unauthenticated
+from charonia.keys import lane_of
 from charonia.settings import GatewaySettings
 from gateway.delivery import Caller
 from gateway.tenants import Tenants, table_of
@@ -69,7 +70,8 @@ def test_keys_stand_for_tenants(tmp_path: Path) -> None:
         assert tenants.identify(headers) == Caller("acme", scoped=True)
     assert tenants.identify(bearer("three")).tenant == "north wind"
     assert tenants.bounds("acme") == TenantBounds(5, 7)
-    assert tenants.policy("acme").weight == 2.0
+    assert tenants.policy("acme").weight == 2
+    assert tenants.lane_weights() == {lane_of("acme"): 2}
     assert tenants.bounds("absent") == TenantBounds()
     for headers in ([], [(b"authorization", b"Basic b25l")], bearer("")):
         with pytest.raises(Unauthenticated, match="an API key is needed"):
@@ -98,8 +100,11 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
     write(path, '[tenants.acme]\nkeys = ["new"]\n', 2)
     tenants.identify(bearer("one"))  # at most one look in a second
     now[0] += 1_000_000_000
+    changes = []
+    tenants.on_change = lambda: changes.append(tenants.lane_weights())
     with pytest.raises(Unauthenticated):
         tenants.identify(bearer("one"))
+    assert changes == [{}]
     assert tenants.identify(bearer("new")).tenant == "acme"
     assert tenants.bounds("acme") == TenantBounds()
     with caplog.at_level(logging.ERROR):
@@ -127,8 +132,10 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
         ({"tenants": {"a": {"wieght": 1}}}, "and nothing else"),
         ({"tenants": {"a": {"keys": "one"}}}, "'keys' must be a list of texts"),
         ({"tenants": {"a": {"keys": [""]}}}, "'keys' must be a list of texts"),
-        ({"tenants": {"a": {"weight": 0}}}, "'weight' must be between"),
-        ({"tenants": {"a": {"weight": True}}}, "'weight' must be between"),
+        ({"tenants": {"a": {"weight": 0}}}, "'weight' must be a whole number"),
+        ({"tenants": {"a": {"weight": True}}}, "'weight' must be a whole number"),
+        ({"tenants": {"a": {"weight": 1.5}}}, "'weight' must be a whole number"),
+        ({"tenants": {"a": {"weight": 101}}}, "'weight' must be a whole number"),
         ({"tenants": {"a": {"max_pending_bytes": -1}}}, "bounds must be whole numbers"),
         ({"tenants": {"a": {"max_pending_requests": 1.5}}}, "bounds must be whole numbers"),
         ({"tenants": {"a": {"keys": ["k"]}, "b": {"keys": ["k"]}}}, "has a key of tenant 'a'"),

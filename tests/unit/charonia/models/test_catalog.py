@@ -7,6 +7,7 @@ import pytest
 from charonia.errors import InternalError, NotFound, Unavailable, UnknownError
 from charonia.events import (
     Fact,
+    LanesWeighed,
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
@@ -187,3 +188,14 @@ def test_failures_of_load_requests() -> None:
 def test_facts_of_executors_nobody_introduced_are_ignored() -> None:
     found = catalog(loaded(), scanned(), left())
     assert (found.index(), found.executors) == ([], {})
+
+
+def test_the_last_weights_of_lanes_count_whole() -> None:
+    catalog = Catalog()
+    kept = catalog.lane_weights
+    catalog.apply(LanesWeighed({"7": 3, "9": 2}))
+    assert kept == {7: 3, 9: 2}
+    catalog.apply(LanesWeighed({"9": 4, "x": 5, "10": 0, "11": "12"}))  # type: ignore[dict-item]
+    assert kept == {9: 4}
+    catalog.clear()
+    assert kept == {}
