@@ -1,7 +1,7 @@
 """How `u:{m}` names requests: in groups whose ids differ in the last byte alone. Pure.
 
 The requests of one log entry have such ids, so that a whole entry is one field of the hash and is counted, settled and
-deleted as one. What a group's value looks like is said in charonia/eventlog/scripts/take_groups.lua.
+deleted as one. What a group's value looks like is said in charonia/eventlog/scripts/group_values.lua.
 """
 
 from __future__ import annotations

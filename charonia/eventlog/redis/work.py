@@ -168,7 +168,7 @@ class Work:
         attempts = _joined(list(map(_attempt, requests)))
         names = [keys.unsettled(model), keys.counters(model)]
         sums = 0
-        amounts: tuple[Argument, ...] = ()
+        amounts: list[Argument] = []
         if statistics is not None:
             names.append(statistics[0])
             sums, amounts = amounts_of(statistics[1])
@@ -316,13 +316,8 @@ def _check(fields: Fields) -> None:
         raise ValueError("fields of an entry alternate names and values and are not too many")
 
 
-def amounts_of(increments: Mapping[str, int]) -> tuple[int, tuple[Argument, ...]]:
-    """The number of sums, and all fields and values with the sums first."""
-    sums: list[Argument] = []
-    maxima: list[Argument] = []
-    for name, value in increments.items():
-        if name.startswith("last_"):
-            maxima += (name, value)
-        elif value:
-            sums += (name, value)
-    return len(sums) // 2, (*sums, *maxima)
+def amounts_of(increments: Mapping[str, int]) -> tuple[int, list[Argument]]:
+    """The number of sums; all names, those of sums first, then their values."""
+    sums = [name for name, value in increments.items() if value and not name.startswith("last_")]
+    names = sums + [name for name in increments if name.startswith("last_")]
+    return len(sums), [*names, *[increments[name] for name in names]]

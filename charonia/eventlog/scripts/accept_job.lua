@@ -3,7 +3,7 @@
 -- Refused as a whole when the server is out of memory (no allow-oom), so that no half is ever written.
 --
 -- KEYS[1] q:{m}:<level>:<lane>  stream; gets one entry with all fields
--- KEYS[2] u:{m}                 hash of unsettled requests in groups (see take_groups.lua); gets the job, attempt 0
+-- KEYS[2] u:{m}                 hash of unsettled requests in groups (see group_values.lua); gets the job, attempt 0
 -- KEYS[3] n:{m}                 hash; `requests` and `bytes` grow, `q<level>:<lane>` is set once
 -- KEYS[4] ql:{m}                set of "<level>:<lane>"; gets the lane when it is new
 -- KEYS[5] f:{m}                 facts stream; gets LaneOpened when the lane is new

@@ -4,8 +4,8 @@
 -- KEYS[1] s:{m}:<version>:<hash> statistics hash; sums grow, maxima are raised
 --
 -- ARGV[1] how many of the statistics are sums; those after them are maxima of non-negative integers
--- then the statistics: field, value, ...
+-- then the statistics: their names, then their values
 
 --#include fold_statistics.lua
 
-return fold_statistics(KEYS[1], 2, 2 + 2 * tonumber(ARGV[1])) or 1
+return fold_statistics(KEYS[1], 2, tonumber(ARGV[1])) or 1

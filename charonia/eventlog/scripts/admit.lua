@@ -2,7 +2,7 @@
 --
 -- counters   n:{m}; `requests` and `bytes` grow
 -- tenant     n:{m}:<tenant>; likewise, or n:{m} for no tenant
--- unsettled  u:{m}; gets the groups, whose values are explained in take_groups.lua
+-- unsettled  u:{m}; gets the groups, whose values are explained in group_values.lua
 
 -- Members of a group's value: last bytes, marks, sizes, tenant.
 local function members(value)

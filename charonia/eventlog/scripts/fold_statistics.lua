@@ -1,42 +1,37 @@
 -- Included by settle.lua and add_statistics.lua: add statistics to a hash.
 --
 -- key      s:{m}:<version>:<hash>, one of the including script's KEYS
--- at       the ARGV index of the first statistic; from there to the end: field, value, ...
--- maxima   the ARGV index of the first maximum: those before it are sums, those from it on keep the largest value
+-- at       the ARGV index of the first statistic's name; the names are followed by as many values, to the end of ARGV
+-- sums     how many of them are sums; the others are maxima: they keep the largest value
 --
 -- One HMGET and one HSET instead of a HINCRBY for each sum, which costs the server a third of a settle. A Lua number
 -- holds 15 digits: longer sums are left to HINCRBY, and maxima are compared as digits (non-negative integers only).
 -- pcall: what was settled before must not be hidden by statistics that cannot be kept; returns the first error or nil.
-local function fold_statistics(key, at, maxima)
-  if at > #ARGV then
+local function fold_statistics(key, at, sums)
+  local count = (#ARGV - at + 1) / 2
+  if count == 0 then
     return nil
   end
-  local names, set, failed = {}, {}, nil
-  for i = at, #ARGV, 2 do
-    names[#names + 1] = ARGV[i]
-  end
-  local known = redis.pcall('HMGET', key, unpack(names))
+  local known = redis.pcall('HMGET', key, unpack(ARGV, at, at + count - 1))
   if known.err then
     return known
   end
-  for k = 1, #names do
-    local i = at + 2 * (k - 1)
-    local old, value = known[k], ARGV[i + 1]
-    if i < maxima then
-      old = old or '0'
-      if #old > 15 or #value > 15 or not tonumber(old) then
-        local result = redis.pcall('HINCRBY', key, names[k], value)
-        failed = failed or (type(result) == 'table' and result or nil)
+  local set, n, failed = {}, 0, nil
+  for k = 1, count do
+    local old, value = known[k] or '0', ARGV[at + count + k - 1]
+    if k <= sums then
+      local number = #old <= 15 and #value <= 15 and tonumber(old)
+      if number then
+        set[n + 1], set[n + 2], n = ARGV[at + k - 1], number + value, n + 2
       else
-        set[#set + 1] = names[k]
-        set[#set + 1] = string.format('%d', old + value)
+        local result = redis.pcall('HINCRBY', key, ARGV[at + k - 1], value)
+        failed = failed or (type(result) == 'table' and result or nil)
       end
-    elseif not old or #value > #old or (#value == #old and value > old) then
-      set[#set + 1] = names[k]
-      set[#set + 1] = value
+    elseif not known[k] or #value > #old or (#value == #old and value > old) then
+      set[n + 1], set[n + 2], n = ARGV[at + k - 1], value, n + 2
     end
   end
-  if #set > 0 then
+  if n > 0 then
     local result = redis.pcall('HSET', key, unpack(set))
     failed = failed or (type(result) == 'table' and result or nil)
   end

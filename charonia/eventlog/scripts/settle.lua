@@ -2,17 +2,18 @@
 -- End requests of one model that are no jobs and not journalled: the first settle of a request wins, one of an older
 -- attempt is fenced. Allowed when the server is out of memory: settling is what frees it.
 --
--- KEYS[1] u:{m}                 hash of unsettled requests in groups (see take_groups.lua); loses the requests won
+-- KEYS[1] u:{m}                 hash of unsettled requests in groups (see group_values.lua); loses the requests won
 -- KEYS[2] n:{m}                 hash; `requests` and `bytes` shrink by the requests won, n:{m}:<tenant> likewise
 -- KEYS[3] s:{m}:<version>:<hash> statistics hash (only given with statistics); grows when all requests were won
 --
 -- ARGV[1] g, how many groups
 -- ARGV[2] the attempts: one number for all requests, or one for each, comma separated
 -- ARGV[3] how many of the statistics are sums; those after them are maxima of non-negative integers
--- then g group names, then g strings of last bytes, then the statistics: field, value, ...
+-- then g group names, then g strings of last bytes, then the statistics: their names, then their values
 --
 -- Returns 1 when all were won, else a string with one character for each request: "1" won, "0" not.
 
+--#include group_values.lua
 --#include take_groups.lua
 --#include fold_statistics.lua
 
@@ -22,5 +23,5 @@ if mask then
   return mask
 end
 local at = 4 + 2 * groups
-fold_statistics(KEYS[3], at, at + 2 * tonumber(ARGV[3]))
+fold_statistics(KEYS[3], at, tonumber(ARGV[3]))
 return 1

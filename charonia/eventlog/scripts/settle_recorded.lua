@@ -2,7 +2,7 @@
 -- End requests of one model of which some are jobs or journalled; in all else like settle.lua. What is won gets its end,
 -- result and last event recorded in its job record, and a fact in the journal.
 --
--- KEYS[1] u:{m}                 hash of unsettled requests in groups (see take_groups.lua); loses the requests won
+-- KEYS[1] u:{m}                 hash of unsettled requests in groups (see group_values.lua); loses the requests won
 -- KEYS[2] n:{m}                 hash; `requests` and `bytes` shrink, `kept` grows by the records of jobs that ended,
 --                               `keep_bytes` is what it may be (read only); n:{m}:<tenant> shrinks likewise
 -- KEYS[3] s:{m}:<version>:<hash> statistics hash, or u:{m} without statistics; grows when all requests were won
@@ -22,10 +22,11 @@
 -- ARGV[6] the ids of the journalled requests, joined, ARGV[7] their outcomes, ARGV[8] their attempts
 -- then g group names, then g strings of last bytes
 -- then for each job that ends: number of its request in this call, id, state, packed kind and detail, result
--- then the statistics: field, value, ...
+-- then the statistics: their names, then their values
 --
 -- Returns 1 when all were won, else a string with one character for each request: "1" won, "0" not.
 
+--#include group_values.lua
 --#include take_groups.lua
 --#include fold_statistics.lua
 --#include job_events.lua
@@ -123,5 +124,5 @@ if mask then
   return mask
 end
 at = at + 5 * ends
-fold_statistics(KEYS[3], at, at + 2 * tonumber(ARGV[3]))
+fold_statistics(KEYS[3], at, tonumber(ARGV[3]))
 return 1

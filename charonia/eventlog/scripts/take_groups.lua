@@ -6,14 +6,7 @@
 -- at         the ARGV index of the first group name; `groups` names are followed by as many strings of last bytes
 -- attempts   one number for all requests, or one for each, comma separated
 --
--- A value is one byte per member (128 + attempt, or `.` when settled), then `:` when the members' last bytes are
--- 0, 1, 2, ..., or `;` and their last bytes, then the sizes together, then each one's after a comma unless all are equal,
--- then `:` and the tenant if there is one.
---
 -- Returns nil when all requests were won, else a string with "1" (won) or "0" for each.
-local SEQUENCE = '\0\1\2\3\4\5\6\7\8\9\10\11\12\13\14\15\16\17\18\19\20\21\22\23\24\25\26\27\28\29\30\31'
-  .. '\32\33\34\35\36\37\38\39\40\41\42\43\44\45\46\47\48\49\50\51\52\53\54\55\56\57\58\59\60\61\62\63'
-
 -- Members one by one: the value that is left, nil for none, and whatever was won.
 local function take_members(value, lasts, attempt_of)
   local cut = string.find(value, '[:;]')
@@ -57,33 +50,56 @@ local function take_members(value, lasts, attempt_of)
   return left, table.concat(mask), requests, freed, string.match(value, ':(.+)$', tail)
 end
 
+local function count_out(counters, requests, freed, tenant)
+  redis.call('HINCRBY', counters, 'requests', -requests)
+  redis.call('HINCRBY', counters, 'bytes', -freed)
+  if tenant then
+    local key = counters .. ':' .. tenant
+    if redis.call('HINCRBY', key, 'requests', -requests) <= 0 then
+      redis.call('DEL', key)
+    else
+      redis.call('HINCRBY', key, 'bytes', -freed)
+    end
+  end
+end
+
 local function take_groups(unsettled, counters, at, groups, attempts)
-  local attempt, several = tonumber(attempts), nil
+  local attempt = tonumber(attempts)
+  if groups == 1 and attempt then
+    -- what nearly every batch is
+    local value = redis.call('HGET', unsettled, ARGV[at])
+    local rest = value and whole(value, ARGV[at + 1], attempt)
+    if rest then
+      local size, tenant = tonumber(rest), nil
+      if not size then
+        size, tenant = tonumber(string.match(rest, '^%d+')), string.match(rest, ':(.+)$')
+      end
+      redis.call('HDEL', unsettled, ARGV[at])
+      count_out(counters, #ARGV[at + 1], size, tenant)
+      return nil
+    end
+  end
+
+  local several = nil
   if not attempt then
     several = {}
     for one in string.gmatch(attempts, '%d+') do
       several[#several + 1] = tonumber(one)
     end
   end
-  local gone, changed, masks, tenants = {}, {}, {}, nil
-  local requests, freed, seen = 0, 0, 0
+  local gone, changed, masks, tenants = {}, {}, {}, {}
+  local seen, won = 0, 0
   for from = 0, groups - 1, 4000 do -- unpack() has a bounded stack
     local to = math.min(from + 3999, groups - 1)
     local known = redis.call('HMGET', unsettled, unpack(ARGV, at + from, at + to))
     for k = from, to do
       local value, lasts = known[k - from + 1], ARGV[at + groups + k]
-      local n = #lasts
       local count, size, tenant = 0, 0, nil
-      local cut = value and string.byte(value, n + 1)
-      if attempt and (cut == 58 and lasts == string.sub(SEQUENCE, 1, n)
-          or cut == 59 and lasts == string.sub(value, n + 2, 2 * n + 1))
-        and string.byte(value) - 128 <= attempt and string.byte(value) ~= 46
-        and string.sub(value, 1, n) == string.rep(string.sub(value, 1, 1), n) then
-        -- the whole group at one attempt: nothing is looked at one by one
-        local tail = cut == 58 and n + 2 or 2 * n + 2
-        count, size = n, tonumber(string.sub(value, tail))
+      local rest = value and attempt and whole(value, lasts, attempt)
+      if rest then
+        count, size = #lasts, tonumber(rest)
         if not size then
-          size, tenant = tonumber(string.match(value, '^%d+', tail)), string.match(value, ':(.+)$', tail)
+          size, tenant = tonumber(string.match(rest, '^%d+')), string.match(rest, ':(.+)$')
         end
         gone[#gone + 1] = ARGV[at + k]
       elseif value then
@@ -98,11 +114,11 @@ local function take_groups(unsettled, counters, at, groups, attempts)
           gone[#gone + 1] = ARGV[at + k]
         end
       else
-        masks[k] = string.rep('0', n)
+        masks[k] = string.rep('0', #lasts)
       end
-      seen, requests, freed = seen + n, requests + count, freed + size
-      if tenant and count > 0 then
-        tenants = tenants or {}
+      seen, won = seen + #lasts, won + count
+      if count > 0 then
+        tenant = tenant or ''
         local taken = tenants[tenant] or {0, 0}
         tenants[tenant] = {taken[1] + count, taken[2] + size}
       end
@@ -115,20 +131,10 @@ local function take_groups(unsettled, counters, at, groups, attempts)
   for from = 1, #changed, 4000 do
     redis.call('HSET', unsettled, unpack(changed, from, math.min(from + 3999, #changed)))
   end
-  if requests > 0 then
-    redis.call('HINCRBY', counters, 'requests', -requests)
-    redis.call('HINCRBY', counters, 'bytes', -freed)
+  for tenant, taken in pairs(tenants) do
+    count_out(counters, taken[1], taken[2], tenant ~= '' and tenant or nil)
   end
-  for tenant, taken in pairs(tenants or {}) do
-    local key = counters .. ':' .. tenant
-    if redis.call('HINCRBY', key, 'requests', -taken[1]) <= 0 then
-      redis.call('DEL', key)
-    else
-      redis.call('HINCRBY', key, 'bytes', -taken[2])
-    end
-  end
-
-  if requests == seen then
+  if won == seen then
     return nil
   end
   local mask = {}
