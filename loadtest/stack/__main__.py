@@ -172,7 +172,8 @@ class Test:
     def end_load(self) -> None:
         self._stop.set()
         for client in self._clients:
-            client.join(90)
+            if client.ident is not None:
+                client.join(90)
 
     def step(self, name: str, act: Callable[[], float], *, excused: bool = False) -> None:
         """One change under load. `excused`: keyless calls may be cut off meanwhile."""
