@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,15 @@ from charonia.errors import InvalidRecord, LogUnavailable
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
 from charonia.events import FIELD_FACT, BatchReturned, ExecutionUnwanted, pack_fact
-from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, records_of, unpack_request
+from charonia.wire import (
+    FIELD_HEADER,
+    FLAG_JOURNALLED,
+    FLAG_REFERENCE,
+    BatchHeader,
+    RequestRecord,
+    records_of,
+    unpack_request,
+)
 
 from .accounting import Death, Executed
 from .announcing import insist
@@ -31,14 +38,6 @@ from .settlement import batch_died, started
 from .settling import Settler
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A batch that was taken and not executed yet."""
-
-    job: Job
-    incarnation: Incarnation
 
 
 class Intake:
@@ -64,7 +63,8 @@ class Intake:
         self._settler = Settler(log, executor, metrics, payloads)
         self._reader = log.reader()
         self._held: set[bytes] = set()
-        self._taken: dict[str, _Taken] = {}
+        self._taken: dict[str, tuple[Job, Incarnation]] = {}
+        """Batches that were taken and not executed yet, by id."""
         self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -132,13 +132,15 @@ class Intake:
             if incarnation is None:
                 self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
                 continue
-            job = Job(records, partial(self._executed, incarnation), header, entry_id)
-            if any(record.journalled for record in records):
+            flags = 0
+            for record in records:
+                flags |= record.flags
+            job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
+            if flags & FLAG_JOURNALLED:
                 job.begun = self._begun
             self._held.add(entry_id)
-            self._taken[header.batch_id] = _Taken(job, incarnation)
-            blobs = self._payloads.map(records)
-            if blobs:
+            self._taken[header.batch_id] = (job, incarnation)
+            if flags & FLAG_REFERENCE and (blobs := self._payloads.map(records)):
                 self._spawn(self._submit_fetched(job, incarnation, blobs))
             else:
                 incarnation.pool.submit(job)
@@ -152,7 +154,8 @@ class Intake:
             taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
             if taken is not None and isinstance(fact, ExecutionUnwanted):
                 ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
-                taken.incarnation.pool.cancel(taken.job, ids)
+                job, incarnation = taken
+                incarnation.pool.cancel(job, ids)
         self._spawn(self._delete(entry_id))
 
     def _begun(self, job: Job, batch: Batch) -> None:
@@ -202,7 +205,7 @@ class Intake:
     def _forget(self, job: Job) -> BatchHeader:
         assert job.header is not None
         taken = self._taken.get(job.header.batch_id)
-        if taken is not None and taken.job is job:
+        if taken is not None and taken[0] is job:
             del self._taken[job.header.batch_id]
         return job.header
 

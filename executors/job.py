@@ -17,6 +17,7 @@ class Job:
     """The batch and its callbacks, all called in the event loop.
 
     `done` when it has been executed or its instance has died under it; `begun`, if any, when its execution begins.
+    `flags` are those of any of its records.
     `unwanted` holds the ids of requests that were settled by somebody else meanwhile; `batch` is set while it runs.
     """
 
@@ -24,6 +25,7 @@ class Job:
     done: Callable[[Job, Executed], None]
     header: BatchHeader | None = None
     entry_id: bytes = b""
+    flags: int = 0
     begun: Callable[[Job, Batch], None] | None = None
     unwanted: frozenset[bytes] = frozenset()
     batch: Batch | None = None

@@ -55,17 +55,16 @@ class Settlement:
         )
 
 
-def settlement(executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed) -> Settlement:
-    """How the requests of an executed batch end."""
-    indices = [index for index, answer in enumerate(executed.answers) if answer]
-    if len(indices) == len(records):
+def settlement(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed, flags: int
+) -> Settlement:
+    """How the requests of an executed batch end; `flags` are those of any of them."""
+    if all(executed.answers):
         requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
+        found = Settlement(list(range(len(requests))), requests)
     else:
-        requests = [(records[index].id, header.attempts[index]) for index in indices]
-    found = Settlement(indices, requests)
-    flags = 0
-    for record in records:
-        flags |= record.flags
+        indices = [index for index, answer in enumerate(executed.answers) if answer]
+        found = Settlement(indices, [(records[index].id, header.attempts[index]) for index in indices])
     if flags & (FLAG_JOB | FLAG_JOURNALLED):
         _add_durable(found, executor, header, records, executed)
     return found

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
+from charonia.wire import FLAG_REPLY_BY_REFERENCE
 
 from .accounting import Executed, increments
 from .announcing import insist
@@ -41,7 +42,7 @@ class Settler:
         """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it."""
         header, records = job.header, job.records
         assert header is not None
-        ending = settlement(self._executor, header, records, executed)
+        ending = settlement(self._executor, header, records, executed, job.flags)
         key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
@@ -53,11 +54,17 @@ class Settler:
                 jobs, ending = ending.parted()
                 won = await self._write(job, executed, jobs, [], None, [])
                 together = None
-        answers = executed.answers if header.via_owner else self._payloads.refer(records, executed.answers)
-        answered = [] if header.via_owner else [i for i in ending.indices if i not in ending.jobs]
+        answers: Sequence[bytes] = executed.answers
+        if job.flags & FLAG_REPLY_BY_REFERENCE and not header.via_owner:
+            answers = self._payloads.refer(records, answers)
+        answered = [] if header.via_owner else ending.indices
+        if ending.jobs:
+            answered = [index for index in answered if index not in ending.jobs]
         fact = Reply(header.report_to, self._fact(job, executed, ending, won))
         won |= await self._write(job, executed, ending, replies(records, answers, answered), together, [fact])
-        await self._count(key, job, executed, incarnation, counted if together and all(won.values()) else None, won)
+        if together is None or False in won.values():
+            counted = await self._add_statistics(key, job, executed, won)
+        self._metrics.settled(incarnation.model, incarnation.version, counted)
         if not header.via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
@@ -110,7 +117,7 @@ class Settler:
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
-        if not all(won):
+        if False in won:
             if unsure:
                 won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]
             else:
@@ -137,23 +144,12 @@ class Settler:
             self._metrics.fenced(job.header.model, job.header.version, late)
             _log.warning("%d requests of batch %s were settled by others first", late, job.header.batch_id)
 
-    async def _count(
-        self,
-        key: bytes,
-        job: Job,
-        executed: Executed,
-        incarnation: Incarnation,
-        counted: Mapping[str, int] | None,
-        won: Won,
-    ) -> None:
-        """Add to the statistics what was won, unless the settlement did (`counted`)."""
-        mine = counted
-        if mine is None:
-            mine = increments(job.records, executed, [won.get(index, False) for index in range(len(job.records))])
-            if mine:
-                added = mine
-                await insist(lambda: self._log.add_statistics(key, added), "statistics cannot be added")
-        self._metrics.settled(incarnation.model, incarnation.version, mine)
+    async def _add_statistics(self, key: bytes, job: Job, executed: Executed, won: Won) -> dict[str, int]:
+        """Count what was won, where the settlement did not."""
+        mine = increments(job.records, executed, [won.get(index, False) for index in range(len(job.records))])
+        if mine:
+            await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
+        return mine
 
     async def _append(self, reply: Reply) -> None:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")
