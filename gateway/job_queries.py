@@ -14,7 +14,7 @@ from charonia.jobs import JobEvent, JobRecord, JobState, parse_public_id
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.wire import ResponseRecord
 
-from .delivery import JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
+from .delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from .estimates import Paces, queued_eta_s, running_eta_s
 from .job_outcomes import outcome_of
 from .job_views import Cursor, Outlook, job_view, matches, visible, wait_reason
@@ -94,7 +94,7 @@ class JobQueries:
         if not record.state.terminal and wait_s > 0:
             try:
                 async with asyncio.timeout(wait_s):
-                    record = await self._ended(record.model, record.id)
+                    record = await self._ended(record.model, record.id, caller)
             except TimeoutError:
                 return None
         outcome = await outcome_of(self._log, record)
@@ -113,12 +113,12 @@ class JobQueries:
     async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
         """The answer of a job, however long it takes. Raises what `job_outcomes.outcome_of` does."""
         while True:
-            outcome = await outcome_of(self._log, await self._ended(model, job_id))
+            outcome = await outcome_of(self._log, await self._ended(model, job_id, ANYONE))
             if outcome is not None:
                 return outcome
 
-    async def _ended(self, model: str, job_id: bytes) -> JobRecord:
-        async with self._watches.watching(model, job_id) as watch:
+    async def _ended(self, model: str, job_id: bytes, caller: Caller) -> JobRecord:
+        async with self._watches.watching(model, job_id, caller) as watch:
             seen = 0
             while True:
                 seen = await watch.look(seen)
@@ -129,16 +129,16 @@ class JobQueries:
 
     async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
         record = await self.record(job_id, caller)
-        return self._follow(record, after_number)
+        return self._follow(record, caller, after_number)
 
-    async def _follow(self, record: JobRecord, after_number: int) -> AsyncIterator[JobEvent]:
+    async def _follow(self, record: JobRecord, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
         for event in record.events:
             if event.number > after_number:
                 after_number = event.number
                 yield event
         if record.state.terminal:
             return
-        async with self._watches.watching(record.model, record.id) as watch:
+        async with self._watches.watching(record.model, record.id, caller) as watch:
             seen = 0
             while True:
                 seen = await watch.look(seen)

@@ -11,10 +11,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from charonia import keys
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import Entry, EventLog
 from charonia.jobs import JobRecord
 from charonia.tensors import Buffer
+
+from .delivery import ANYONE, Caller
+
+MOST_WAITING = 10_000
+MOST_WAITING_OF_TENANT = 1000
 
 _LATEST = b"$"
 _AFTER_WAKING_S = (0.02, 0.1, 0.5)
@@ -84,6 +89,8 @@ class JobWatches:
         self._reader = log.reader() if journal else None
         self._reading = False
         self._watches: dict[bytes, dict[bytes, JobWatch]] = {}
+        self._waiting: dict[str, int] = {}
+        self._all_waiting = 0
 
     async def close(self) -> None:
         tasks = [w.task for watches in self._watches.values() for w in watches.values() if w.task is not None]
@@ -94,8 +101,24 @@ class JobWatches:
             await self._reader.close()
 
     @asynccontextmanager
-    async def watching(self, model: str, job_id: bytes) -> AsyncIterator[JobWatch]:
-        """Watch a job for as long as the block runs."""
+    async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
+        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+        waiting = self._waiting.get(caller.tenant, 0)
+        if self._all_waiting >= MOST_WAITING or (caller.scoped and waiting >= MOST_WAITING_OF_TENANT):
+            raise ResourceExhausted("too many callers wait for jobs here at the moment; ask again later")
+        self._waiting[caller.tenant] = waiting + 1
+        self._all_waiting += 1
+        try:
+            async with self._watching(model, job_id) as watch:
+                yield watch
+        finally:
+            self._all_waiting -= 1
+            self._waiting[caller.tenant] -= 1
+            if not self._waiting[caller.tenant]:
+                del self._waiting[caller.tenant]
+
+    @asynccontextmanager
+    async def _watching(self, model: str, job_id: bytes) -> AsyncIterator[JobWatch]:
         stream = keys.journal(model)
         watches = self._watches.get(stream)
         if watches is None:

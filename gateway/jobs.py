@@ -33,7 +33,7 @@ from .job_watches import JobWatches
 from .metrics import JobCounts, count
 from .pending import Waiter
 from .retention import Retentions
-from .terms import JOURNAL_OFF, Terms, TermsBook
+from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
 from .webhooks.addresses import Allowed, check_url
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
@@ -66,11 +66,19 @@ class Jobs:
         self._terms = terms
         self._reachable = Allowed.parse(settings.webhook_allow)
         self._journalled = settings.journal != JOURNAL_OFF
+        self._journals_all = settings.journal == JOURNAL_ALL
         self._flags = FLAG_JOB | (FLAG_JOURNALLED if self._journalled else 0)
         self._retentions = Retentions(log, settings)
         self._watches = JobWatches(log, journal=self._journalled)
         self._queries = JobQueries(log, catalog, self._watches)
         self.counts = JobCounts()
+
+    def start(self) -> None:
+        """See to it that the log knows how much of a journal to keep of models that may never have a job."""
+        if self._journals_all:
+            self._catalog.listeners.append(self._served_changed)
+            for model in self._catalog.served_models():
+                self._served_changed(model)
 
     async def close(self) -> None:
         await self._watches.close()
@@ -78,6 +86,15 @@ class Jobs:
     def begin_anew(self) -> None:
         """The log is another one."""
         self._retentions.forget()
+
+    def _served_changed(self, model: str) -> None:
+        served = self._catalog.served(model)
+        if served:
+            self._dataplane.spawn(self._tell_retention(served[max(served)]))
+
+    async def _tell_retention(self, served: ServedVersion) -> None:
+        with contextlib.suppress(CharoniaError):  # then at the next change, or with the first job
+            await self._retentions.tell(served.interface)
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class GatewayService:
 
     async def start(self) -> None:
         await self._dataplane.start()
+        self.jobs.start()
         if self._tenants is not None:
             self._tenants.on_change = lambda: self._dataplane.spawn(self._weights_changed())
         await self.say_weights()

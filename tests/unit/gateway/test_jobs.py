@@ -385,6 +385,33 @@ async def test_the_journal_wakes_before_the_slow_look(bench: Any, monkeypatch: p
         assert await waiting is not None
 
 
+async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = sys.modules["gateway.job_watches"]
+    monkeypatch.setattr(watches, "MOST_WAITING", 3)
+    monkeypatch.setattr(watches, "MOST_WAITING_OF_TENANT", 1)
+    gateway = await bench.gateway()
+    ours = (await gateway.submit_job(request_of(), options(tenant="acme"))).id
+    theirs = (await gateway.submit_job(request_of(), options(tenant="other"))).id
+
+    async def follow(job_id: str, caller: Caller) -> Any:
+        stream = await gateway.job_events(job_id, caller, 1)
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        return waiting
+
+    first = await follow(ours, ACME)
+    with pytest.raises(ResourceExhausted, match="ask again later"):
+        await gateway.job_result(ours, ACME, 60)
+    others = [await follow(theirs, OTHER), await follow(theirs, Caller())]
+    with pytest.raises(ResourceExhausted):
+        await gateway.job_result(theirs, Caller(), 60)
+    for record in await bench.queued():
+        await bench.finish(record)
+    async with asyncio.timeout(5):
+        assert [event.kind for event in await asyncio.gather(first, *others)] == ["succeeded"] * 3
+    assert await gateway.job_result(ours, ACME, 60) is not None
+
+
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options())
@@ -460,6 +487,18 @@ async def test_a_deadline_while_the_log_is_away_is_an_unknown_outcome(bench: Any
     bench.log.settle = away
     with pytest.raises(Unavailable, match="outcome is unknown"):
         await call
+
+
+async def test_what_has_not_left_at_its_deadline_never_leaves(bench: Any) -> None:
+    gateway = await bench.gateway()
+    first = asyncio.create_task(gateway.infer(request_of(1), flush_interval_s=60.0))
+    await bench.comes()
+    with pytest.raises(DeadlineExceeded):
+        await gateway.infer(request_of(2, deadline_ns=wall_ns() + 20_000_000), flush_interval_s=60.0)
+    (record,) = await bench.queued()
+    await bench.finish(record)
+    assert numbers((await first).outputs)["y"] == 1
+    assert await bench.log.pending(MODEL) == (0, 0)
 
 
 async def test_deadlines_that_cannot_be_met(bench: Any) -> None:
@@ -566,4 +605,6 @@ async def test_the_retention_of_a_model_is_told_to_the_log() -> None:
     assert (await bench.log.job(*_key(receipt.id))).retention_s == 7
     work = bench.log._of(MODEL)
     assert (work.keep_size_bytes, work.keep_journal_s, work.keep_journal_size_bytes) == (1234, 9, 10)
+    await bench.gateway("all", journal="all", journal_retention_s=11)
+    await until(lambda: work.keep_journal_s == 11)  # without any job
     await bench.close()
