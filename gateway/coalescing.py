@@ -8,6 +8,7 @@ mixes model, level or terms; all-or-none is the log's promise for an entry, so a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from charonia.eventlog.port import EventLog
 from charonia.models.catalog import ServedVersion
 from charonia.wire import record_fields
 
+from .entry_ids import EntryIds
 from .terms import Terms
 
 _OPEN_PER_INTERVAL = 4
@@ -61,6 +63,7 @@ class Coalescer:
         max_requests: int,
         max_size_bytes: int,
         counts: AppendCounts,
+        draw: Callable[[], bytes] | None = None,
     ) -> None:
         self._log = log
         self._model = model
@@ -71,6 +74,7 @@ class Coalescer:
         """Requests of this queue whose callers wait; kept by the data plane."""
         self.served: ServedVersion | None = None
         """The incarnation that `max_requests` was last computed for; kept by the data plane."""
+        self._ids = EntryIds(draw) if draw is not None else EntryIds()
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[Outgoing] = []
         self._outstanding = 0
@@ -80,6 +84,10 @@ class Coalescer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.max_requests = max_requests
         self._max_size_bytes = max_size_bytes
+
+    def next_id(self) -> bytes:
+        """An id for a request that is submitted soon, of the same group as those it may share an entry with."""
+        return self._ids.next(self.max_requests)
 
     def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
         """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
@@ -111,6 +119,7 @@ class Coalescer:
         self._timer = None
         self._last_flush_s = self._loop.time()
         waiting, self._waiting = self._waiting, []
+        self._ids.turn()
         entry: list[Outgoing] = []
         size = 0
         for outgoing in waiting:

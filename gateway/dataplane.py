@@ -105,7 +105,7 @@ class DataPlane:
         door = self._doors.get((served.model, level)) if options is None else None
         if door is None or door.served is not served:
             door = self._door(served, level, options)
-        request_id = self.ids.next()
+        request_id = door.next_id()
         flags, reference = self._flags, None
         if self._payloads is not None:
             flags |= self._payloads.flags(served)
@@ -147,6 +147,7 @@ class DataPlane:
                 max_requests=1,
                 max_size_bytes=self._settings.coalesce_size_bytes,
                 counts=self.counts,
+                draw=self.ids.next,
             )
             # hostile variety of levels and tenants; idle doors hold nothing
             if len(self._doors) + len(self._other_doors) > _MOST_DOORS:
