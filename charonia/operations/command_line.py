@@ -31,7 +31,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
     options = arguments.parser().parse_args(list(words))
     _check(options)
     try:
-        document, well = asyncio.run(_with_log(options, _log_url(options, environment, default_state_dir)))
+        document, well = asyncio.run(_with_log(options, *_log_place(options, environment, default_state_dir)))
     except (StartupError, CharoniaError, InvalidRecord) as error:
         sys.stderr.write(f"charonia: {error}\n")
         return 1
@@ -60,10 +60,19 @@ def _log_url(options: argparse.Namespace, environment: Mapping[str, str], defaul
         raise StartupError(f"'{path}' does not say where the log is") from None
 
 
-async def _with_log(options: argparse.Namespace, url: str) -> Answer:
-    from charonia.eventlog.redis import RedisLog
+def _log_place(
+    options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]
+) -> tuple[str, str]:
+    """The log's URL and the file of its password, "" for none."""
+    file = options.log_password_file or environment.get("CHARONIA_LOG_PASSWORD_FILE", "")
+    return _log_url(options, environment, default_state_dir), file
 
-    log = RedisLog(url)
+
+async def _with_log(options: argparse.Namespace, url: str, password_file: str) -> Answer:
+    from charonia.eventlog.redis import RedisLog
+    from charonia.eventlog.redis.address import with_password
+
+    log = RedisLog(with_password(url, password_file))
     await log.open()
     try:
         return await perform(log, options)
