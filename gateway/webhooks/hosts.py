@@ -11,7 +11,7 @@ from .addresses import Endpoint
 
 DIGEST_BYTES = 8
 _HELD_PER_TURN = 4
-_FIRST_GUESS_S = 0.05
+_FIRST_GUESS_S = 0.01
 _HASTE = 2
 """What is put off comes back twice as fast as expected: too early costs little, an idle host costs time."""
 _WEIGHT = 0.2

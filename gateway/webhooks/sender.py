@@ -39,6 +39,8 @@ _PAGES = 16
 _HELD_PER_TURN = 4
 _MODELS_AT_ONCE = 64
 _STUMBLED_S = 60
+_NEXT_LOOK_S = 0.02
+"""At the soonest, for what was put off because its host is busy."""
 _RECORD_AGAIN_S = 0.2
 _FIELD_ID = b"i"
 
@@ -78,6 +80,7 @@ class Sender:
         self._models: set[str] = set()
         self._names: dict[bytes, str] = {}
         self._touched: set[str] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
         self._reader = log.reader()
         self._loop: asyncio.Task[None] | None = None
@@ -99,6 +102,8 @@ class Sender:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
+        for timer in self._timers.values():
+            timer.cancel()
         if self._held:
             await asyncio.wait(self._held.values(), timeout=grace_s)
         for task in self._held.values():
@@ -116,6 +121,21 @@ class Sender:
     def _touch(self, model: str) -> None:
         self._touched.add(model)
         self._wake.set()
+
+    def _touch_at(self, model: str, time_us: int) -> None:
+        """Look again when a time has come, the earliest that was named."""
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + max(_NEXT_LOOK_S, time_us / 1e6 - wall_ns() / 1e9)
+        known = self._timers.get(model)
+        if known is not None:
+            if known.when() <= at_s:
+                return
+            known.cancel()
+        self._timers[model] = loop.call_at(at_s, self._timed, model)
+
+    def _timed(self, model: str) -> None:
+        del self._timers[model]
+        self._touch(model)
 
     async def _run(self) -> None:
         """Look at what was touched at once, at everything once in a while: nothing depends on having been woken."""
@@ -228,7 +248,9 @@ class Sender:
                     postponed[member] = host.postponed_us()
                 else:
                     self._hold(model, member, host)
-            await self._log.set_times(key, postponed)
+            if postponed:
+                await self._log.set_times(key, postponed)
+                self._touch_at(model, min(postponed.values()))
             if len(members) < count or len(self._held) >= self._most_held:
                 return
         self._touch(model)
