@@ -134,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
     Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
     # webhooks
-    Option("allow-webhooks", "bool", True, _S, "call the webhooks of ended jobs"),
+    Option("allow-webhooks", "bool", True, _G, "take webhooks; serve starts a sender of them"),
     Option("webhook-secrets", "str", "", _W, "file of signing secrets; serve makes one in its state directory without"),
     Option("webhook-allow", "str", (), _W | _G, "network or host that webhooks may reach; repeatable", repeat=True),
     Option("webhook-retry-secs", "float", 5.0, _W, "wait before the second try; later waits grow in proportion"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
-from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
+from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded, Unsupported
 from charonia.eventlog.port import EventLog
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
@@ -64,6 +64,7 @@ class Jobs:
         self._pending = dataplane.pending
         self._endpoint = settings.incarnation.encode()
         self._terms = terms
+        self._webhooks = settings.allow_webhooks
         self._reachable = Allowed.parse(settings.webhook_allow)
         self._journalled = settings.journal != JOURNAL_OFF
         self._journals_all = settings.journal == JOURNAL_ALL
@@ -178,6 +179,8 @@ class Jobs:
     ) -> _Prepared:
         terms = self._terms.of(options)
         if options.webhook is not None:
+            if not self._webhooks:
+                raise Unsupported("webhooks are not available on this server")
             check_url(options.webhook.url, self._reachable)
         key = digest = b""
         if options.idempotency_key:

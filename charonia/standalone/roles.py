@@ -196,6 +196,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         exit_timeout_secs=values["exit_timeout_secs"],
         drain_delay_secs=values["drain_delay_secs"],
         shm_dir=values["shm_dir"],
+        allow_webhooks=values["allow_webhooks"],
         webhook_allow=values["webhook_allow"],
         durability=values["durability"],
         journal=_journal(values["journal"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from charonia.errors import InternalError, InvalidArgument, StartupError
+from charonia.errors import InternalError, InvalidArgument, StartupError, Unsupported
 from charonia.jobs import JobState, parse_public_id
 from charonia.settings import GatewaySettings
 from gateway.delivery import Webhook
@@ -41,6 +41,14 @@ async def test_a_webhook_that_could_never_be_called_is_refused_and_nothing_is_re
         await gateway.submit_job(request_of(1), options(webhook=Webhook(url)))
     assert await bench.queued() == []
     assert await bench.log.job_models() == []
+
+
+async def test_without_senders_no_webhook_is_taken(bench: Any) -> None:
+    gateway = await bench.gateway(allow_webhooks=False)
+    with pytest.raises(Unsupported, match="webhooks are not available"):
+        await gateway.submit_job(request_of(1), options(webhook=Webhook("https://example.org/hook")))
+    await gateway.submit_job(request_of(1), options())
+    assert len(await bench.queued()) == 1
 
 
 async def test_an_operator_may_allow_more(bench: Any) -> None:
