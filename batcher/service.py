@@ -10,7 +10,7 @@ from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import Fact, ProcessJoined, ProcessLeft
+from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
 from charonia.settings import BatcherSettings
 
 from . import ownership
@@ -104,7 +104,7 @@ class BatcherService:
         if owned is not None:
             owned.on_served(held)
             return
-        if model in self._taking:
+        if model in self._taking or (not held and self._catalog.may_come(model)):
             return
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
@@ -191,6 +191,9 @@ class BatcherService:
                 self._gone.pop(stream, None)
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
+        elif isinstance(fact, RepositoryScanned):
+            if fact.ready:
+                self._consider_all()  # what its start-up load did not bring will not come any more
         elif not isinstance(fact, ProcessLeft):
             return
         elif _streams(fact):

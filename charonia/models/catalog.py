@@ -300,6 +300,19 @@ class Catalog:
         found = served.get(max(served) if version < 0 else version)
         return found is not None and bool(found.slots)
 
+    def may_come(self, model: str) -> bool:
+        """Whether a model that nobody holds may be held soon: an executor loads it, still starts, or is missing.
+
+        What was accepted for it waits meanwhile; after a restart of everything that may be all there is to do.
+        """
+        live = [view for view in self.executors.values() if not view.lost]
+        return not live or any(
+            view.scan is None
+            or not view.scan.ready
+            or any(name == model and entry.state == LOADING for (name, _), entry in view.versions.items())
+            for view in live
+        )
+
     def index(self) -> list[IndexRow]:
         """Every model any executor's repository holds, sorted by name, then version (H40)."""
         names = {name for view in self.executors.values() if view.scan for name in view.scan.models}

@@ -199,3 +199,25 @@ def test_the_last_weights_of_lanes_count_whole() -> None:
     assert kept == {9: 4}
     catalog.clear()
     assert kept == {}
+
+
+def test_a_model_may_come_while_somebody_starts_loads_or_is_missing() -> None:
+    assert catalog().may_come("m")
+    assert catalog(joined()).may_come("m")
+    assert catalog(joined(), scanned("e", "m", ready=False)).may_come("m")
+    assert not catalog(joined(), scanned("e", "m")).may_come("m")
+    loading = catalog(joined(), scanned("e", "m"), VersionStateChanged("e", "m", 1, "LOADING"))
+    assert loading.may_come("m")
+    assert not loading.may_come("n")
+    assert catalog(joined(), scanned("e", "m"), left()).may_come("m")
+
+
+def test_a_cleared_catalog_knows_nothing() -> None:
+    known = catalog(joined(), loaded(), scanned("e", "m"))
+    known.clear()
+    assert known.index() == []
+    assert known.processes == {}
+    assert not known.started()
+    for fact in (joined(), loaded(), scanned("e", "m")):
+        known.apply(fact)
+    assert known.is_ready("m", 1)

@@ -1,0 +1,230 @@
+"""The log is killed, stalled, flushed and restarted under `charonia serve`: what is said meanwhile, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import e2e_models as models
+import pytest
+import redis
+from e2e_asking import until
+from e2e_server import start
+
+from charonia.eventlog.embedded import PrivateServer
+
+pytestmark = pytest.mark.e2e
+
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    models.scaling(path, "doubles", 2.0)
+    return path
+
+
+class Load:
+    """Clients that ask on and on; `answers` counts (status, text of the error) and `when` each success."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.answers: Counter[tuple[int, str]] = Counter()
+        self.successes = 0
+        self.running = True
+
+    def _ask(self) -> None:
+        while self.running:
+            status, body = self._server.request("POST", "/v2/models/doubles/infer", BODY)
+            if status == 200:
+                assert json.loads(body)["outputs"][0]["data"] == [2, 4, 6, 8]
+                self.successes += 1
+                self.answers[(200, "")] += 1
+            else:
+                self.answers[(status, json.loads(body)["error"])] += 1
+
+    @contextmanager
+    def clients(self, count: int = 8) -> Iterator[None]:
+        threads = [threading.Thread(target=self._ask) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.running = False
+            for thread in threads:
+                thread.join(60)
+
+    def until_more(self, count: int = 50) -> None:
+        reached = self.successes + count
+        until("requests succeed", lambda: self.successes >= reached)
+
+    def failures(self) -> list[tuple[int, str]]:
+        return [answer for answer in self.answers if answer[0] != 200]
+
+
+def ready(server: Any) -> bool:
+    return bool(server.get("/v2/health/ready")[0] == 200)
+
+
+def counted(server: Any, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in server.scrape().splitlines() if line.startswith(name))
+
+
+def test_serving_resumes_by_itself_on_a_flushed_log(repository: Path, tmp_path: Path) -> None:
+    server = start(repository, tmp_path / "state", "--executors=2")
+    server.wait_ready()
+    before = {p["pid"] for p in server.processes()}
+    assert counted(server, "charonia_log_epoch_changes_total") == 0
+    load = Load(server)
+    with load.clients():
+        load.until_more()
+        with redis.Redis.from_url(server.log_url) as client:
+            for round_ in range(2):
+                client.flushall()
+                until(
+                    "every part begins anew",
+                    lambda round_=round_: counted(server, "charonia_log_epoch_changes_total") == 4 * (round_ + 1),
+                )
+                until("readiness returns", lambda: ready(server))
+                load.until_more()
+    # typed all of them: 503 unknown outcome, or 400/404 for what nobody has said anew yet
+    assert {status for status, _ in load.failures()} <= {404, 503}, load.answers
+    assert {p["pid"] for p in server.processes()} >= before, "nobody was restarted"
+    assert server.stop() == 0, server.log()
+    assert "Traceback" not in server.log(), server.log()
+
+
+def test_a_stalled_log_is_waited_for(repository: Path, tmp_path: Path) -> None:
+    server = start(repository, tmp_path / "state", "--executors=2")
+    server.wait_ready()
+    (log_pid,) = server.pids("redis")
+    load = Load(server)
+    with load.clients():
+        load.until_more()
+        os.kill(log_pid, signal.SIGSTOP)
+        time.sleep(3.0)  # the length of the stall is what is tested
+        stalled = load.successes
+        os.kill(log_pid, signal.SIGCONT)
+        load.until_more()
+        assert load.successes > stalled
+    assert load.failures() == [], "slow is not down"
+    assert ready(server)
+    assert server.stop() == 0, server.log()
+    assert "is lost: its heartbeat ended" not in server.log()
+    assert "lost the event log" not in server.log()
+
+
+@contextmanager
+def own_log() -> Iterator[PrivateServer]:
+    """A log of the test's own, which nobody restarts behind its back."""
+    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    log = PrivateServer(state_dir)
+    log.start()
+    log.wait_ready()
+    try:
+        yield log
+    finally:
+        log.stop()
+        shutil.rmtree(state_dir)
+
+
+def test_a_dead_log_is_said_at_once_and_accepts_nothing(repository: Path, tmp_path: Path) -> None:
+    with own_log() as log:
+        server = start(repository, tmp_path / "state", f"--log-url={log.url}")
+        server.wait_ready()
+        load = Load(server)
+        with load.clients(4):
+            load.until_more()
+            os.kill(log.pid, signal.SIGKILL)
+            died_at = time.monotonic()
+            until("readiness is false", lambda: not ready(server))
+            assert time.monotonic() - died_at < 1.0
+            status, _ = server.request(
+                "POST",
+                "/v2/models/doubles/infer",
+                BODY,
+                {"Prefer": "respond-async", "Content-Type": "application/json"},
+            )
+            assert status == 503
+            log.start()
+            log.wait_ready()
+            until("readiness returns", lambda: ready(server))
+            assert counted(server, "charonia_log_epoch_changes_total") == 0
+            load.until_more()
+        assert {status for status, _ in load.failures()} <= {503}, load.answers
+        assert server.stop() == 0, server.log()
+
+
+def submit(server: Any, model: str, body: dict[str, Any]) -> dict[str, Any]:
+    status, answer = server.request(
+        "POST",
+        f"/v2/models/{model}/infer",
+        json.dumps(body).encode(),
+        {"Prefer": "respond-async", "Content-Type": "application/json"},
+    )
+    assert status == 202, answer
+    return dict(json.loads(answer))
+
+
+def kill_everything(server: Any) -> None:
+    pids = [p["pid"] for p in server.processes()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # nobody restarts anybody
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def job_state(server: Any, job: str) -> Callable[[], str]:
+    def look() -> str:
+        status, body = server.get(f"/v2/jobs/{job}")
+        return str(json.loads(body)["state"]) if status == 200 else f"{status}"
+
+    return look
+
+
+def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
+    """SIGKILL of every process at once, the log server included, at level fsync."""
+    repository = tmp_path / "models"
+    models.gated(repository, "gated", "max_batch_size: 1")
+    gate, entered = tmp_path / "gate", tmp_path / "entered"
+
+    def value(number: int, **parameters: str) -> dict[str, Any]:
+        tensor = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [number]}
+        return {"inputs": [tensor], "parameters": parameters}
+
+    server = start(repository, tmp_path / "state", "--durability=fsync")
+    server.wait_ready()
+    done = submit(server, "gated", value(1))
+    assert done["durability"] == "fsync"
+    until("the first job ends", lambda: job_state(server, done["id"])() == "succeeded")
+    running = submit(server, "gated", value(2, gate=str(gate), entered=str(entered)))
+    until("the second job runs", entered.exists)
+    queued = [submit(server, "gated", value(number, gate=str(gate))) for number in range(3, 8)]
+    kill_everything(server)
+
+    again = start(repository, tmp_path / "state", "--durability=fsync")
+    again.wait_ready()
+    status, body = again.get(f"/v2/jobs/{done['id']}/result")
+    assert (status, json.loads(body)["outputs"][2]["data"]) == (200, [1])
+    gate.touch()
+    for number, job in zip(range(2, 8), [running, *queued], strict=True):
+        until(f"job {number} ends", lambda job=job: job_state(again, job["id"])() == "succeeded")
+        status, body = again.get(f"/v2/jobs/{job['id']}/result")
+        assert (status, json.loads(body)["outputs"][2]["data"]) == (200, [number])
+    with redis.Redis.from_url(again.log_url, decode_responses=True) as client:
+        left = [key for key in client.scan_iter("[xr]:*") if client.xlen(key)]
+    assert left == [], "what dead processes would have read is gone"
+    assert again.stop() == 0, again.log()
