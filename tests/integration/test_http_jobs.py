@@ -206,6 +206,20 @@ async def test_streams_end_properly_when_the_server_stops(front: HttpFront, hand
     reader.close()
 
 
+async def test_a_reader_that_does_not_read_does_not_hold_the_server(front: HttpFront, handler: Any) -> None:
+    handler.gate.clear()
+    location = await submit(front)
+    await handler.waiting.wait()
+    (job,) = handler._jobs.values()
+    for _ in range(5000):
+        job.happened("output", JobState.RUNNING, {"text": "x" * 4000})
+    reader = await follow(front, location)
+    (task,) = front._state.tasks
+    await asyncio.wait_for(front.close(0.01), LIMIT_S)
+    assert task.done()
+    reader.close()
+
+
 async def test_leaving_a_long_poll_leaves_the_job_alone(front: HttpFront, handler: Any) -> None:
     handler.gate.clear()
     location = await submit(front)
