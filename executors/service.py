@@ -146,8 +146,9 @@ class ExecutorService:
         await self._stop_tasks()
         incarnations = self._deployment.incarnations()
         with contextlib.suppress(LogUnavailable):
-            for incarnation in incarnations:
-                # no new requests may be routed here; the others know where else to send them
+            # no new requests may be routed here; the others know where else to send them. A failed executor is replaced
+            # by a successor: for that one requests are accepted meanwhile, as after a crash.
+            for incarnation in incarnations if not self.failed else ():
                 await self._announcer.try_tell(self._lifecycle.unloading(incarnation.model, incarnation.version))
             await self._intake.stop()
         for incarnation in incarnations:

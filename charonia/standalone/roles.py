@@ -290,7 +290,9 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     from charonia.eventlog.colocated import ColocatedLog
     from charonia.eventlog.memory import MemoryLog
     from executors.app import ExecutorApp
+    from executors.watchdog import watch_loop
 
+    watching = asyncio.create_task(watch_loop(), name="watchdog")
     settings = executor_settings(values)
     log_settings = _log_settings(values)
     if not settings.hosts_batcher:
@@ -300,6 +302,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 
         async def stop_alone() -> bool:
             clean = await executor.stop()
+            watching.cancel()
             if executor.service.failed:
                 await _end_now(log)
             return clean
@@ -323,6 +326,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
         clean = await executor.stop()
         await batcher.stop()
         await executor.service.say_last_words()
+        watching.cancel()
         if executor.service.failed:
             await _end_now(log)
         return clean
