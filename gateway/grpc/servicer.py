@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
+from charonia.inference import LATEST_VERSION
 from charonia.settings import GatewaySettings
 from gateway import log_settings
 from gateway.delivery import ANYONE
@@ -40,6 +41,7 @@ SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 STREAM_DECOUPLED = "models with decoupled transaction policy are not built yet"
+_LATEST = ("", "-1")
 _NOTHING = pb.ModelInferRequest()
 _OURS: Refusal = (grpc.StatusCode.INTERNAL, INTERNAL, ())
 
@@ -124,7 +126,9 @@ class Servicer:
         served = self._handler.served_model(message.model_name, message.model_version)
         if served.interface.decoupled:
             raise Unsupported(decoupled)
-        request, classes = infer_request(message, served.version)
+        # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
+        version = LATEST_VERSION if message.model_version in _LATEST else served.version
+        request, classes = infer_request(message, version)
         if self._forwarding:
             self._forwarding.forward(_headers(context), request.parameters)
         remaining_s = context.time_remaining()
