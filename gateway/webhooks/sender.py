@@ -42,6 +42,7 @@ _STUMBLED_S = 60
 _NEXT_LOOK_S = 0.02
 """At the soonest, for what was put off because its host is busy."""
 _RECORD_AGAIN_S = 0.2
+_NAMED = 1000
 _FIELD_ID = b"i"
 
 OUTCOMES = ("delivered", "failed", "disabled", "refused", "given_up", "unsigned", "lost")
@@ -85,6 +86,7 @@ class Sender:
         self._reader = log.reader()
         self._loop: asyncio.Task[None] | None = None
         self._stopping = False
+        self._unsigned: set[str] = set()
         self._pending_of: dict[str, int] = {}
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
 
@@ -299,7 +301,9 @@ class Sender:
         secrets = self._keyring.secrets_of(job.tenant)
         if not secrets:
             self.outcomes["unsigned"] += 1
-            _log.error("no webhook secret for tenant '%s': its webhooks wait", job.tenant)
+            if job.tenant not in self._unsigned and len(self._unsigned) < _NAMED:
+                self._unsigned.add(job.tenant)
+                _log.error("no webhook secret for tenant '%s': its webhooks wait", job.tenant)
             later_us = wall_ns() // 1000 + _STUMBLED_S * 1_000_000
             await self._record(job, member, replace(delivery, last_error="no secret to sign with", next_us=later_us))
             return
@@ -314,7 +318,11 @@ class Sender:
         else:
             refused = False
             host.took((monotonic_ns() - began_ns) / 1e9)
-        await self._record(job, member, self._after(delivery, answer, refused=refused))
+        delivery = self._after(delivery, answer, refused=refused)
+        if delivery.state.final and delivery.state is not DeliveryState.DELIVERED:
+            why = f"{delivery.attempts} tries, {answer.error or f'status {answer.status}'}"
+            _log.warning("webhook of job %s: %s after %s", job.public_id, delivery.state, why)
+        await self._record(job, member, delivery)
 
     def _after(self, delivery: Delivery, answer: Answer, *, refused: bool) -> Delivery:
         """The state after a call, counted."""

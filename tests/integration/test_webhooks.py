@@ -291,6 +291,31 @@ async def test_what_the_sender_did_is_measured(log: EventLog, sender: WebhooksAp
     assert "charonia_webhook_pending 1.0" in page
 
 
+@pytest.mark.integration
+async def test_what_is_gone_or_unreadable_is_passed_over(
+    fresh_log_url: str, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    log = RedisLog(fresh_log_url)
+    await log.open()
+    gone = await end_job(log, {"url": receiver.url("/gone")})
+    broken = await end_job(log, {"url": receiver.url("/broken")})
+    await log.delete_keys([keys.job("m", gone), keys.job("m", broken)])
+    with redis.Redis.from_url(fresh_log_url) as client:
+        client.hset(keys.job("m", broken), mapping={"no": "job"})
+    for fields in ([b"i", b"zz"], [b"i", b"00"], [b"x", gone.hex().encode()]):
+        await log.append(keys.webhooks("m"), fields)
+    await end_job(log, {"url": receiver.url("/hook")})
+    await log.set_times(keys.webhook_times("m"), {gone + b"12345678": 1, b"short": 1})
+    app = WebhooksApp(log, settings(), HEARTBEATS)
+    await app.start()
+    await receiver.wait_for("/hook", 1)
+    await until(lambda: app.sender.outcomes["lost"] >= 3)
+    assert await log.range(keys.webhooks("m")) == []
+    assert len(receiver.received) == 1
+    await app.stop()
+    await log.close()
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
