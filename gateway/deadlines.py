@@ -56,7 +56,7 @@ class Deadlines:
         return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, statistics, armed_ns)
 
     def _fire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
-        if not waiter.sent:
+        if not waiter.sent or waiter.follows:
             waiter.withdrawn = True
             self._answer_expired(waiter)
             return
@@ -77,7 +77,7 @@ class Deadlines:
                         journalled=journalled,
                         statistics=(statistics, increments),
                     )
-                    if won[0]:
+                    if won[0] or waiter.follows:
                         self._answer_expired(waiter)
                     elif waiter.accepted:
                         return  # a completion was first: its reply is the answer

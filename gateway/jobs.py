@@ -14,7 +14,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
-from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded, Unsupported
+from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
 from charonia.eventlog.port import EventLog
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
@@ -27,7 +27,7 @@ from .dataplane import DataPlane, request_record, shed
 from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 from .endings import Ending, end_requests
 from .idempotency import check_key, key_digest, request_digest
-from .job_outcomes import CANCELLED, DEADLINE_EXCEEDED
+from .job_outcomes import CANCELLED
 from .job_queries import JobQueries
 from .job_watches import JobWatches
 from .metrics import JobCounts, count
@@ -87,6 +87,7 @@ class Jobs:
     def begin_anew(self) -> None:
         """The log is another one."""
         self._retentions.forget()
+        self._queries.begin_anew()
 
     def _served_changed(self, model: str) -> None:
         served = self._catalog.served(model)
@@ -141,22 +142,13 @@ class Jobs:
         job = await self._prepare(request, admitted, level, served, options, self._endpoint)
         waiter = self._pending.add(served.model, job.new.id, job.record, is_job=True)
         waiter.sent = True
-        timer: asyncio.TimerHandle | None = None
-        following: asyncio.Task[None] | None = None
+        # the caller waits for one thing only, so that its deadline is kept also while the log takes its time
+        entering = asyncio.get_running_loop().create_task(self._enter(waiter, job))
+        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
         try:
-            ticket = await self._accept(served.model, job)
-            if ticket.created:
-                waiter.accepted = True
-                if request.deadline_ns:
-                    timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
-            else:
-                following = asyncio.get_running_loop().create_task(self._follow(waiter, ticket.id))
-                if request.deadline_ns:
-                    timer = _at(request.deadline_ns, waiter)
-            failpoints.hit("gateway.waiting")
             return await waiter.future
         except asyncio.CancelledError:
-            if following is None and options.on_disconnect == "cancel":
+            if not waiter.follows and options.on_disconnect == "cancel":
                 self._dataplane.spawn(self._abandon(served.model, job.new.id))
             raise
         except CharoniaError as error:
@@ -164,9 +156,23 @@ class Jobs:
         finally:
             if timer is not None:
                 timer.cancel()
-            if following is not None:
-                following.cancel()
+            entering.cancel()
             self._pending.remove(waiter)
+
+    async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
+        """Record a waiter's job; when its key stands for another call's job, answer with that one's outcome."""
+        try:
+            ticket = await self._accept(waiter.model, job)
+            failpoints.hit("gateway.waiting")
+            if ticket.created:
+                waiter.accepted = True
+            else:
+                waiter.follows = True
+                waiter.answered(await self._queries.outcome(waiter.model, ticket.id))
+        except CharoniaError as error:
+            waiter.failed(error)
+        except Exception as error:
+            waiter.failed(InternalError(f"job could not be written to the log: {error}"))
 
     async def _prepare(
         self,
@@ -218,15 +224,6 @@ class Jobs:
         failpoints.hit("gateway.stored")
         count(self.counts.accepted if ticket.created else self.counts.replays, model)
         return ticket
-
-    async def _follow(self, waiter: Waiter, job_id: bytes) -> None:
-        """Answer a waiter with the outcome of another call's job."""
-        try:
-            outcome = await self._queries.outcome(waiter.model, job_id)
-        except CharoniaError as error:
-            waiter.failed(error)
-        else:
-            waiter.answered(outcome)
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
@@ -339,9 +336,3 @@ def _about(
     if options.form:
         about["form"] = dict(options.form)
     return about
-
-
-def _at(deadline_ns: int, waiter: Waiter) -> asyncio.TimerHandle:
-    """Tell a caller that waits for another call's job when its own time is over; the job goes on."""
-    delay_s = max(0.0, (deadline_ns - wall_ns()) / 1e9)
-    return asyncio.get_running_loop().call_later(delay_s, waiter.failed, DeadlineExceeded(DEADLINE_EXCEEDED))

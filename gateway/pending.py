@@ -39,11 +39,13 @@ _RECHECK_IDS = 1000
 class Waiter:
     """One caller waiting for the answer to one request; it is also the request on its way into the log.
 
-    `is_job`: its outcome can be read from its record when the reply is lost.
+    `is_job`: its outcome can be read from its record when the reply is lost. `follows`: it waits for the outcome of
+    another call's job, which its own end does not touch.
     """
 
     __slots__ = (
         "accepted",
+        "follows",
         "future",
         "id",
         "is_job",
@@ -69,6 +71,7 @@ class Waiter:
         self.size_bytes = size_bytes
         self.future = future
         self.is_job = is_job
+        self.follows = False
         self.withdrawn = False
         self.sent = False
         self.accepted = False

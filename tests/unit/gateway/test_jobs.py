@@ -512,6 +512,25 @@ async def test_deadlines_that_cannot_be_met(bench: Any) -> None:
     assert await bench.queued() == []
 
 
+@pytest.mark.parametrize("key", ["", "key"])
+async def test_a_log_that_takes_its_time_keeps_nobody_waiting(
+    bench: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["gateway.deadlines"], "_LOG_PATIENCE_S", 0.05)
+    gateway = await bench.gateway()
+    stalled = asyncio.Event()
+
+    async def stall(*_: Any, **__: Any) -> None:
+        await stalled.wait()
+
+    bench.log.accept = bench.log.accept_job = bench.log.settle = stall
+    ask = request_of(deadline_ns=wall_ns() + 20_000_000)
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable, match="outcome is unknown"):
+            await gateway.infer(ask, options=options(key) if key else None)
+    assert gateway._dataplane.pending_requests == 0
+
+
 async def test_a_retry_has_a_deadline_of_its_own(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options("key"))
