@@ -161,6 +161,8 @@ class BatcherService:
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             self._drop(model)
+            # a log that was rewound may have forgotten that it was ours: nobody else would take it then
+            asyncio.get_running_loop().call_later(_RETRY_S, self._on_model, model)
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)

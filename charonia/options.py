@@ -57,7 +57,11 @@ OPTIONS: tuple[Option, ...] = (
     # where everything is
     Option("model-repository", "str", (), _E, "directory of models; may be repeated", repeat=True),
     Option(
-        "log-url", "str", "", _ALL, "redis://, rediss:// or unix:// URL of the log; serve starts a private one without"
+        "log-url",
+        "str",
+        "",
+        _ALL,
+        "redis://, rediss://, unix:// or redis+sentinel:// URL of the log; serve starts a private one without",
     ),
     Option(
         "shm-dir",

@@ -36,13 +36,18 @@ class JobQueries:
         self._catalog = catalog
         self._watches = watches
         self._paces = Paces(log)
+        self._not_found = JOB_NOT_FOUND
+
+    def begin_anew(self) -> None:
+        """The log is another one: jobs of the former are unknown, and whoever asks for one is told why that may be."""
+        self._not_found = f"{JOB_NOT_FOUND}: the log epoch changed"
 
     async def record(self, job_id: str, caller: Caller) -> JobRecord:
         """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
         model, key = _parsed(job_id)
         record = await self._log.job(model, key)
         if record is None or not visible(record, caller):
-            raise NotFound(JOB_NOT_FOUND)
+            raise NotFound(self._not_found)
         return record
 
     # -- one job ------------------------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class JobQueries:
             while True:
                 seen = await watch.look(seen)
                 if watch.record is None:
-                    raise NotFound(JOB_NOT_FOUND)
+                    raise NotFound(self._not_found)
                 if watch.record.state.terminal:
                     return watch.record
 

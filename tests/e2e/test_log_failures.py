@@ -1,4 +1,4 @@
-"""The log is killed, stalled, flushed and restarted under `charonia serve`: what is said meanwhile, and what is left."""
+"""The log is killed, stalled, flushed and restarted under `charonia serve`: what is said meanwhile, what is left."""
 
 from __future__ import annotations
 
@@ -87,6 +87,8 @@ def test_serving_resumes_by_itself_on_a_flushed_log(repository: Path, tmp_path: 
     server.wait_ready()
     before = {p["pid"] for p in server.processes()}
     assert counted(server, "charonia_log_epoch_changes_total") == 0
+    lost = submit(server, "doubles", json.loads(BODY))
+    until("the job ends", lambda: job_state(server, lost["id"])() == "succeeded")
     load = Load(server)
     with load.clients():
         load.until_more()
@@ -102,6 +104,15 @@ def test_serving_resumes_by_itself_on_a_flushed_log(repository: Path, tmp_path: 
     # typed all of them: 503 unknown outcome, or 400/404 for what nobody has said anew yet
     assert {status for status, _ in load.failures()} <= {404, 503}, load.answers
     assert {p["pid"] for p in server.processes()} >= before, "nobody was restarted"
+    status, body = server.get(f"/v2/jobs/{lost['id']}")
+    assert (status, json.loads(body)["error"]) == (404, "job not found: the log epoch changed")
+    again = submit(server, "doubles", json.loads(BODY))
+    until("a job of the new epoch ends", lambda: job_state(server, again["id"])() == "succeeded")
+    # a replica that lagged may know nothing of who owns what
+    with redis.Redis.from_url(server.log_url) as client:
+        client.hdel("n:{doubles}", "owner", "token")
+    again = submit(server, "doubles", json.loads(BODY))
+    until("a job of a model that lost its owner ends", lambda: job_state(server, again["id"])() == "succeeded")
     assert server.stop() == 0, server.log()
     assert "Traceback" not in server.log(), server.log()
 
