@@ -65,6 +65,7 @@ class Intake:
         self._held: set[bytes] = set()
         self._taken: dict[str, tuple[Job, Incarnation]] = {}
         """Batches that were taken and not executed yet, by id."""
+        self._stopped = False
         self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,6 +76,7 @@ class Intake:
 
     async def stop(self) -> None:
         """Take no more batches; those not yet read go back to the batcher."""
+        self._stopped = True
         await self._reader.close()
         for entry in await self._log.range(self.stream):
             if bytes(entry.id) in self._held:
@@ -147,7 +149,10 @@ class Intake:
 
     async def _submit_fetched(self, job: Job, incarnation: Incarnation, blobs: list[RequestRecord]) -> None:
         await self._payloads.fetch(blobs)
-        incarnation.pool.submit(job)
+        if self._stopped:
+            self.give_back(self._forget(job), job.entry_id, "executor drains")
+        else:
+            incarnation.pool.submit(job)
 
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):

@@ -312,3 +312,41 @@ async def test_of_a_hanging_batch_its_next_owner_is_told_when_the_batcher_ends_a
         await bench.service.say_last_words()
         await Follower(bench.log, keys.facts("endless")).fact(BatchDied)
     threads_end()
+
+
+MIXED = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        if any(array[0, 0] == 666 for array in arrays):
+            os.kill(os.getpid(), 11)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array + 1)]) for array in arrays]
+"""
+
+
+@pytest.mark.parametrize("via_owner", [False, True])
+async def test_what_was_answered_before_the_death_is_settled_unless_it_needs_its_order(
+    tmp_path: Path, via_owner: bool
+) -> None:
+    """A batch of more rows than the model takes runs in parts: the first one is done when the second one dies."""
+    python_model(tmp_path / "py", MIXED)
+    async with running(tmp_path) as bench:
+        rows = [Tensor.of("x", np.full((3, 2), value, np.float32)) for value in (1, 666)]
+        (done, done_record), (deadly, deadly_record) = [await bench.accept("py", [t], flags=DURABLE) for t in rows]
+        batch_id = await bench.dispatch("py", [done_record, deadly_record], via_owner=via_owner)
+        died = await bench.finished("py", batch_id, BatchDied)
+        assert "(SIGSEGV)" in died.reason
+        assert "Segmentation fault" in died.stderr
+        assert not died.blameless
+        if via_owner:
+            assert died.ids == done + deadly
+            assert await bench.log.unsettled("py", [done, deadly]) == [0, 0]
+        else:
+            assert died.ids == deadly
+            assert (await bench.replies("gw", 1)).keys() == {done}
+            assert await bench.log.unsettled("py", [done, deadly]) == [-1, 0]
+        await bench.service.drain(10)
+        assert (await statistics(bench, "py")).get("success_count", 0) == (0 if via_owner else 1)
