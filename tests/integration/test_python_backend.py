@@ -740,3 +740,14 @@ async def test_a_process_that_is_killed_is_its_batchs_fault(load: Load) -> None:
     with pytest.raises(InstanceDied) as raised:
         await executing
     assert not raised.value.blameless
+
+
+async def test_a_process_that_died_idle_is_not_the_next_batchs_fault(load: Load) -> None:
+    instance = await load(WAITING)
+    os.kill(instance.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while instance._child.dead is None:
+            await asyncio.sleep(0)
+    with pytest.raises(InstanceDied) as raised:
+        await instance.execute_requests([request(numbers(1))])
+    assert raised.value.blameless

@@ -103,7 +103,8 @@ class ChildProcess:
     ) -> tuple[int, asyncio.Future[Frame]]:
         """`call`, without the wait: the call's number and its reply to come."""
         if self._death is not None:
-            raise self._death_again()
+            # whatever killed it, it was not this call
+            raise InstanceDied(str(self._death), self._death.stderr, blameless=True)
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
         buffers = pack(kind, number, content, data)
@@ -210,13 +211,8 @@ class ChildProcess:
         )
         for call in [self._ready, *self._calls.values()]:
             if not call.done():
-                call.set_exception(self._death_again())
+                call.set_exception(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         self._calls.clear()
-
-    def _death_again(self) -> InstanceDied:
-        """For one more who has to hear of it."""
-        assert self._death is not None
-        return InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless)
 
     def _ending(self, code: int) -> str:
         if self._kill_reason:
