@@ -82,8 +82,11 @@ def counted(server: Any, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in server.scrape().splitlines() if line.startswith(name))
 
 
-def test_serving_resumes_by_itself_on_a_flushed_log(repository: Path, tmp_path: Path) -> None:
-    server = start(repository, tmp_path / "state", "--executors=2")
+@pytest.mark.parametrize(("flags", "parts"), [((), 2), (("--executors=2",), 4)], ids=["colocated", "separate"])
+def test_serving_resumes_by_itself_on_a_flushed_log(
+    repository: Path, tmp_path: Path, flags: tuple[str, ...], parts: int
+) -> None:
+    server = start(repository, tmp_path / "state", *flags)
     server.wait_ready()
     before = {p["pid"] for p in server.processes()}
     assert counted(server, "charonia_log_epoch_changes_total") == 0
@@ -97,7 +100,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(repository: Path, tmp_path: 
                 client.flushall()
                 until(
                     "every part begins anew",
-                    lambda round_=round_: counted(server, "charonia_log_epoch_changes_total") == 4 * (round_ + 1),
+                    lambda round_=round_: counted(server, "charonia_log_epoch_changes_total") == parts * (round_ + 1),
                 )
                 until("readiness returns", lambda: ready(server))
                 load.until_more()
@@ -239,3 +242,51 @@ def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
         left = [key for key in client.scan_iter("[xr]:*") if client.xlen(key)]
     assert left == [], "what dead processes would have read is gone"
     assert again.stop() == 0, again.log()
+
+
+def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tmp_path: Path) -> None:
+    """At level fsync, twice, under load: what was answered 202 succeeds, what could not be promised was not."""
+    server = start(repository, tmp_path / "state", "--durability=fsync")
+    server.wait_ready()
+    acknowledged: list[str] = []
+    refused: Counter[int] = Counter()
+    running = True
+
+    def client() -> None:
+        headers = {"Prefer": "respond-async", "Content-Type": "application/json"}
+        while running:
+            status, body = server.request("POST", "/v2/models/doubles/infer", BODY, headers)
+            if status == 202:
+                acknowledged.append(json.loads(body)["id"])
+            else:
+                refused[status] += 1
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        reached = len(acknowledged) + 100
+        until("jobs are taken", lambda reached=reached: len(acknowledged) >= reached)
+        (log_pid,) = server.pids("redis")
+        os.kill(log_pid, signal.SIGKILL)
+        until("the log is back", lambda pid=log_pid: server.pids("redis") not in ([], [pid]))
+    reached = len(acknowledged) + 100
+    until("jobs are taken", lambda: len(acknowledged) >= reached)
+    running = False
+    for thread in threads:
+        thread.join(60)
+
+    assert set(refused) <= {503}
+    for job in acknowledged:
+        until(f"{job} ends", lambda job=job: job_state(server, job)() == "succeeded")
+    assert server.stop() == 0, server.log()
+
+
+def test_a_level_the_log_cannot_promise_ends_the_start(repository: Path, tmp_path: Path) -> None:
+    with own_log() as log:
+        server = start(repository, tmp_path / "state", f"--log-url={log.url}", "--durability=fsync")
+        assert server.process.wait(60) == 1
+        assert "must run with 'appendfsync always', not 'everysec'" in server.log()
+    server = start(repository, tmp_path / "state", "--durability=replicated:1")
+    assert server.process.wait(60) == 1
+    assert "--durability=replicated:1 needs replicas" in server.log()
