@@ -12,7 +12,7 @@ import logging
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import Entry, EventLog
 from charonia.tensors import Buffer
-from charonia.wire import RequestRecord, records_of
+from charonia.wire import RequestRecord, records_of, unpack_request
 
 from .scheduling.observations import RequestQueued
 
@@ -30,6 +30,17 @@ def carried(entry: Entry) -> list[Buffer]:
         return []
 
 
+def requests_of(entry: Entry) -> list[RequestRecord]:
+    """The requests of an entry, without those that cannot be read."""
+    records: list[RequestRecord] = []
+    for record in carried(entry):
+        try:
+            records.append(unpack_request(record))
+        except InvalidRecord as error:
+            _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
+    return records
+
+
 class CarrierEntry:
     """A queue entry and how many of its requests are not settled yet."""
 
@@ -44,26 +55,18 @@ class CarrierEntry:
 class Carried:
     """What the scheduler hands back with a request: its record and the entry that carries it.
 
-    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced.
+    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced. `restored`: it was
+    found at takeover, so every attempt is recorded, the first as well.
     """
 
-    __slots__ = ("begun", "entry", "record", "settled")
+    __slots__ = ("begun", "entry", "record", "restored", "settled")
 
-    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int) -> None:
+    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int, *, restored: bool = False) -> None:
+        self.restored = restored
         self.record = record
         self.entry = entry
         self.begun = begun
         self.settled = False
-
-
-class HeldReplies:
-    """Replies that wait for their order, and the fact entry that keeps them should this owner die."""
-
-    __slots__ = ("entry", "replies")
-
-    def __init__(self, replies: tuple[tuple[str, bytes], ...], entry: CarrierEntry) -> None:
-        self.replies = replies
-        self.entry = entry
 
 
 def carrier_of(request: RequestQueued) -> Carried:

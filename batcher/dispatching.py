@@ -1,4 +1,8 @@
-"""Writes a dispatch decision into the executor's batch stream, after raising the attempts of what runs again."""
+"""Writes a dispatch decision into the executor's batch stream, after recording the attempts that must be recorded.
+
+Those are every attempt but the first, and the first of jobs, of what is journalled and of what was found at takeover:
+a job that is cancelled before is never given out, and a request that ends one owner after the other is known to.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import cast
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.port import START, EventLog
+from charonia.events import FIELD_FACT, ExecutionUnwanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, record_fields
 
@@ -31,26 +36,50 @@ class Dispatcher:
         self.facts_shared = keys.facts(model)
         self.facts_local = keys.LOCAL + self.facts_shared
 
+    @staticmethod
+    def must_begin(decision: DispatchBatch) -> bool:
+        """Whether the attempt of any request has to be recorded."""
+        if max(decision.attempts) > 1:
+            return True
+        for request in decision.requests:
+            carried = carrier_of(request)
+            if carried.record.flags or carried.restored:
+                return True
+        return False
+
     async def begin_attempts(self, decision: DispatchBatch) -> tuple[DispatchBatch, list[RequestQueued]]:
         """The batch without what was settled meanwhile, and that. Raises `Cancelled` to a former owner."""
-        kept: list[RequestQueued] = []
-        attempts: list[int] = []
-        settled: list[RequestQueued] = []
+        going: dict[bytes, bool] = {}
         for attempt in sorted(set(decision.attempts)):
             members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
-            going = [True] * len(members)
-            if attempt > 1:
-                going = await self._log.begin_attempt(self._model, self._token, [r.id for r in members], attempt)
-                for request in members:
-                    carried = carrier_of(request)
-                    carried.begun = max(carried.begun, attempt)
-            for request, goes in zip(members, going, strict=True):
-                if goes:
-                    kept.append(request)
-                    attempts.append(attempt)
-                else:
-                    settled.append(request)
-        return replace(decision, requests=kept, attempts=tuple(attempts)), settled
+            carried = [carrier_of(request) for request in members]
+            begun = [c for c in carried if attempt > 1 or c.record.flags or c.restored]
+            if not begun:
+                continue
+            ids = [c.record.id for c in begun]
+            answers = await self._log.begin_attempt(
+                self._model,
+                self._token,
+                ids,
+                attempt,
+                jobs=[c.record.id for c in begun if c.record.is_job],
+                journalled=[c.record.id for c in begun if c.record.journalled],
+                executor=decision.executor,
+                batch_id=decision.batch_id,
+            )
+            for c in begun:
+                c.begun = max(c.begun, attempt)
+            going |= zip(ids, answers, strict=True)
+        kept = [(r, a) for r, a in zip(decision.requests, decision.attempts, strict=True) if going.get(r.id, True)]
+        settled = [r for r in decision.requests if not going.get(r.id, True)]
+        return replace(decision, requests=[r for r, _ in kept], attempts=tuple(a for _, a in kept)), settled
+
+    async def tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
+        """Tell an executor that requests of a batch it has are settled. Raises what the log raises."""
+        stream = keys.batches(executor)
+        if executor == self._local_executor:
+            stream = keys.LOCAL + stream
+        await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
 
     async def send(self, decision: DispatchBatch) -> None:
         """Append the batch. Raises what the log raises: then it was not sent, or it is not known to be."""

@@ -4,45 +4,65 @@ A queue entry stays in the log until every request it carries is settled; so the
 recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
 
 Longer than most modules because it is one state: what was read, what was given out and what is settled must agree at
-every await, and each part that could leave has (`carriers`, `dispatching`, `refusals`, `recovery`, `scheduling`).
+every await. What could leave has: reading (`windows`), `given` batches, `held_replies`, `dispatching`, `refusals`,
+`recovery`, `upkeep` and all decisions (`scheduling`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from charonia import keys
+from charonia import failpoints, keys
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import Cancelled, CharoniaError, InvalidRecord
+from charonia.errors import Cancelled, CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Entry, EventLog, StreamReader
-from charonia.events import BatchFinished, BatchReturned, LaneOpened, RequestCancelled
-from charonia.models.catalog import ServedVersion
-from charonia.tensors import Buffer
-from charonia.wire import (
-    BatchHeader,
-    RequestRecord,
-    record_fields,
-    unpack_request,
+from charonia.events import (
+    BatchDied,
+    BatchFinished,
+    BatchReturned,
+    Fact,
+    LaneOpened,
+    QueueCommanded,
+    RequestCancelled,
+    RequestsEnded,
 )
+from charonia.models.catalog import ServedVersion
+from charonia.wire import BatchHeader
 
-from .carriers import Carried, CarrierEntry, Deletions, HeldReplies, carried, carrier_of
+from .carriers import Carried, CarrierEntry, Deletions, carrier_of, requests_of
 from .dispatching import Dispatcher
-from .refusals import refuse
+from .given import GivenBatches
+from .held_replies import HeldReplies
+from .refusals import Refusals, Refused
 from .scheduling import observations as seen
-from .scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
+from .scheduling.decisions import (
+    CondemnRequest,
+    Decision,
+    DispatchBatch,
+    RejectRequest,
+    ReleaseReplies,
+    StopExecution,
+)
 from .scheduling.scheduler import ModelScheduler
+from .windows import Windows
 
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+_PAGE = 500
+UNHEALTHY = "Stub process '{instance}' is not healthy."
+"""P19."""
 
 
 class OwnedModel:
-    """The shell around one `ModelScheduler`. `lost_ownership` is called when the log says somebody else owns it."""
+    """The shell around one `ModelScheduler`. `lost_ownership` is called when the log says somebody else owns it.
+
+    `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned.
+    """
 
     def __init__(
         self,
@@ -55,60 +75,57 @@ class OwnedModel:
         local_executor: str,
         prefetch: int,
         window_requests: int,
+        lane_weights: Mapping[int, int],
+        gone: set[str],
         lost_ownership: Callable[[str], None],
     ) -> None:
         self.model = model
         self.token = token
-        self.scheduler = ModelScheduler(batch_prefix=f"{incarnation}-{token}", prefetch=prefetch)
+        self.log = log
+        self.scheduler = ModelScheduler(f"{incarnation}-{token}", prefetch, lane_weights)
         self.settled_requests = 0
-        self._log = log
+        self.closed = False
+        self.given = GivenBatches()
+        self.windows = Windows(reader, window_requests, self._catch_up)
+        self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self._reader = reader
         self._local_executor = local_executor
-        self._window = window_requests
+        self._gone = gone
         self._lost_ownership = lost_ownership
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
-        self._streams: dict[bytes, bytes] = {}
-        self._paused = False
         self._deletions = Deletions(log)
-        self._held_replies: dict[str, HeldReplies] = {}
-        self._batches: dict[str, tuple[str, list[seen.RequestQueued]]] = {}
-        self._sent: dict[str, int] = {}
-        """When each batch now with an executor of another process was given to it."""
+        self.held_replies = HeldReplies(log, self._deletions, self.spawn, self._keeps)
+        self._refusals = Refusals(log, model, gone, self.request_settled)
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self._policy_hash = ""
         self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
-        self._dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
-        self.closed = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
-
-    def follow(self, lanes: Iterable[tuple[bytes, bytes]]) -> None:
-        """Start reading queue streams, each from after an entry id. Facts follow with the first `on_served`."""
-        for stream, after in lanes:
-            if stream not in self._streams:
-                self._streams[stream] = after
-                self._reader.add(stream, after)
 
     def _follow_facts(self, keep: bool) -> None:
         """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""
         if self._keeps_facts is None and self._local_executor:
-            self._reader.add(self._dispatcher.facts_local, consume=True)
+            self._reader.add(self.dispatcher.facts_local, consume=True)
         if self._keeps_facts is None or (keep and not self._keeps_facts):
-            self._reader.remove(self._dispatcher.facts_shared)
-            self._reader.add(self._dispatcher.facts_shared, self._facts_after, consume=not keep)
+            self._reader.remove(self.dispatcher.facts_shared)
+            self._reader.add(self.dispatcher.facts_shared, self._facts_after, consume=not keep)
             self._keeps_facts = keep
+
+    def _keeps(self, stream: bytes) -> bool:
+        return bool(self._keeps_facts) and stream == self.dispatcher.facts_shared
 
     def close(self) -> None:
         """Stop deciding; what is queued stays in the log for the next owner."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for stream in (*self._streams, *self.fact_streams):
+        self.windows.close()
+        for stream in self.fact_streams:
             self._reader.remove(stream)
         self._deletions.close()
         for task in self._tasks:
@@ -120,43 +137,74 @@ class OwnedModel:
             await asyncio.wait(set(self._tasks))
         await self._deletions.done()
 
+    @property
+    def fact_streams(self) -> tuple[bytes, ...]:
+        """Where executors and gateways report to this model's owner."""
+        shared, local = self.dispatcher.facts_shared, self.dispatcher.facts_local
+        return (shared, local) if self._local_executor else (shared,)
+
+    def follows(self, stream: bytes) -> bool:
+        return stream in self.windows
+
     # -- what the log says --------------------------------------------------------------------------------------------
 
     def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
         if self.closed:
             return
-        if stream in (self._dispatcher.facts_shared, self._dispatcher.facts_local):
+        if stream in (self.dispatcher.facts_shared, self.dispatcher.facts_local):
             for entry in entries:
-                self._on_facts(stream, entry)
-            if stream == self._dispatcher.facts_shared:
+                keeper = CarrierEntry(stream, entry.id, 1)
+                for fact in facts_of(entry):
+                    self._on_fact(fact, keeper)
+                self.held_replies.handled(keeper)
+            if stream == self.dispatcher.facts_shared:
                 self._facts_after = entries[-1].id
         else:
-            self._streams[stream] = entries[-1].id
+            failpoints.hit("batcher.picked")
+            self.windows.read(stream, entries[-1].id)
             self._queue(stream, entries, None)
-            if not self._paused and self.scheduler.pending_count() >= self._window:
-                self._pause()
+            self.windows.pause_if_full(stream)
         self._arm()
 
-    def restore(
-        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int]
-    ) -> dict[bytes, seen.RequestQueued]:
-        """Recovery: queue what is unsettled of entries written before this owner; settled entries are deleted.
+    async def restore_queue(self, stream: bytes) -> dict[bytes, seen.RequestQueued]:
+        """Queue what is unsettled of entries written before this owner, as far as the window goes; by request id.
 
-        Returns what was queued, by request id.
+        Entries of settled requests are deleted. The stream is open in `windows`.
         """
-        return {request.id: request for request in self._queue(stream, entries, attempts)}
+        queued: dict[bytes, seen.RequestQueued] = {}
+        while entries := await self.log.range(stream, self.windows.after(stream), _PAGE):
+            ids = [record.id for entry in entries for record in requests_of(entry)]
+            attempts = dict(zip(ids, await self.log.unsettled(self.model, ids), strict=True))
+            if self.closed:
+                return queued
+            queued |= {request.id: request for request in self._queue(stream, entries, attempts)}
+            self.windows.read(stream, entries[-1].id)
+            if self.windows.is_full(stream):
+                break
+        self.windows.fell_behind(stream, bool(entries))
+        return queued
+
+    def _catch_up(self, stream: bytes) -> None:
+        """Read on where there was more than the window held at takeover."""
+        self.spawn(self._restore_more(stream))
+
+    async def _restore_more(self, stream: bytes) -> None:
+        try:
+            await self.restore_queue(stream)
+        except CharoniaError as error:
+            _log.warning("the rest of %s cannot be read, trying again: %s", stream.decode(), error)
+            self._loop.call_later(_RETRY_S, lambda: None if self.closed else self._catch_up(stream))
+        self._arm()
 
     def restore_running(self, header: BatchHeader, executor: str, requests: list[seen.RequestQueued]) -> None:
         """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members.
 
         A batch of settled requests is finished: only its entry is not deleted yet, and its slot is free.
         """
-        if not requests:
-            return
-        self._batches[header.batch_id] = (executor, requests)
-        self._sent[header.batch_id] = monotonic_ns()
-        running = seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner)
-        self._apply(self.scheduler.observe(running, monotonic_ns()))
+        if requests:
+            self.given.add(header.batch_id, executor, requests)
+            self.given.sent(header.batch_id, elsewhere=True)
+            self.observe(seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner))
 
     def _queue(
         self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
@@ -164,13 +212,17 @@ class OwnedModel:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
         now = monotonic_ns()
         offset = now - wall_ns()
+        lane = self.windows.lane(stream)
         queued: list[seen.RequestQueued] = []
         for entry in entries:
-            records = self._records(entry, attempts)
+            records = requests_of(entry)
+            if attempts is not None:
+                records = [record for record in records if attempts.get(record.id, -1) >= 0]
             if not records:
                 self._deletions.add(stream, entry.id)
                 continue
             carrier = CarrierEntry(stream, entry.id, len(records))
+            self.windows.took(carrier)
             for record in records:
                 enqueued_ns = record.accepted_ns + offset
                 begun = attempts[record.id] if attempts is not None else 0
@@ -185,7 +237,8 @@ class OwnedModel:
                         record.deadline_ns + offset if record.deadline_ns else 0,
                         enqueued_ns if enqueued_ns < now else now,
                         begun,
-                        Carried(record, carrier, begun),
+                        Carried(record, carrier, begun, restored=attempts is not None),
+                        lane,
                     )
                 )
         decisions = self.scheduler.observe_all(queued, now)
@@ -193,259 +246,177 @@ class OwnedModel:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(seen.VersionsAbandoned(self._held), now)
         self._apply(decisions)
+        if self._gone:
+            self._drop_of_gone(queued)
         return queued
 
-    @staticmethod
-    def _records(entry: Entry, attempts: dict[bytes, int] | None) -> list[RequestRecord]:
-        """The entry's requests, without those that `attempts` knows to be settled."""
-        records: list[RequestRecord] = []
-        for record in carried(entry):
-            try:
-                records.append(unpack_request(record))
-            except InvalidRecord as error:
-                _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
-        if attempts is not None:
-            return [r for r in records if attempts.get(r.id, -1) >= 0]
-        return records
+    def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
+        if isinstance(fact, BatchFinished):
+            self.held_replies.hold(fact.batch_id, fact.replies, keeper)
+            self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies))
+        elif isinstance(fact, BatchReturned):
+            self.batch_returned(fact.batch_id, fact.executor)
+        elif isinstance(fact, BatchDied):
+            self.on_death(fact)
+        elif isinstance(fact, RequestCancelled):
+            self.observe(seen.RequestCancelled(fact.id))
+        elif isinstance(fact, RequestsEnded):
+            self._on_ended([fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)])
+        elif isinstance(fact, QueueCommanded):
+            self.observe(seen.QueueHeld(fact.action == "pause"))
+        elif isinstance(fact, LaneOpened):
+            self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
 
-    def _on_facts(self, stream: bytes, entry: Entry) -> None:
-        now = monotonic_ns()
-        facts = facts_of(entry)
-        keeper = CarrierEntry(stream, entry.id, 1)
-        for fact in facts:
-            if isinstance(fact, BatchFinished):
-                if fact.replies and fact.batch_id not in self._held_replies:
-                    self._held_replies[fact.batch_id] = HeldReplies(fact.replies, keeper)
-                    keeper.remaining += 1
-                self._batch_settled(fact.batch_id)
-                finished = seen.BatchFinished(fact.batch_id, fact.executor, bool(fact.replies))
-                self._apply(self.scheduler.observe(finished, now))
-            elif isinstance(fact, BatchReturned):
-                self._batches.pop(fact.batch_id, None)
-                self._apply(self.scheduler.observe(seen.BatchReturned(fact.batch_id, fact.executor), now))
-                self._refuse_unheld(now)
-            elif isinstance(fact, RequestCancelled):
-                self._apply(self.scheduler.observe(seen.RequestCancelled(fact.id), now))
-            elif isinstance(fact, LaneOpened):
-                stream = keys.queue(self.model, fact.level, fact.lane)
-                if stream not in self._streams:
-                    self._streams[stream] = b"0-0"
-                    if not self._paused:
-                        self._reader.add(stream)
-        self._handled(keeper)
+    def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
+        """Every request of a batch is settled."""
+        failpoints.hit("batcher.finished")
+        for request in self.given.end(batch_id):
+            self.request_settled(request)
+        self.observe(seen.BatchFinished(batch_id, executor, held))
 
-    def _handled(self, keeper: CarrierEntry) -> None:
-        """One reason less to keep a fact entry; facts that the reader consumes are deleted by it."""
-        keeper.remaining -= 1
-        if keeper.remaining == 0 and self._keeps_facts and keeper.stream == self._dispatcher.facts_shared:
-            self._deletions.add(keeper.stream, keeper.entry_id)
+    def batch_returned(self, batch_id: str, executor: str) -> None:
+        """A batch did not run, and nobody is to blame."""
+        self.given.end(batch_id)
+        self.observe(seen.BatchReturned(batch_id, executor))
+        self._refuse_unheld()
 
-    @property
-    def fact_streams(self) -> tuple[bytes, ...]:
-        """Where executors and gateways report to this model's owner."""
-        return (
-            (self._dispatcher.facts_shared, self._dispatcher.facts_local)
-            if self._local_executor
-            else (self._dispatcher.facts_shared,)
-        )
+    def on_death(self, fact: BatchDied) -> None:
+        """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
+        ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
+        for request in self.given.end(fact.batch_id):
+            if request.id not in ids:
+                self.request_settled(request)
+        reason = UNHEALTHY.format(instance=fact.instance) if fact.instance else fact.reason
+        self.observe(seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, fact.blameless))
+        self._refuse_unheld()
 
-    def follows(self, stream: bytes) -> bool:
-        return stream in self._streams
+    def _on_ended(self, ids: list[bytes]) -> None:
+        """Somebody settled these requests: they leave the queue, and who runs them is told."""
+        found = [request for i in ids if (request := self.scheduler.find(i)) is not None]
+        self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
+        for request in found:
+            self.request_settled(request)
+
+    def drop_of_gone(self) -> None:
+        """Gateways left: what they wait for themselves, and nobody else, is not run."""
+        if not self.closed:
+            self._drop_of_gone(self.scheduler.waiting())
+            self._arm()
+
+    def _drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
+        records = [carrier_of(request).record for request in requests if request.state is not seen.RequestState.ENDED]
+        unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in self._gone and not r.is_job]
+        if unwanted:
+            self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
 
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
         """The catalog's newest word about this model: policy and capacity."""
         if self.closed:
             return
-        now = monotonic_ns()
         batching = versions[max(versions)].interface.dynamic_batching if versions else None
         self._follow_facts(batching is not None and batching.preserve_ordering)
         if versions:
             newest = versions[max(versions)]
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
-                self._apply(self.scheduler.observe(seen.PolicyChanged(newest.interface), now))
+                self.observe(seen.PolicyChanged(newest.interface))
         capacity = {
             (executor, version.version): (version.content_hash, slots)
             for version in versions.values()
             for executor, slots in version.slots.items()
         }
         for gone in self._capacity.keys() - capacity.keys():
-            self._apply(self.scheduler.observe(seen.VersionWithdrawn(*gone), now))
+            self.observe(seen.VersionWithdrawn(*gone))
         for (executor, version), (content_hash, slots) in capacity.items():
             if self._capacity.get((executor, version)) != (content_hash, slots):
-                self._apply(self.scheduler.observe(seen.VersionServed(executor, version, content_hash, slots), now))
+                self.observe(seen.VersionServed(executor, version, content_hash, slots))
         self._capacity = capacity
         self._held = frozenset(versions)
-        self._apply(self.scheduler.observe(seen.VersionsAbandoned(self._held), now))
-        self._arm()
+        self._refuse_unheld()
 
-    def _refuse_unheld(self, now_ns: int) -> None:
+    def _refuse_unheld(self) -> None:
         """What came back from an executor may be for a version that was unloaded meanwhile."""
         if self._held is not None:
-            self._apply(self.scheduler.observe(seen.VersionsAbandoned(self._held), now_ns))
+            self.observe(seen.VersionsAbandoned(self._held))
 
-    def on_executor_lost(self, executor: str) -> None:
+    def on_executor_lost(self, executor: str, *, drained: bool) -> None:
         if not self.closed:
-            # a late report of these must not be taken for the end of the runs that follow
-            for batch_id in [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]:
-                del self._batches[batch_id]
-            now = monotonic_ns()
-            self._apply(self.scheduler.observe(seen.ExecutorLost(executor), now))
-            self._refuse_unheld(now)
-            self._arm()
-
-    async def verify(self, min_age_ns: int) -> None:
-        """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
-
-        A log server that was killed forgets its last writes, perhaps a batch or the fact that one has finished, and a
-        former owner that stalled may have read a fact meant for us: nobody would ever speak of those batches again.
-        """
-        for gone in self._sent.keys() - self._batches.keys():
-            del self._sent[gone]
-        before_ns = monotonic_ns() - min_age_ns
-        suspects: dict[str, list[str]] = {}
-        for batch_id, sent_ns in self._sent.items():
-            if sent_ns <= before_ns and batch_id in self._batches:
-                suspects.setdefault(self._batches[batch_id][0], []).append(batch_id)
-        for executor, batch_ids in suspects.items():
-            held = await self._dispatcher.held(executor)
-            for batch_id in batch_ids:
-                if batch_id not in held and batch_id in self._batches and not self.closed:
-                    await self._resolve(batch_id, executor, self._batches[batch_id][1])
-
-    async def _resolve(self, batch_id: str, executor: str, requests: list[seen.RequestQueued]) -> None:
-        """A batch that its executor's stream does not hold: settled unheard, or lost."""
-        attempts = await self._log.unsettled(self.model, [request.id for request in requests])
-        if self.closed or batch_id not in self._batches:
-            return
-        now = monotonic_ns()
-        self._sent.pop(batch_id, None)
-        if all(attempt < 0 for attempt in attempts):
-            self._batch_settled(batch_id)
-            self._apply(self.scheduler.observe(seen.BatchFinished(batch_id, executor), now))
-        else:
-            _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, self.model)
-            self._batches.pop(batch_id)
-            self._apply(self.scheduler.observe(seen.BatchReturned(batch_id, executor), now))
-        self._arm()
+            for batch_id in self.given.unsent(executor):
+                self.batch_returned(batch_id, executor)  # it never had these
+            self.given.lose(executor)
+            self.observe(seen.ExecutorLost(executor, drained))
+            self._refuse_unheld()
 
     # -- what the scheduler decides -----------------------------------------------------------------------------------
 
+    def observe(self, event: seen.Observation) -> None:
+        """Tell the scheduler one thing and do what it decides."""
+        self._apply(self.scheduler.observe(event, monotonic_ns()))
+        self._arm()
+
     def _apply(self, decisions: list[Decision]) -> None:
-        rejected: list[RejectRequest] = []
+        refused: list[Refused] = []
+        unwanted: dict[tuple[str, str], bytes] = {}
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
-                self._batches[decision.batch_id] = (decision.executor, decision.requests)
-                self._spawn(self._dispatch(decision))
-            elif isinstance(decision, RejectRequest):
-                rejected.append(decision)
+                self.given.add(decision.batch_id, decision.executor, decision.requests)
+                self.spawn(self._dispatch(decision))
+            elif isinstance(decision, RejectRequest | CondemnRequest):
+                refused.append(decision)
+            elif isinstance(decision, StopExecution):
+                running = (decision.executor, decision.batch_id)
+                unwanted[running] = unwanted.get(running, b"") + decision.request.id
             elif isinstance(decision, ReleaseReplies):
-                self._release(decision.batch_id)
-        if rejected:
-            self._spawn(self._reject(rejected))
+                self.held_replies.release(decision.batch_id)
+        if refused:
+            self.spawn(self._refusals.settle(refused))
+        for (executor, batch_id), ids in unwanted.items():
+            self.spawn(self._tell_unwanted(executor, batch_id, ids))
 
     async def _dispatch(self, decision: DispatchBatch) -> None:
+        failpoints.hit("batcher.formed")
         try:
-            if max(decision.attempts) > 1:
-                decision, settled = await self._dispatcher.begin_attempts(decision)
+            if self.dispatcher.must_begin(decision):
+                decision, settled = await self.dispatcher.begin_attempts(decision)
                 for request in settled:
-                    self._request_settled(request)
-                if decision.batch_id in self._batches:
-                    self._batches[decision.batch_id] = (decision.executor, decision.requests)
+                    self.request_settled(request)
+                if self.closed or decision.batch_id not in self.given:
+                    return  # its executor was lost meanwhile
+                self.given.replace(decision.batch_id, decision.requests)
                 if not decision.requests:
-                    self._finished_without_run(decision)
+                    self.batch_finished(decision.batch_id, decision.executor)
                     return
-            await self._dispatcher.send(decision)
-            if decision.executor != self._local_executor and decision.batch_id in self._batches:
-                self._sent[decision.batch_id] = monotonic_ns()
+            await self.dispatcher.send(decision)
+            self.given.sent(decision.batch_id, elsewhere=decision.executor != self._local_executor)
+            failpoints.hit("batcher.dispatched")
         except Cancelled:
             self._lost_ownership(self.model)
         except CharoniaError as error:
             # not dispatched, or not known to be: a duplicate run is settled once
             _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
-            self._loop.call_later(_RETRY_S, self._returned, decision)
+            self._loop.call_later(_RETRY_S, self._not_dispatched, decision)
 
-    def _returned(self, decision: DispatchBatch) -> None:
+    def _not_dispatched(self, decision: DispatchBatch) -> None:
         if not self.closed:
-            self._batches.pop(decision.batch_id, None)
-            now = monotonic_ns()
-            self._apply(self.scheduler.observe(seen.BatchReturned(decision.batch_id, decision.executor), now))
-            self._refuse_unheld(now)
-            self._arm()
+            self.batch_returned(decision.batch_id, decision.executor)
 
-    def _finished_without_run(self, decision: DispatchBatch) -> None:
-        self._batches.pop(decision.batch_id, None)
-        now = monotonic_ns()
-        self._apply(self.scheduler.observe(seen.BatchFinished(decision.batch_id, decision.executor), now))
-        self._arm()
-
-    async def _reject(self, rejected: list[RejectRequest]) -> None:
+    async def _tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
         try:
-            await refuse(self._log, self.model, rejected)
+            await self.dispatcher.tell_unwanted(executor, batch_id, ids)
         except CharoniaError as error:
-            _log.warning("%d refusals could not be recorded, trying again: %s", len(rejected), error)
-            self._loop.call_later(_RETRY_S, self._reject_again, rejected)
-            return
-        for decision in rejected:
-            self._request_settled(decision.request)
+            _log.info("executor %s was not told what is unwanted: %s", executor, error)  # it only would save work
 
-    def _reject_again(self, rejected: list[RejectRequest]) -> None:
-        if not self.closed:
-            self._spawn(self._reject(rejected))
+    # -- tidying and time ---------------------------------------------------------------------------------------------
 
-    def _release(self, batch_id: str) -> None:
-        held = self._held_replies.pop(batch_id, None)
-        if held is None:
-            return
-        by_endpoint: dict[str, list[Buffer]] = {}
-        for endpoint, record in held.replies:
-            by_endpoint.setdefault(endpoint, []).append(record)
-        held.entry.remaining += len(by_endpoint)
-        for endpoint, answers in by_endpoint.items():
-            self._spawn(self._append_reply(keys.replies(endpoint), record_fields(answers), held.entry))
-        self._handled(held.entry)
-
-    async def _append_reply(self, stream: bytes, fields: list[Buffer], keeper: CarrierEntry) -> None:
-        """Send what was held; its requests are settled, so nobody else ever would."""
-        while True:
-            try:
-                await self._log.append(stream, fields)
-                break
-            except CharoniaError as error:
-                _log.warning("a reply held for its order could not be sent, trying again: %s", error)
-            await asyncio.sleep(_RETRY_S)
-        self._handled(keeper)
-
-    # -- tidying ------------------------------------------------------------------------------------------------------
-
-    def _batch_settled(self, batch_id: str) -> None:
-        batch = self._batches.pop(batch_id, None)
-        self._sent.pop(batch_id, None)
-        if batch is not None:
-            for request in batch[1]:
-                self._request_settled(request)
-
-    def _request_settled(self, request: seen.RequestQueued) -> None:
-        carried = carrier_of(request)
-        if carried.settled:
-            return
-        carried.settled = True
-        self.settled_requests += 1
-        self._deletions.add_handled(carried.entry)
-        if self._paused and not self.closed and self.scheduler.pending_count() <= self._window // 2:
-            self._resume()
-
-    def _pause(self) -> None:
-        self._paused = True
-        for stream in self._streams:
-            self._reader.remove(stream)
-
-    def _resume(self) -> None:
-        self._paused = False
-        for stream, after in self._streams.items():
-            self._reader.add(stream, after)
-
-    # -- time ---------------------------------------------------------------------------------------------------------
+    def request_settled(self, request: seen.RequestQueued) -> None:
+        """The log has an outcome of a request; saying so again changes nothing."""
+        carrier = carrier_of(request)
+        if not carrier.settled:
+            carrier.settled = True
+            self.settled_requests += 1
+            self._deletions.add_handled(carrier.entry)
+            if not self.closed:
+                self.windows.settled(carrier.entry)
 
     def _arm(self) -> None:
         wakeup_ns = self.scheduler.next_wakeup()
@@ -467,7 +438,8 @@ class OwnedModel:
             self._apply(self.scheduler.advance(monotonic_ns()))
             self._arm()
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something until it is done or the model is given up."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,9 +1,10 @@
 """How a new owner finds out where a model's work stands: the unsettled tail, fed through the ordinary scheduler.
 
-Three readings, in this order: the queue streams from their beginning (accepted), for each page of them which requests
-are unsettled, and what live executors hold in their batch streams (dispatched, still running). Capacity is told to the
-scheduler only afterwards, so nothing is dispatched twice. Whatever is written meanwhile arrives through the reader,
-which goes on where the pages ended; the scheduler drops repetitions.
+Readings, in this order: whether the queue is held back, the queue streams from their beginning as far as their windows
+go (accepted), for each page of them which requests are unsettled, what live executors hold in their batch streams
+(dispatched, still running), and which batches died unheard. Capacity is told to the scheduler only afterwards, so
+nothing is dispatched twice. Whatever is written meanwhile arrives through the reader, which goes on where the pages
+ended; the scheduler drops repetitions.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Iterable
 
 from charonia import keys
 from charonia.errors import InvalidRecord
-from charonia.eventlog.port import START, Entry, EventLog
-from charonia.wire import FIELD_HEADER, BatchHeader, unpack_request
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog
+from charonia.events import FIELD_FACT, BatchDied
+from charonia.wire import FIELD_HEADER, BatchHeader
 
-from .carriers import carried
+from .carriers import requests_of
 from .owned import OwnedModel
-from .scheduling.observations import RequestQueued
+from .scheduling.observations import QueueHeld, RequestQueued
 
 _log = logging.getLogger(__name__)
 _PAGE = 500
@@ -26,29 +29,24 @@ _PAGE = 500
 
 async def recover(log: EventLog, owned: OwnedModel, executors: Iterable[str]) -> int:
     """Restore `owned` from the log and start following it; returns the number of requests found unsettled."""
-    followed: dict[bytes, bytes] = {}
+    if await log.paused(owned.model):
+        owned.observe(QueueHeld(True))
     queued: dict[bytes, RequestQueued] = {}
     # until no lane is new: the fact of one opened meanwhile may have gone to a former owner that knew no better yet
     while lanes := [
-        s for level, lane in await log.lanes(owned.model) if (s := keys.queue(owned.model, level, lane)) not in followed
+        (stream, lane)
+        for level, lane in await log.lanes(owned.model)
+        if (stream := keys.queue(owned.model, level, lane)) not in owned.windows
     ]:
-        for stream in lanes:
-            followed[stream] = await _restore_queue(log, owned, stream, queued)
+        for stream, lane in lanes:
+            owned.windows.open(stream, lane)
+        for stream, _ in lanes:
+            queued |= await owned.restore_queue(stream)
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
-    owned.follow(followed.items())
+    await _restore_deaths(log, owned)
+    owned.windows.follow()
     return len(queued)
-
-
-async def _restore_queue(log: EventLog, owned: OwnedModel, stream: bytes, queued: dict[bytes, RequestQueued]) -> bytes:
-    """Restore one queue stream, adding to `queued`; the id of its last entry."""
-    after = START
-    while entries := await log.range(stream, after, _PAGE):
-        ids = [request_id for entry in entries for request_id in _request_ids(entry)]
-        attempts = dict(zip(ids, await log.unsettled(owned.model, ids), strict=True))
-        queued |= owned.restore(stream, entries, attempts)
-        after = entries[-1].id
-    return after
 
 
 async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
@@ -56,20 +54,25 @@ async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queu
     stream = keys.batches(executor)
     while entries := await log.range(stream, after, _PAGE):
         for entry in entries:
+            if entry.fields and entry.fields[0] == FIELD_FACT:
+                continue
             try:
                 header = BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1])
             except (InvalidRecord, ValueError) as error:
                 _log.error("skipped an unreadable batch in %s: %s", stream.decode(), error)
                 continue
             if header.model == owned.model:
-                ids = _request_ids(entry)
+                ids = [record.id for record in requests_of(entry)]
                 owned.restore_running(header, executor, [queued[i] for i in ids if i in queued])
         after = entries[-1].id
 
 
-def _request_ids(entry: Entry) -> Iterable[bytes]:
-    for record in carried(entry):
-        try:
-            yield unpack_request(record).id
-        except InvalidRecord:
-            continue
+async def _restore_deaths(log: EventLog, owned: OwnedModel) -> None:
+    """What a batch died of must be known before its requests are given out again; the reader brings it once more."""
+    after = START
+    while entries := await log.range(keys.facts(owned.model), after, _PAGE):
+        for entry in entries:
+            for fact in facts_of(entry):
+                if isinstance(fact, BatchDied):
+                    owned.on_death(fact)
+        after = entries[-1].id

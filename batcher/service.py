@@ -16,6 +16,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .owned import OwnedModel
 from .recovery import recover
+from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
@@ -42,6 +43,8 @@ class BatcherService:
         self._routes: dict[bytes, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[bytes, int] = {}
+        self._gone_endpoints: set[str] = set()
+        self._upkeep: dict[str, Upkeep] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._forgotten = False
@@ -83,6 +86,7 @@ class BatcherService:
         for model in list(self._owned):
             self._drop(model)
         self._gone.clear()
+        self._gone_endpoints.clear()
 
     @property
     def owned(self) -> dict[str, OwnedModel]:
@@ -141,6 +145,8 @@ class BatcherService:
             local_executor=self._local_executor,
             prefetch=self._settings.prefetch,
             window_requests=self._settings.window_requests,
+            lane_weights=self._catalog.lane_weights,
+            gone=self._gone_endpoints,
             lost_ownership=self._drop_if_owned,
         )
         remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
@@ -153,8 +159,9 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
+        self._upkeep[model] = Upkeep(owned)
         for gone in set(remote) - set(self._catalog.live_executors()):
-            owned.on_executor_lost(gone)
+            owned.on_executor_lost(gone, drained=False)
         owned.on_served(self._catalog.held(model))
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
@@ -166,6 +173,7 @@ class BatcherService:
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)
+        del self._upkeep[model]
         self._end(owned)
         return owned
 
@@ -191,6 +199,7 @@ class BatcherService:
         if isinstance(fact, ProcessJoined):
             for stream in _streams(fact):
                 self._gone.pop(stream, None)
+            self._gone_endpoints.discard(fact.incarnation)
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):
@@ -201,7 +210,11 @@ class BatcherService:
         elif _streams(fact):
             if fact.role == "executor":
                 for owned in self._owned.values():
-                    owned.on_executor_lost(fact.incarnation)
+                    owned.on_executor_lost(fact.incarnation, drained=fact.reason == "drained")
+            else:
+                self._gone_endpoints.add(fact.incarnation)
+                for owned in self._owned.values():
+                    owned.drop_of_gone()
             self._gone |= dict.fromkeys(_streams(fact), _GONE_REMEMBERED)
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")
@@ -222,6 +235,7 @@ class BatcherService:
                         self._gone[stream] = left - 1
                     else:
                         self._gone.pop(stream, None)
+                        self._gone_endpoints -= {e for e in self._gone_endpoints if keys.replies(e) == stream}
             await asyncio.sleep(_SWEEP_S)
 
     def _on_log_state(self, up: bool) -> None:
@@ -237,7 +251,9 @@ class BatcherService:
             self._forgotten = False
             try:
                 for owned in list(self._owned.values()):
-                    await owned.verify(min_age_ns)
+                    await verify(owned, min_age_ns)
+                for upkeep in list(self._upkeep.values()):
+                    await upkeep.look()
             except CharoniaError:
                 self._forgotten = True
             except Exception:

@@ -32,12 +32,37 @@ class DispatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10)."""
+    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10).
+
+    It may be running, then `StopExecution` follows: whoever settles first wins.
+    """
 
     request: QueuedRequest
     code: ErrorCode
     message: str
     reason: RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class CondemnRequest:
+    """A request ended whatever ran it: answer it with `message` and keep it as a dead letter (`isolation`).
+
+    `executor` is the last it ran on, `stderr` the last lines of the instance where it is known.
+    """
+
+    request: QueuedRequest
+    message: str
+    stderr: str
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopExecution:
+    """Tell an executor that nobody wants this request of a batch it has any more."""
+
+    request: QueuedRequest
+    batch_id: str
+    executor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +72,4 @@ class ReleaseReplies:
     batch_id: str
 
 
-Decision = DispatchBatch | RejectRequest | ReleaseReplies
+Decision = DispatchBatch | RejectRequest | CondemnRequest | StopExecution | ReleaseReplies

@@ -5,6 +5,8 @@ Counts only. Which requests go is `dynamic_batching`'s; what becomes of a lost e
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 
 class Seat:
     """One executor's share of a version: it runs `slots` batches at once and has `outstanding` of them."""
@@ -25,12 +27,16 @@ class Seat:
 
 
 class InstanceGroup:
-    """The seats of one version. An executor takes at most its slots and `prefetch` batches that wait there."""
+    """The seats of one version. An executor takes at most its slots and `prefetch` batches that wait there.
 
-    __slots__ = ("_best", "_prefetch", "_seats", "_uses")
+    `kept` are executors that are kept free of ordinary batches; `refresh` when it changed.
+    """
 
-    def __init__(self, prefetch: int) -> None:
+    __slots__ = ("_best", "_kept", "_prefetch", "_seats", "_uses")
+
+    def __init__(self, prefetch: int, kept: Container[str] = ()) -> None:
         self._prefetch = prefetch
+        self._kept = kept
         self._seats: dict[str, Seat] = {}
         self._uses = 0
         self._best: Seat | None = None
@@ -78,8 +84,14 @@ class InstanceGroup:
             self._drop_if_done(seat)
             self._choose()
 
+    def refresh(self) -> bool:
+        """Choose again; whether the choice is another one."""
+        before = self._best
+        self._choose()
+        return self._best is not before
+
     def seats(self) -> list[Seat]:
-        """All seats, for statistics and tests."""
+        """All seats."""
         return list(self._seats.values())
 
     def _drop_if_done(self, seat: Seat) -> None:
@@ -90,7 +102,7 @@ class InstanceGroup:
         best: Seat | None = None
         for seat in self._seats.values():
             # Without slots there is no instance that could ever get to a batch that waits there.
-            if not seat.slots or seat.outstanding >= seat.slots + self._prefetch:
+            if not seat.slots or seat.outstanding >= seat.slots + self._prefetch or seat.executor in self._kept:
                 continue
             if (
                 best is None

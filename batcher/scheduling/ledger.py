@@ -8,10 +8,11 @@ from __future__ import annotations
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
-from .decisions import Decision, RejectReason, RejectRequest
+from .decisions import CondemnRequest, Decision, RejectReason, RejectRequest
+from .due_times import DueTimes
 from .dynamic_batching import BatchRules
 from .observations import QueuedRequest, RequestState
-from .queueing import DueTimes, QueueRules
+from .queueing import QueueRules
 
 ENDED = RequestState.ENDED
 
@@ -19,6 +20,7 @@ QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
 NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
 DEADLINE_PASSED = "Deadline exceeded before execution"
+DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 
 
 class RequestLedger:
@@ -49,8 +51,6 @@ class RequestLedger:
         if request.settled:
             self.known.pop(request.id, None)
             request.state = ENDED
-        elif request.cancelled:
-            self.reject(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
         elif request.deadline_ns and request.deadline_ns <= now_ns:
             self.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
         elif self.batching is not None and request.rows > self.batching.max_rows:
@@ -61,13 +61,16 @@ class RequestLedger:
             return True
         return False
 
-    def count_again(self, request: QueuedRequest) -> None:
-        """Level, count and times of a request that goes back into a queue, by the rules of now."""
+    def count_again(self, request: QueuedRequest, *, timed: bool = True) -> None:
+        """Level, count and times of a request that goes back into a queue, by the rules of now.
+
+        Not `timed`: it has left the queue once and waits for a batch of its own, so only its deadline counts.
+        """
         level, policy = self.queueing.place(request.level)
         request.queue_level = level
         self.levels[level] = self.levels.get(level, 0) + 1
         self.queued += 1
-        timeout_us = 0 if request.delayed else policy.timeout_us(request.timeout_us)
+        timeout_us = 0 if request.delayed or not timed else policy.timeout_us(request.timeout_us)
         request.timeout_ns = request.enqueued_ns + request.away_ns + timeout_us * 1000 if timeout_us else 0
         self.due.arm(request)
 
@@ -97,6 +100,14 @@ class RequestLedger:
         else:
             for request in requests:
                 self.uncount(request)
+
+    def condemn(
+        self, request: QueuedRequest, message: str, stderr: str, executor: str, decisions: list[Decision]
+    ) -> None:
+        """A request that is in no queue ends as a dead letter."""
+        request.state = ENDED
+        self.known.pop(request.id, None)
+        decisions.append(CondemnRequest(request, message, stderr, executor))
 
     def reject(
         self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from .dynamic_batching import Formation
+from .fair_sharing import TurnRules
 from .instance_group import InstanceGroup
+from .isolation import Isolation, Suspects
 from .observations import QueuedRequest
 from .preserve_ordering import ReleaseOrder
 from .queueing import VersionQueue
@@ -21,20 +24,30 @@ class Batch:
     dispatched_ns: int
     first: int
     via_owner: bool
+    suspects: Suspects | None = None
+    """The group that runs by itself (`isolation`); None for an ordinary batch."""
+    fresh: bool = False
+    """It is the first of its version that its executor got."""
+
+    @property
+    def apart(self) -> bool:
+        """Its executor has nothing else of the model."""
+        return self.suspects is not None and self.suspects.apart
 
 
 class ModelVersion:
     """What is kept for one version of the model."""
 
-    __slots__ = ("instances", "number", "pause", "queue", "releases")
+    __slots__ = ("instances", "isolation", "number", "pause", "queue", "releases")
 
-    def __init__(self, number: int, prefetch: int) -> None:
+    def __init__(self, number: int, prefetch: int, kept: Container[str], turns: TurnRules) -> None:
         self.number = number
-        self.queue = VersionQueue()
-        self.instances = InstanceGroup(prefetch)
+        self.queue = VersionQueue(turns)
+        self.isolation = Isolation()
+        self.instances = InstanceGroup(prefetch, kept)
         self.releases = ReleaseOrder()
         self.pause: Formation | None = None
         """The queue was looked at and nothing is to be done before one of these conditions holds."""
 
     def is_idle(self) -> bool:
-        return not (self.queue.size or self.instances or self.releases)
+        return not (self.queue.size or self.isolation.size or self.instances or self.releases)

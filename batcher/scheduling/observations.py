@@ -22,6 +22,8 @@ class RequestState(IntEnum):
     """Queued behind its level, because its time-out passed and the action is DELAY (S22)."""
     DISPATCHED = 3
     ENDED = 4
+    SUSPECT = 5
+    """Waits to run in a batch of its own, because a batch it was in ended badly (`isolation`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +33,8 @@ class RequestQueued:
     `id` is 16 bytes, `level` the priority as sent (0: none), `rows` its batch size, `signature` equal for requests that
     may share a batch (S5), `timeout_us` the caller's queue time-out (0: none), `deadline_ns` 0 for none, `attempt` the
     last attempt that was begun (0: never run), which the scheduler counts up when it dispatches. `carrier` is the
-    service's own and is handed back untouched. Fields after it are the scheduler's.
+    service's own and is handed back untouched. `lane` is its tenant's share of the level (`fair_sharing`). Fields after
+    it are the scheduler's.
     """
 
     id: bytes
@@ -44,6 +47,7 @@ class RequestQueued:
     enqueued_ns: int
     attempt: int = 0
     carrier: object = None
+    lane: int = 0
 
     state: RequestState = field(init=False, default=RequestState.NEW)
     queue_level: int = field(init=False, repr=False)
@@ -58,10 +62,12 @@ class RequestQueued:
     """The next instant something happens to it in the queue: the earlier of time-out and deadline; 0: none."""
     delayed: bool = field(init=False, default=False, repr=False)
     """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
-    cancelled: bool = field(init=False, default=False, repr=False)
-    """Cancelled while dispatched: it is not run a second time."""
     settled: bool = field(init=False, default=False, repr=False)
-    """Settled by somebody else while dispatched: likewise."""
+    """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
+    batch_id: str = field(init=False, default="", repr=False)
+    """The batch it was last given out in."""
+    losses_apart: int = field(init=False, default=0, repr=False)
+    """Executors lost while they had this request and nothing else of its model (`isolation`)."""
 
 
 QueuedRequest = RequestQueued
@@ -95,9 +101,13 @@ class VersionWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLost:
-    """An executor died or its heartbeat ended: nothing it was given will be reported any more."""
+    """An executor died or its heartbeat ended: nothing it was given will be reported any more.
+
+    `drained`: it left by itself, so nothing it had can be what ended it.
+    """
 
     executor: str
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,22 @@ class BatchReturned:
 
     batch_id: str
     executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDied:
+    """A batch took its instance with it and its slot is free. `ids` are its requests without an outcome.
+
+    `reason` is what a caller reads, `stderr` the instance's last lines. `blameless`: something else ended the instance.
+    Of a batch that a predecessor gave out, those of `ids` that wait are suspected.
+    """
+
+    batch_id: str
+    executor: str
+    ids: frozenset[bytes]
+    reason: str
+    stderr: str = ""
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +167,16 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestSettled:
-    """Somebody else settled a request (its gateway, at the deadline): it is dropped without a word and not rerun."""
+    """Somebody else settled a request (a cancel, a deadline): it is dropped without a word and not rerun."""
 
     id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHeld:
+    """An operator holds the queue back (`held`) or lets it go: nothing is dispatched meanwhile, all else goes on."""
+
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +194,10 @@ Observation = (
     | ExecutorLost
     | BatchFinished
     | BatchReturned
+    | BatchDied
     | BatchRunning
     | RequestCancelled
     | RequestSettled
+    | QueueHeld
     | VersionsAbandoned
 )

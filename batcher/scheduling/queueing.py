@@ -1,8 +1,9 @@
-"""The queue of one model version: priority levels (S8), queue policies (S20-S22), and the instants they come due.
+"""The queue of one model version: priority levels (S8) and queue policies (S20-S22).
 
+Lanes share a level by turns (`fair_sharing`); a level that one lane has for itself is a plain queue.
 Levels may number 2^64-1, so only those that hold something exist. Removal is lazy: a request that left the queue keeps
 its place in a deque until it is reached or until such places outnumber the rest. Which requests go together is
-`dynamic_batching`'s, what a rejection says the scheduler's.
+`dynamic_batching`'s, when they come due `due_times`', what a rejection says the scheduler's.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
+from .fair_sharing import TurnRules, Turns
 from .observations import QueuedRequest, RequestState
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
 
-NEVER_NS = 1 << 127
+SHARED = -1
+"""The `lane` of a level that is not one lane's."""
 _MIN_STALE = 64
 """Fewer stale places than this are not worth a sweep."""
 
@@ -55,11 +57,12 @@ def delays(policy: QueuePolicy) -> bool:
 
 
 class LevelQueue:
-    """The requests of one level: `live`, those in time, then the `delayed` ones (S22); both with stale places."""
+    """One lane's requests of one level: `live`, those in time, then the `delayed` (S22); both with stale places."""
 
-    __slots__ = ("_stale", "delayed", "live", "size")
+    __slots__ = ("_stale", "delayed", "lane", "live", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
         self.live: deque[QueuedRequest] = deque()
         self.delayed: deque[QueuedRequest] = deque()
         self._stale = 0
@@ -102,10 +105,14 @@ class LevelQueue:
         live.appendleft(request)
         live.extendleft(reversed(passed))
 
-    def leave(self) -> None:
-        """One queued request changed its state to something else in place."""
+    def leave(self, _request: QueuedRequest) -> None:
+        """A queued request changed its state to something else in place."""
         self.size -= 1
         self._went_stale()
+
+    def earliest_order(self) -> int:
+        """The `order` of the request served first; at least one is queued."""
+        return next(iter(self)).order
 
     def take(self, count: int) -> list[QueuedRequest]:
         """Remove up to `count` requests from the front."""
@@ -139,13 +146,119 @@ class LevelQueue:
             self.sweep()
 
 
+class SharedLevel:
+    """The requests of one level in several lanes, which take turns; the delayed ones of all come last."""
+
+    __slots__ = ("_lanes", "_stale", "_turns", "delayed", "lane", "size")
+
+    def __init__(self, first: LevelQueue, rules: TurnRules) -> None:
+        self.lane = SHARED
+        self.size = first.size
+        self.delayed, first.delayed = first.delayed, deque()
+        first.size = sum([request.state is QUEUED for request in first.live])
+        self._stale = 0
+        self._turns = Turns(rules)
+        self._turns.begin(first.lane)
+        self._lanes = {first.lane: first}
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """In order of service."""
+        turns = self._turns.copy()
+        lanes = {number: iter(lane) for number, lane in self._lanes.items()}
+        while (number := turns.current()) is not None:
+            request = next(lanes[number], None)
+            if request is None:
+                turns.pass_on(number)
+            else:
+                turns.spend(number, request.rows)
+                yield request
+        for request in self.delayed:
+            if request.state is DELAYED:
+                yield request
+
+    def append(self, request: QueuedRequest) -> None:
+        """Queue a new request in its lane."""
+        lane = self._lane(request.lane)
+        lane.live.append(request)
+        lane.size += 1
+        self.size += 1
+
+    def delay(self, request: QueuedRequest) -> None:
+        """A queued request's time-out passed: behind all others, whosever they are."""
+        request.state = DELAYED
+        self._lanes[request.lane].leave(request)
+        self.delayed.append(request)
+
+    def put_back(self, request: QueuedRequest) -> None:
+        """A request that was dispatched returns to the front of its lane."""
+        self.size += 1
+        if request.delayed:
+            request.state = DELAYED
+            self.delayed.appendleft(request)
+        else:
+            self._lane(request.lane).put_back(request)
+
+    def leave(self, request: QueuedRequest) -> None:
+        """A queued request changed its state to something else in place."""
+        self.size -= 1
+        if not request.delayed:
+            self._lanes[request.lane].leave(request)
+            return
+        self._stale += 1
+        if self._stale > _MIN_STALE and self._stale > self.size:
+            self._sweep_delayed()
+
+    def earliest_order(self) -> int:
+        """The smallest `order` at the head of any lane; at least one request is queued."""
+        heads = [lane.earliest_order() for lane in self._lanes.values() if lane.size]
+        return min(heads) if heads else next(iter(self)).order
+
+    def take(self, count: int) -> list[QueuedRequest]:
+        """Remove up to `count` requests, those served first."""
+        taken: list[QueuedRequest] = []
+        turns = self._turns
+        while count > len(taken) and (number := turns.current()) is not None:
+            served = self._lanes[number].take(1)
+            if served:
+                turns.spend(number, served[0].rows)
+                taken += served
+            elif turns.pass_on(number):
+                del self._lanes[number]
+        while self.delayed and count > len(taken):
+            request = self.delayed.popleft()
+            if request.state is DELAYED:
+                taken.append(request)
+            else:
+                self._stale -= 1
+        self.size -= len(taken)
+        return taken
+
+    def sweep(self) -> None:
+        """Give up the places of requests that left."""
+        for lane in self._lanes.values():
+            lane.sweep()
+        self._sweep_delayed()
+
+    def _sweep_delayed(self) -> None:
+        self.delayed = deque(request for request in self.delayed if request.state is DELAYED)
+        self._stale = 0
+
+    def _lane(self, number: int) -> LevelQueue:
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = LevelQueue(number)
+        self._turns.join(number)
+        return lane
+
+
 class VersionQueue:
     """The queued requests of one version, by level. `rows` and `size` are their sum and number."""
 
-    __slots__ = ("_descending", "_levels", "rows", "size")
+    __slots__ = ("_descending", "_levels", "_turns", "rows", "size")
 
-    def __init__(self) -> None:
-        self._levels: dict[int, LevelQueue] = {}
+    def __init__(self, turns: TurnRules) -> None:
+        self._turns = turns
+        self._levels: dict[int, LevelQueue | SharedLevel] = {}
         self._descending: list[int] = []
         """Negated levels that hold something, so that the level served first is last and cheap to remove."""
         self.rows = 0
@@ -163,17 +276,24 @@ class VersionQueue:
     def append(self, request: QueuedRequest) -> bool:
         """Queue a new request on its `queue_level`; whether it is now the last to be served."""
         number = request.queue_level
-        level = self._levels.get(number) or self._open(number)
+        level = self._levels.get(number) or self._open(number, request.lane)
         request.state = QUEUED
-        level.live.append(request)
-        level.size += 1
         self.size += 1
         self.rows += request.rows
-        return -self._descending[0] == number and not level.delayed
+        if isinstance(level, LevelQueue) and level.lane == request.lane:
+            level.live.append(request)
+            level.size += 1
+            return -self._descending[0] == number and not level.delayed
+        self._share(number, level).append(request)
+        return False
 
     def put_back(self, request: QueuedRequest) -> None:
         """Queue a request again that had been dispatched, at the front of its level."""
-        self._open(request.queue_level).put_back(request)
+        number = request.queue_level
+        level = self._open(number, request.lane)
+        if level.lane != request.lane:
+            level = self._share(number, level)
+        level.put_back(request)
         self.size += 1
         self.rows += request.rows
 
@@ -185,7 +305,7 @@ class VersionQueue:
         """Take out a queued request; it becomes `state`."""
         level = self._levels[request.queue_level]
         request.state = state
-        level.leave()
+        level.leave(request)
         self._gone(request.queue_level, level, 1, request.rows)
 
     def sweep(self) -> None:
@@ -206,7 +326,7 @@ class VersionQueue:
 
     def earliest_order(self, none: int) -> int:
         """The smallest `order` at the head of any level; `none` when nothing is queued."""
-        return min((next(iter(level)).order for level in self._levels.values()), default=none)
+        return min((level.earliest_order() for level in self._levels.values()), default=none)
 
     def drain(self) -> list[QueuedRequest]:
         """Remove everything; states stay as they are. In order of arrival, delayed ones last in order of delay."""
@@ -218,69 +338,22 @@ class VersionQueue:
         self.size = self.rows = 0
         return live + delayed
 
-    def _open(self, number: int) -> LevelQueue:
+    def _open(self, number: int, lane: int) -> LevelQueue | SharedLevel:
         level = self._levels.get(number)
         if level is None:
-            level = self._levels[number] = LevelQueue()
+            level = self._levels[number] = LevelQueue(lane)
             self._descending.insert(bisect_left(self._descending, -number), -number)
         return level
 
-    def _gone(self, number: int, level: LevelQueue, count: int, rows: int) -> None:
+    def _share(self, number: int, level: LevelQueue | SharedLevel) -> SharedLevel:
+        """The level, open to several lanes until it is empty."""
+        if isinstance(level, LevelQueue):
+            level = self._levels[number] = SharedLevel(level, self._turns)
+        return level
+
+    def _gone(self, number: int, level: LevelQueue | SharedLevel, count: int, rows: int) -> None:
         self.size -= count
         self.rows -= rows
         if not level.size:
             del self._levels[number]
             del self._descending[bisect_left(self._descending, -number)]
-
-
-class DueTimes:
-    """When queued requests time out or pass their deadline (S21, S23): a heap whose stale entries are skipped."""
-
-    __slots__ = ("_armed", "_heap", "_pushes", "nearest_ns")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, QueuedRequest]] = []
-        self._pushes = 0
-        self._armed = 0
-        self.nearest_ns = NEVER_NS
-        """Nothing is due before; `next_ns` is exact."""
-
-    def arm(self, request: QueuedRequest) -> None:
-        """Set the request's `due_ns` from its time-out and deadline."""
-        timeout_ns, deadline_ns = request.timeout_ns, request.deadline_ns
-        due_ns = min(timeout_ns, deadline_ns) if timeout_ns and deadline_ns else timeout_ns or deadline_ns
-        request.due_ns = due_ns
-        if due_ns:
-            self._armed += 1
-            self._pushes += 1
-            heappush(self._heap, (due_ns, self._pushes, request))
-            if due_ns < self.nearest_ns:
-                self.nearest_ns = due_ns
-
-    def disarm(self, request: QueuedRequest) -> None:
-        """The request left the queue; its entry no longer counts, and is kept no longer than the others are many."""
-        if request.due_ns:
-            request.due_ns = 0
-            self._armed -= 1
-            heap = self._heap
-            if len(heap) > _MIN_STALE and len(heap) > 2 * self._armed:
-                # Put back with the same deadline, a request may have several entries that look right.
-                self._heap = list({entry[2]: entry for entry in heap if entry[2].due_ns == entry[0]}.values())
-                heapify(self._heap)
-
-    def next_ns(self) -> int:
-        """The nearest instant, 0 for none."""
-        heap = self._heap
-        while heap and heap[0][2].due_ns != heap[0][0]:
-            heappop(heap)
-        self.nearest_ns = heap[0][0] if heap else NEVER_NS
-        return heap[0][0] if heap else 0
-
-    def pop(self, now_ns: int) -> QueuedRequest | None:
-        """A request that is due, disarmed; None when there is none."""
-        due_ns = self.next_ns()
-        if not due_ns or due_ns > now_ns:
-            return None
-        request = heappop(self._heap)[2]
-        self.disarm(request)
-        return request

@@ -7,23 +7,27 @@
 
 Each version of the model is queued and batched by itself, so one that nobody serves holds up no other; `max_queue_size`
 counts over all versions (S7). A batch is decided on only when an instance could be fed (S25), so that it grows as long
-as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4).
-Every observed request ends once: its batch finishes, it is rejected here, or somebody else settled it.
+as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4). What was aboard when
+an instance or executor ended runs apart until the culprit is known (`isolation`). Every observed request ends once: its
+batch finishes, it is rejected or condemned here, or somebody else settled it.
 Durability, fencing and settling are the service's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
-from .decisions import Decision, DispatchBatch, ReleaseReplies
-from .dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
-from .ledger import DEADLINE_PASSED, NOT_READY, QUEUE_FULL, TIMED_OUT, RequestLedger
-from .model_version import Batch, ModelVersion
+from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
+from .dispatch import Dispatching
+from .due_times import NEVER_NS
+from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NOT_READY, QUEUE_FULL, TIMED_OUT
+from .model_state import ModelState
+from .model_version import Batch
 from .observations import (
+    BatchDied,
     BatchFinished,
     BatchReturned,
     BatchRunning,
@@ -31,6 +35,7 @@ from .observations import (
     Observation,
     PolicyChanged,
     QueuedRequest,
+    QueueHeld,
     RequestCancelled,
     RequestQueued,
     RequestSettled,
@@ -39,10 +44,12 @@ from .observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from .queueing import NEVER_NS, delays
+from .queueing import delays
+from .recalls import Recalls
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
+SUSPECT = RequestState.SUSPECT
 DISPATCHED = RequestState.DISPATCHED
 ENDED = RequestState.ENDED
 
@@ -54,21 +61,16 @@ class ModelScheduler:
     """Decides for one model which requests run together, where and when; see the module's head.
 
     `batch_prefix` makes batch ids unique over owners: they are `<prefix>-<counter>`. `prefetch` is the number of
-    batches an executor may hold beyond its slots, 0 where it is in this process.
+    batches an executor may hold beyond its slots, 0 where it is in this process. `lane_weights` are the shares of lanes
+    in a level, 1 where not given.
     """
 
-    def __init__(self, batch_prefix: str, prefetch: int = 0) -> None:
-        self._batch_prefix = batch_prefix
-        self._prefetch = prefetch
-        self._ledger = RequestLedger()
-        self._versions: dict[int, ModelVersion] = {}
-        self._batches: dict[str, Batch] = {}
-        self._held: set[str] = set()
-        self._changed: dict[int, None] = {}
-        self._paused: dict[int, int] = {}
+    def __init__(self, batch_prefix: str, prefetch: int = 0, lane_weights: Mapping[int, int] | None = None) -> None:
+        self._state = ModelState(prefetch, lane_weights or {})
+        self._recalls = Recalls(self._state)
+        self._dispatching = Dispatching(self._state, batch_prefix)
         self._next_order = 0
         self._next_recovered = FIRST_RECOVERED_ORDER
-        self._next_batch = 0
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
@@ -79,14 +81,16 @@ class ModelScheduler:
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:
         """Several facts arrived together: decide once, after the last."""
         decisions: list[Decision] = []
-        if self._ledger.due.nearest_ns <= now_ns:
+        state = self._state
+        due = state.ledger.due
+        if due.nearest_ns <= now_ns:
             self._expire(now_ns, decisions)
         for event in events:
             if type(event) is RequestQueued:
                 self._enqueue(event, now_ns, decisions)
             else:
                 self._fold(event, now_ns, decisions)
-        if self._changed or self._paused or self._ledger.due.nearest_ns <= now_ns:
+        if state.changed or state.paused or state.fresh_waits or due.nearest_ns <= now_ns:
             self._decide(now_ns, decisions)
         return decisions
 
@@ -96,37 +100,49 @@ class ModelScheduler:
 
     def next_wakeup(self) -> int | None:
         """The instant `advance` is due, None when only a fact can change anything."""
-        due_ns = self._ledger.due.next_ns()
-        if self._paused:
-            pause_ns = min(self._paused.values())
-            if not due_ns or pause_ns < due_ns:
-                due_ns = pause_ns
+        due_ns = self._state.ledger.due.next_ns()
+        for waits in (self._state.paused, self._state.fresh_waits):
+            if waits:
+                wait_ns = min(waits.values())
+                if not due_ns or wait_ns < due_ns:
+                    due_ns = wait_ns
         return due_ns or None
 
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
         """Requests that wait in the queue, not those given to executors (M2)."""
-        return self._ledger.queued
+        return self._state.ledger.queued
 
     def queued_by_level(self) -> dict[int, int]:
         """The same for each priority level that has any; level 0 when the model has no levels."""
-        return dict(self._ledger.levels)
+        return dict(self._state.ledger.levels)
 
     def queued_by_version(self) -> dict[int, int]:
         """The same for each version that has any."""
-        return {number: version.queue.size for number, version in self._versions.items() if version.queue.size}
+        waiting = {
+            number: version.queue.size + version.isolation.size for number, version in self._state.versions.items()
+        }
+        return {number: size for number, size in waiting.items() if size}
+
+    def find(self, request_id: bytes) -> QueuedRequest | None:
+        """A request that has not ended."""
+        return self._state.ledger.known.get(request_id)
+
+    def waiting(self) -> list[QueuedRequest]:
+        """The requests that wait, in no particular order."""
+        return [r for r in self._state.ledger.known.values() if r.state in (QUEUED, DELAYED, SUSPECT)]
 
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""
         counts: dict[str, int] = {}
-        for batch in self._batches.values():
+        for batch in self._state.batches.values():
             counts[batch.executor] = counts.get(batch.executor, 0) + 1
         return counts
 
     def outstanding_requests(self) -> int:
         """Requests in those batches."""
-        return len(self._ledger.known) - self._ledger.queued
+        return len(self._state.ledger.known) - self._state.ledger.queued
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -135,25 +151,32 @@ class ModelScheduler:
             case BatchFinished():
                 self._finish(event, decisions)
             case BatchReturned():
-                batch = self._batches.get(event.batch_id)
+                batch = self._state.batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
                     for request in batch.requests:
                         request.attempt -= 1
-                    self._take_back(event.batch_id, now_ns, decisions)
+                    self._recalls.take_back(event.batch_id, now_ns, decisions)
+            case BatchDied():
+                self._recalls.die(event, now_ns, decisions)
             case RequestCancelled():
                 self._cancel(event.id, decisions)
             case RequestSettled():
-                self._drop(event.id)
+                self._drop(event.id, decisions)
+            case QueueHeld():
+                self._dispatching.is_held = event.held
+                self._state.fresh_waits.clear()
+                for number in self._state.versions:
+                    self._state.touch(number)
             case VersionsAbandoned():
                 self._abandon(event.kept, decisions)
             case VersionServed():
-                self._version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
-                self._touch(event.version)
+                self._state.version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
+                self._state.touch(event.version)
             case VersionWithdrawn():
-                self._version(event.version).instances.withdraw(event.executor)
-                self._touch(event.version)
+                self._state.version(event.version).instances.withdraw(event.executor)
+                self._state.touch(event.version)
             case ExecutorLost():
-                self._lose(event.executor, now_ns, decisions)
+                self._recalls.lose(event, now_ns, decisions)
             case BatchRunning():
                 self._adopt(event, now_ns)
             case PolicyChanged():
@@ -162,7 +185,7 @@ class ModelScheduler:
                 self._enqueue(event, now_ns, decisions)
 
     def _enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
-        ledger = self._ledger
+        ledger = self._state.ledger
         if request.id in ledger.known:
             return
         queueing = ledger.queueing
@@ -181,7 +204,9 @@ class ModelScheduler:
         if (request.deadline_ns or request.rows > 1) and not ledger.admit(request, now_ns, decisions):
             return
         ledger.known[request.id] = request
-        version = self._versions.get(request.version) or self._version(request.version)
+        version = self._state.versions.get(request.version) or self._state.version(request.version)
+        if request.lane:
+            self._state.set_lane(request)
         is_last = version.queue.append(request)
         ledger.levels[level] = ledger.levels.get(level, 0) + 1
         ledger.queued += 1
@@ -193,222 +218,162 @@ class ModelScheduler:
         pause = version.pause
         if pause is None:
             if version.instances.best() is not None:
-                self._changed[request.version] = None
+                self._state.changed[request.version] = None
         elif not is_last or version.queue.rows >= pause.until_rows or request.signature != pause.signature:
-            self._touch(request.version)
+            self._state.touch(request.version)
 
     def _finish(self, event: BatchFinished, decisions: list[Decision]) -> None:
-        batch = self._batches.get(event.batch_id)
+        state = self._state
+        batch = state.batches.get(event.batch_id)
         if batch is None or batch.executor != event.executor:
-            if event.replies_held and event.batch_id not in self._held and batch is None:
+            if event.replies_held and event.batch_id not in state.held and batch is None:
                 # Given up before, or a predecessor's: these answers are settled and no others will come.
                 decisions.append(ReleaseReplies(event.batch_id))
             return
-        del self._batches[event.batch_id]
-        known = self._ledger.known
+        del state.batches[event.batch_id]
+        known = state.ledger.known
         for request in batch.requests:
             request.state = ENDED
             del known[request.id]
-        version = self._versions[batch.version]
+            if request.due_ns:
+                state.ledger.due.disarm(request)
+        version = state.versions[batch.version]
         version.instances.release(batch.executor)
+        if state.kept:
+            state.released(batch)
         if batch.via_owner:
             version.releases.finish(batch.first)
-            self._held.add(event.batch_id)
-        self._touch(batch.version)
+            state.held.add(event.batch_id)
+        state.touch(batch.version)
 
     def _cancel(self, request_id: bytes, decisions: list[Decision]) -> None:
-        request = self._ledger.known.get(request_id)
+        request = self._state.ledger.known.get(request_id)
         if request is None:
             return
         if request.state is DISPATCHED:
-            request.cancelled = True
+            self._end_running(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
             return
-        self._remove(request)
+        self._state.remove(request)
         # The scheduler's cancellation has a code and no text (G26).
-        self._ledger.reject(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+        self._state.ledger.reject(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
 
-    def _drop(self, request_id: bytes) -> None:
-        request = self._ledger.known.get(request_id)
+    def _drop(self, request_id: bytes, decisions: list[Decision]) -> None:
+        request = self._state.ledger.known.get(request_id)
         if request is None:
             return
         if request.state is DISPATCHED:
-            request.settled = True
+            self._stop(request, decisions)
         else:
-            self._remove(request)
+            self._state.remove(request)
+
+    def _end_running(
+        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
+        if not request.settled:
+            decisions.append(RejectRequest(request, code, message, reason))
+            self._stop(request, decisions)
+
+    def _stop(self, request: QueuedRequest, decisions: list[Decision]) -> None:
+        if not request.settled:
+            request.settled = True
+            if request.due_ns:
+                self._state.ledger.due.disarm(request)
+            decisions.append(StopExecution(request, request.batch_id, self._state.batches[request.batch_id].executor))
 
     def _abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
-        waiting = [r for r in self._ledger.known.values() if r.version not in kept and r.state in (QUEUED, DELAYED)]
+        waiting = [
+            r
+            for r in self._state.ledger.known.values()
+            if r.version not in kept and r.state in (QUEUED, DELAYED, SUSPECT)
+        ]
         for request in waiting:
-            self._remove(request)
-            message = NOT_READY.format(model=self._ledger.model, version=request.version)
-            self._ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
-
-    def _lose(self, executor: str, now_ns: int, decisions: list[Decision]) -> None:
-        for number, version in self._versions.items():
-            version.instances.lose(executor)
-            self._touch(number)
-        for batch_id in [batch_id for batch_id, batch in self._batches.items() if batch.executor == executor]:
-            self._take_back(batch_id, now_ns, decisions)
+            self._state.remove(request)
+            message = NOT_READY.format(model=self._state.ledger.model, version=request.version)
+            self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
 
     def _adopt(self, event: BatchRunning, now_ns: int) -> None:
-        if event.batch_id in self._batches or event.batch_id in self._held:
+        if event.batch_id in self._state.batches or event.batch_id in self._state.held:
             return
-        version = self._version(event.version)
+        version = self._state.version(event.version)
         requests: list[QueuedRequest] = []
         for request in event.requests:
-            known = self._ledger.known.get(request.id)
+            known = self._state.ledger.known.get(request.id)
             if known is None:
                 known = request
                 known.attempt = max(known.attempt, 1)
                 known.order = self._next_recovered
                 self._next_recovered += 1
                 known.state = DISPATCHED
-                self._ledger.known[known.id] = known
+                self._state.ledger.known[known.id] = known
             elif known.state is DISPATCHED:
                 continue
             else:
-                self._remove(known, DISPATCHED)
+                self._state.remove(known, DISPATCHED)
                 known.attempt = max(known.attempt, request.attempt, 1)
+            known.batch_id = event.batch_id
+            if known.deadline_ns:
+                self._state.ledger.due.arm(known)
             requests.append(known)
         version.queue.sweep()
         requests.sort(key=lambda request: request.order)
         version.instances.occupy(event.executor)
         via_owner = event.via_owner and bool(requests)
         first = requests[0].order if requests else 0
-        self._batches[event.batch_id] = Batch(event.executor, event.version, requests, now_ns, first, via_owner)
+        self._state.batches[event.batch_id] = Batch(event.executor, event.version, requests, now_ns, first, via_owner)
         if via_owner:
             version.releases.open(first, event.batch_id)
-        self._touch(event.version)
+        self._state.touch(event.version)
 
     def _change_policy(self, interface: ModelInterface, now_ns: int, decisions: list[Decision]) -> None:
-        if not self._ledger.adopt_policy(interface):
+        if not self._state.ledger.adopt_policy(interface):
             return
-        for number, version in self._versions.items():
+        rules = self._state.ledger.batching
+        assert rules is not None
+        self._state.turns.quantum_rows = rules.max_rows if rules.dynamic else 1
+        for number, version in self._state.versions.items():
             for request in version.queue.drain():
-                self._ledger.uncount(request)
-                if self._ledger.admit(request, now_ns, decisions):
-                    self._ledger.count_again(request)
+                self._state.ledger.uncount(request)
+                if self._state.ledger.admit(request, now_ns, decisions):
+                    self._state.ledger.count_again(request)
+                    self._state.set_lane(request)
                     version.queue.append(request)
                     if request.delayed:
                         version.queue.delay(request)
-            self._touch(number)
+            for request in version.isolation.fit(rules):
+                self._state.remove(request)
+                self._state.ledger.admit(request, now_ns, decisions)
+            self._state.touch(number)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
-    def _take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
-        """A batch will not finish: its requests return to the front of their levels."""
-        batch = self._batches.pop(batch_id)
-        version = self._versions[batch.version]
-        version.instances.release(batch.executor)
-        if batch.via_owner:
-            version.releases.lose(batch.first)
-        for request in reversed(batch.requests):
-            request.away_ns += now_ns - batch.dispatched_ns
-            if self._ledger.admit(request, now_ns, decisions):
-                self._ledger.count_again(request)
-                version.queue.put_back(request)
-        self._touch(batch.version)
-
-    def _remove(self, request: QueuedRequest, state: RequestState = ENDED) -> None:
-        """Take a request out of the queue; when that ends it, it is forgotten."""
-        self._versions[request.version].queue.remove(request, state)
-        self._ledger.uncount(request)
-        if state is ENDED:
-            del self._ledger.known[request.id]
-        self._touch(request.version)
-
     def _expire(self, now_ns: int, decisions: list[Decision]) -> None:
         """Requests whose time-out or deadline has come (S21-S23)."""
-        while (request := self._ledger.due.pop(now_ns)) is not None:
+        while (request := self._state.ledger.due.pop(now_ns)) is not None:
+            if request.state is DISPATCHED:
+                code, message = ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING
+                self._end_running(request, code, message, "OTHER", decisions)
+                continue
             timed_out = 0 < request.timeout_ns <= now_ns
-            if timed_out and delays(self._ledger.queueing.place(request.level)[1]):
+            if timed_out and delays(self._state.ledger.queueing.place(request.level)[1]):
                 request.timeout_ns = 0
                 request.delayed = True
-                version = self._versions[request.version]
+                version = self._state.versions[request.version]
                 version.queue.delay(request)
-                self._ledger.due.arm(request)
-                self._touch(request.version)
+                self._state.ledger.due.arm(request)
+                self._state.touch(request.version)
                 continue
             deadline_first = 0 < request.deadline_ns <= (request.timeout_ns or NEVER_NS)
-            self._remove(request)
+            self._state.remove(request)
             if deadline_first:
-                self._ledger.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
+                self._state.ledger.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
             else:
-                self._ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions)
-
-    # -- decisions -----------------------------------------------------------------------------------------------------
-
-    def _version(self, number: int) -> ModelVersion:
-        version = self._versions.get(number)
-        if version is None:
-            version = self._versions[number] = ModelVersion(number, self._prefetch)
-        return version
-
-    def _touch(self, number: int) -> None:
-        """Something changed for a version: look at its queue again."""
-        self._changed[number] = None
-        version = self._versions.get(number)
-        if version is not None and version.pause is not None:
-            version.pause = None
-            self._paused.pop(number, None)
+                self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions)
 
     def _decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        if self._ledger.due.nearest_ns <= now_ns:
+        if self._state.ledger.due.nearest_ns <= now_ns:
             self._expire(now_ns, decisions)
-        if self._paused:
-            for number in [number for number, until_ns in self._paused.items() if until_ns <= now_ns]:
-                self._touch(number)
-        while self._changed:
-            number = self._changed.popitem()[0]
-            version = self._versions.get(number)
-            if version is None:
-                continue
-            if version.releases:
-                for batch_id in version.releases.release(version.queue.earliest_order(NO_BOUNDARY)):
-                    self._held.discard(batch_id)
-                    decisions.append(ReleaseReplies(batch_id))
-            if self._ledger.batching is not None:
-                self._dispatch(version, self._ledger.batching, now_ns, decisions)
-            if version.is_idle():
-                del self._versions[number]
-
-    def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
-        """Send batches as long as there is somebody to take one and the rules do not say to wait."""
-        queue, instances, releases = version.queue, version.instances, version.releases
-        while queue.size and (seat := instances.best()) is not None:
-            boundary = NO_BOUNDARY
-            if releases and rules.preserve_ordering:
-                boundary = releases.boundary(next(iter(queue)).order)
-            formation = form_batch(queue.in_order(), rules, now_ns, boundary)
-            if not formation.size:
-                version.pause = formation
-                self._paused[version.number] = formation.until_ns
-                return
-            if seat.free_slots <= 0 and not formation.saturated:
-                # Only a batch that cannot grow goes ahead of a free instance (S4); one more row count may end that.
-                version.pause = Formation(0, False, NEVER_NS, rules.largest_preferred, formation.signature)
-                return
-            requests = queue.take(formation.size)
-            for request in requests:
-                request.state = DISPATCHED
-                request.attempt += 1
-            self._ledger.uncount_all(requests)
-            self._next_batch += 1
-            batch_id = f"{self._batch_prefix}-{self._next_batch}"
-            first = requests[0].order
-            via_owner = rules.preserve_ordering
-            self._batches[batch_id] = Batch(seat.executor, version.number, requests, now_ns, first, via_owner)
-            instances.occupy(seat.executor)
-            if via_owner:
-                releases.open(first, batch_id)
-            decisions.append(
-                DispatchBatch(
-                    batch_id,
-                    seat.executor,
-                    version.number,
-                    seat.content_hash,
-                    requests,
-                    tuple([request.attempt for request in requests]),
-                    via_owner,
-                )
-            )
+        for waits in (self._state.paused, self._state.fresh_waits):
+            for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
+                self._state.touch(number)
+        self._dispatching.decide(now_ns, decisions)

@@ -6,14 +6,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batcher.scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
+from batcher.scheduling.decisions import (
+    CondemnRequest,
+    Decision,
+    DispatchBatch,
+    RejectRequest,
+    ReleaseReplies,
+    StopExecution,
+)
 from batcher.scheduling.dynamic_batching import NO_BOUNDARY, form_batch
 from batcher.scheduling.observations import (
+    BatchDied,
     BatchFinished,
     BatchReturned,
     BatchRunning,
     ExecutorLost,
     PolicyChanged,
+    QueueHeld,
     RequestCancelled,
     RequestQueued,
     RequestSettled,
@@ -30,8 +39,8 @@ EXECUTORS = ("a", "b", "c")
 VERSIONS = (1, 2)
 HUGE_LEVELS = 2**64 - 1
 
-Shape = tuple[int, int, int, int, int, int | None, int]
-"""version, level, rows, signature, time-out us, deadline us from now, us it spent on its way."""
+Shape = tuple[int, int, int, int, int, int | None, int, int]
+"""version, level, rows, signature, time-out us, deadline us from now, us it spent on its way, lane."""
 
 
 @st.composite
@@ -94,9 +103,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rerun: set[bytes] = set()
         self.delayed: set[bytes] = set()
         self.cancelled: set[bytes] = set()
+        self.stopped: set[bytes] = set()
+        self.on_hold = False
         self.settled: set[bytes] = set()
         self.slots: dict[tuple[str, int], int] = {}
         self.attempts: dict[bytes, int] = {}
+        self.lanes: dict[bytes, int] = {}
         self.past_batches: list[tuple[str, str]] = []
         self.policy_changes = 0
         self.recovered: set[bytes] = set()
@@ -120,6 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout_us: int,
         deadline_us: int | None,
         lag_us: int = 0,
+        lane: int = 0,
     ) -> RequestQueued:
         self.count += 1
         request = RequestQueued(
@@ -133,7 +146,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             enqueued_ns=self.now_ns - lag_us * MICROSECOND_NS,
             attempt=0,
             carrier=self.count,
+            lane=lane,
         )
+        self.lanes[request.id] = lane
         self.requests[request.id] = request
         self.arrivals[request.id] = self.count
         self.attempts[request.id] = 0
@@ -147,6 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         st.sampled_from((0, 0, 4, 30)),
         st.sampled_from((None, None, None, 0, 6, 25)),
         st.sampled_from((0, 0, 0, 4, 11)),
+        st.sampled_from((0, 0, 0, 1, 2)),
     )
 
     @rule(shapes=st.lists(requests_strategy, min_size=1, max_size=5))
@@ -177,20 +193,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.slots.pop((executor, version), None)
         self.apply(self.scheduler.observe(VersionWithdrawn(executor, version), self.now_ns))
 
-    @rule(executor=st.sampled_from(EXECUTORS))
-    def lose(self, executor: str) -> None:
+    @rule(executor=st.sampled_from(EXECUTORS), drained=st.booleans())
+    def lose(self, executor: str, drained: bool) -> None:
         for version in VERSIONS:
             self.slots.pop((executor, version), None)
         for batch_id in [batch_id for batch_id, batch in self.running.items() if batch.executor == executor]:
             self.give_up(batch_id)
-        self.apply(self.scheduler.observe(ExecutorLost(executor), self.now_ns))
+        self.apply(self.scheduler.observe(ExecutorLost(executor, drained), self.now_ns))
 
     def give_up(self, batch_id: str) -> DispatchBatch:
         batch = self.running.pop(batch_id)
         self.past_batches.append((batch_id, batch.executor))
         self.rerun.update(request.id for request in batch.requests)
         for request in batch.requests:
-            if request.id in self.settled:
+            if request.id in self.settled and request.id not in self.outcomes:
                 self.end(request.id, "settled elsewhere")
         return batch
 
@@ -205,7 +221,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.running.pop(batch_id)
         self.past_batches.append((batch_id, batch.executor))
         for request in batch.requests:
-            self.end(request.id, "finished")
+            if request.id not in self.stopped:
+                self.end(request.id, "finished")
         if batch.via_owner:
             self.held[batch_id] = [request.id for request in batch.requests]
         event = BatchFinished(batch_id, batch.executor, batch.via_owner)
@@ -218,6 +235,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in batch.requests:
             self.attempts[request.id] -= 1
         self.apply(self.scheduler.observe(BatchReturned(batch.batch_id, batch.executor), self.now_ns))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), blameless=st.booleans())
+    def die(self, data: st.DataObject, blameless: bool) -> None:
+        batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
+        ids = frozenset(request.id for request in batch.requests)
+        event = BatchDied(batch.batch_id, batch.executor, ids, "died", "", blameless)
+        self.apply(self.scheduler.observe(event, self.now_ns))
+
+    @rule(held=st.sampled_from((False, False, True)))
+    def hold(self, held: bool) -> None:
+        self.on_hold = held
+        self.apply(self.scheduler.observe(QueueHeld(held), self.now_ns))
 
     @precondition(lambda self: self.past_batches)
     @rule(data=st.data(), returned=st.booleans())
@@ -239,6 +269,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.cancelled.add(request_id)
             elif dispatched:
                 self.settled.add(request_id)
+                self.stopped.add(request_id)
+                self.end(request_id, "settled elsewhere")
             else:
                 self.end(request_id, "settled elsewhere")
         event = RequestSettled(request_id) if settled else RequestCancelled(request_id)
@@ -271,7 +303,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(executor=st.sampled_from(EXECUTORS), shapes=st.lists(requests_strategy, max_size=3), queued=st.booleans())
     def recover(self, executor: str, shapes: list[Shape], queued: bool) -> None:
         """A predecessor's batch comes to light; with `queued`, after its requests were read from the queue."""
-        made = [self.make(1, *shape[1:]) for shape in shapes]
+        block = self.interface.dynamic_batching
+        most = max(1, self.interface.max_batch_size) if block is not None else 1
+        made = [self.make(1, shape[1], 1, 7, *shape[4:]) for shape in shapes[:most]]
         for request in made:
             self.recovered.add(request.id)
             request.attempt = self.attempts[request.id] = 1
@@ -311,6 +345,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.check_dispatch(decision)
                 case RejectRequest():
                     self.check_reject(decision)
+                case CondemnRequest():
+                    assert decision.request.id in self.rerun
+                    self.end(decision.request.id, "condemned")
+                case StopExecution():
+                    self.stopped.add(decision.request.id)
+                    batch = self.running[decision.batch_id]
+                    assert batch.executor == decision.executor
+                    assert decision.request.id in {request.id for request in batch.requests}
                 case ReleaseReplies():
                     self.answered.extend(self.held.pop(decision.batch_id))
 
@@ -318,6 +360,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block = self.interface.dynamic_batching
         requests = batch.requests
         assert requests
+        assert not self.on_hold
         assert batch.batch_id.startswith("p-")
         assert batch.batch_id not in self.running
         limit = max(1, self.interface.max_batch_size)
@@ -374,7 +417,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         in_batches = {request.id for batch in self.running.values() for request in batch.requests}
         unended = len(self.requests) - len(self.outcomes)
         assert self.scheduler.outstanding_requests() == len(in_batches)
-        assert self.scheduler.pending_count() == unended - len(in_batches)
+        assert self.scheduler.pending_count() == unended - len(in_batches - self.outcomes.keys())
         levels = self.scheduler.queued_by_level()
         assert sum(levels.values()) == self.scheduler.pending_count()
         assert all(count > 0 for count in levels.values())
@@ -384,9 +427,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def no_instance_idles_while_a_batch_is_due(self) -> None:
         """Whatever was skipped to save work, looking at everything afresh changes nothing."""
-        rules = self.scheduler._ledger.batching
+        if self.on_hold:
+            return
+        rules = self.scheduler._state.ledger.batching
         assert rules is not None
-        for version in self.scheduler._versions.values():
+        for version in self.scheduler._state.versions.values():
             seat = version.instances.best()
             if seat is None or not version.queue.size:
                 continue
@@ -403,14 +448,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def order_within_a_level(self) -> None:
-        """First dispatches of one version and level come in order of arrival (those not delayed)."""
+        """First dispatches of one version, level and lane come in order of arrival (those not delayed)."""
         if self.policy_changes:
             return
-        seen: dict[tuple[int, int], int] = {}
+        seen: dict[tuple[int, int, int], int] = {}
         for request in self.first_dispatches:
             if request.delayed:
                 continue
-            key = (request.version, request.queue_level)
+            key = (request.version, request.queue_level, self.lanes[request.id])
             assert seen.get(key, 0) < self.arrivals[request.id]
             seen[key] = self.arrivals[request.id]
 
@@ -431,6 +476,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Liveness: with executors and time, everything ends and is answered, and nothing is left behind."""
         if not hasattr(self, "scheduler"):
             return
+        self.hold(False)
         for version in VERSIONS:
             self.serve("a", version, 1)
         for _ in range(4 * len(self.requests) + 4):

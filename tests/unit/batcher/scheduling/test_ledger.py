@@ -62,7 +62,6 @@ def test_time_away_moves_the_timeout_and_a_delayed_request_has_none() -> None:
 @pytest.mark.parametrize(
     ("item", "flag", "code"),
     [
-        (request(1), "cancelled", ErrorCode.CANCELLED),
         (request(1, deadline_ns=50), "", ErrorCode.DEADLINE_EXCEEDED),
         (request(1, rows=5), "", ErrorCode.INVALID_ARG),
         (request(1), "settled", None),

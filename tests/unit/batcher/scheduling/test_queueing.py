@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from batcher.scheduling.due_times import DueTimes
+from batcher.scheduling.fair_sharing import TurnRules
 from batcher.scheduling.observations import RequestQueued, RequestState
-from batcher.scheduling.queueing import DueTimes, QueueRules, VersionQueue
+from batcher.scheduling.queueing import QueueRules, VersionQueue
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy
 
@@ -22,7 +24,7 @@ def orders(queue: VersionQueue) -> list[int]:
 
 
 def test_lower_levels_first_and_arrival_order_within() -> None:
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     for order, level in enumerate((HUGE, 2, 1, 2, HUGE)):
         queue.append(request(order, level))
     assert orders(queue) == [2, 1, 3, 0, 4]
@@ -31,7 +33,7 @@ def test_lower_levels_first_and_arrival_order_within() -> None:
 
 
 def test_only_levels_in_use_exist() -> None:
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     items = [request(order, HUGE - order) for order in range(50)]
     for item in items:
         queue.append(item)
@@ -42,7 +44,7 @@ def test_only_levels_in_use_exist() -> None:
 
 
 def test_append_tells_whether_the_request_is_served_last() -> None:
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     first = request(0, 2)
     assert queue.append(first)
     assert not queue.append(request(1, 1))
@@ -52,7 +54,7 @@ def test_append_tells_whether_the_request_is_served_last() -> None:
 
 
 def test_delayed_requests_follow_their_level_but_precede_the_next() -> None:
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     items = [request(0, 1), request(1, 1), request(2, 2)]
     for item in items:
         queue.append(item)
@@ -63,7 +65,7 @@ def test_delayed_requests_follow_their_level_but_precede_the_next() -> None:
 
 
 def test_requests_put_back_come_first_in_their_old_order() -> None:
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     for order in range(6):
         queue.append(request(order))
     early, late = queue.take(2), queue.take(2)
@@ -76,7 +78,7 @@ def test_requests_put_back_come_first_in_their_old_order() -> None:
 
 def test_removed_requests_do_not_pile_up() -> None:
     """A queue that nobody serves, through which requests pass and are cancelled, holds no more than it has."""
-    queue = VersionQueue()
+    queue = VersionQueue(TurnRules({}))
     stays = request(0)
     queue.append(stays)
     for order in range(1, 5000):

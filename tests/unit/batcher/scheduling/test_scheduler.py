@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from batcher.scheduling.decisions import Decision, DispatchBatch, RejectRequest, ReleaseReplies
+from batcher.scheduling.decisions import (
+    CondemnRequest,
+    Decision,
+    DispatchBatch,
+    RejectRequest,
+    ReleaseReplies,
+    StopExecution,
+)
 from batcher.scheduling.observations import (
+    BatchDied,
     BatchFinished,
     BatchReturned,
     BatchRunning,
     ExecutorLost,
     Observation,
     PolicyChanged,
+    QueueHeld,
     RequestCancelled,
     RequestQueued,
     RequestSettled,
@@ -108,6 +117,10 @@ class Model:
                 case RejectRequest():
                     number = number_of(decision.request)
                     said.append(f"{number} {decision.code.name} {decision.reason} {decision.message}".strip())
+                case CondemnRequest():
+                    said.append(f"{number_of(decision.request)} condemned on {decision.executor}: {decision.message}")
+                case StopExecution():
+                    said.append(f"stop {number_of(decision.request)} on {decision.executor}")
                 case ReleaseReplies():
                     batch = next(b for b in self.batches.values() if b.batch_id == decision.batch_id)
                     said.append(f"answer {' '.join(str(number_of(r)) for r in batch.requests)}")
@@ -247,8 +260,9 @@ def test_later_replies_wait_for_requests_that_run_again() -> None:
     model.see(VersionServed("b", 1, "h1", 1))
     assert model.put(1, 2, 3, 4) == ["a: 1 2", "b: 3 4"]
     assert model.finish(3, held=True) == []
-    assert model.see(ExecutorLost("a")) == ["b: 1 2"]
-    assert model.finish(1, held=True) == ["answer 1 2", "answer 3 4"]
+    assert model.see(ExecutorLost("a")) == ["b: 1"]
+    assert model.finish(1, held=True) == ["answer 1", "b: 2"]
+    assert model.finish(2, held=True) == ["answer 2", "answer 3 4"]
 
 
 def test_a_rerun_never_joins_requests_from_behind_an_open_batch() -> None:
@@ -434,19 +448,23 @@ def test_time_spent_in_a_lost_batch_is_no_queue_time() -> None:
     model = Model(timing(TimeoutAction.REJECT))
     model.put(1)
     model.at(100)
-    assert model.see(ExecutorLost("a")) == []
+    assert model.see(ExecutorLost("a", drained=True)) == []
     assert model.wakeup_us() == 110
 
 
 # -- S24: cancellation -------------------------------------------------------------------------------------------------
 
 
-def test_cancel_drops_a_queued_request_and_ignores_a_running_one() -> None:
+def test_cancel_ends_a_queued_request_and_a_running_one_once() -> None:
     model = Model(DynamicBatching())
     model.put(1)
     model.put(2, 3)
     assert model.see(RequestCancelled(ident(2))) == ["2 CANCELLED CANCELED"]
-    assert model.see(RequestCancelled(ident(2)), RequestCancelled(ident(1)), RequestCancelled(ident(99))) == []
+    assert model.see(RequestCancelled(ident(2)), RequestCancelled(ident(1)), RequestCancelled(ident(99))) == [
+        "1 CANCELLED CANCELED",
+        "stop 1 on a",
+    ]
+    assert model.see(RequestCancelled(ident(1)), RequestSettled(ident(1))) == []
     assert model.finish(1) == ["a: 3"]
 
 
@@ -454,15 +472,151 @@ def test_a_request_cancelled_while_running_is_not_run_again() -> None:
     model = Model(DynamicBatching())
     model.put(1, 2)
     model.see(RequestCancelled(ident(1)))
-    assert model.see(ExecutorLost("a")) == ["1 CANCELLED CANCELED"]
+    assert model.see(ExecutorLost("a")) == []
     assert model.see(VersionServed("b", 1, "h1", 1)) == ["b: 2"]
+
+
+def test_a_running_request_ends_at_its_deadline() -> None:
+    model = Model(DynamicBatching())
+    assert model.put(1, 2, deadline_us=50) == ["a: 1 2"]
+    assert model.wakeup_us() == 50
+    assert model.at(50) == [
+        "1 DEADLINE_EXCEEDED OTHER Deadline exceeded during execution",
+        "stop 1 on a",
+        "2 DEADLINE_EXCEEDED OTHER Deadline exceeded during execution",
+        "stop 2 on a",
+    ]
+    assert model.wakeup_us() is None
+    assert model.see(ExecutorLost("a"), VersionServed("b", 1, "h1", 1)) == []
+    assert model.scheduler.find(ident(1)) is None
+
+
+def test_a_held_queue_gives_out_nothing_and_still_ends_requests() -> None:
+    model = Model(DynamicBatching(max_queue_delay_us=100), max_batch_size=2)
+    model.put(1)
+    assert model.see(QueueHeld(True)) == []
+    assert model.wakeup_us() is None
+    assert model.put(2, deadline_us=10) == []
+    assert model.see(RequestCancelled(ident(1))) == ["1 CANCELLED CANCELED"]
+    assert model.at(10) == ["2 DEADLINE_EXCEEDED REJECTED Deadline exceeded before execution"]
+    model.put(3, 4)
+    assert model.at(1000) == []
+    assert model.see(QueueHeld(False)) == ["a: 3 4"]
+
+
+# -- poison ------------------------------------------------------------------------------------------------------------
+
+
+def die(model: Model, number: int, *, blameless: bool = False) -> list[str]:
+    batch = model.batches[number]
+    ids = frozenset(request.id for request in batch.requests)
+    return model.see(BatchDied(batch.batch_id, batch.executor, ids, "not healthy", "Traceback", blameless))
+
+
+def test_a_batch_that_died_is_halved_and_its_halves_run_alone() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    model.put(*range(1, 9))
+    model.put(9)
+    assert die(model, 1) == ["a: 1 2 3 4"]
+    assert model.finish(1) == ["a: 5 6 7 8"]
+    assert die(model, 5) == ["a: 5 6"]
+    assert model.finish(5) == ["a: 7 8"]
+    assert die(model, 7) == ["a: 7"]
+    assert die(model, 7) == ["7 condemned on a: not healthy", "a: 8"]
+    assert model.finish(8) == ["a: 9"]
+    assert model.batches[8].attempts == (4,)
+
+
+def test_a_blameless_death_gives_the_batch_out_again() -> None:
+    model = Model(DynamicBatching())
+    model.put(1)
+    for _ in range(9):
+        assert die(model, 1, blameless=True) == ["a: 1"]
+    assert die(model, 1) == ["1 condemned on a: not healthy"]
+
+
+def test_a_late_or_foreign_death_is_ignored() -> None:
+    model = Model(DynamicBatching())
+    model.put(1)
+    batch = model.batches[1]
+    assert model.see(BatchDied(batch.batch_id, "b", frozenset((ident(1),)), "")) == []
+    model.finish(1)
+    assert die(model, 1) == []
+
+
+def test_members_with_an_outcome_are_not_suspected() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2, 3)
+    batch = model.batches[1]
+    ids = frozenset((ident(1), ident(3)))
+    assert model.see(BatchDied(batch.batch_id, "a", ids, "")) == ["a: 1"]
+    assert model.finish(1) == ["a: 3"]
+
+
+def test_a_predecessors_death_isolates_what_waits() -> None:
+    model = Model(DynamicBatching(), slots=0)
+    model.put(1, 2, 3)
+    assert model.see(BatchDied("old-1", "x", frozenset((ident(2), ident(3), ident(9))), "")) == []
+    assert model.see(VersionServed("a", 1, "h1", 1)) == ["a: 2"]
+    assert model.finish(2) == ["a: 3"]
+    assert model.finish(3) == ["a: 1"]
+    model = Model(DynamicBatching(), slots=0)
+    model.put(1)
+    assert model.see(BatchDied("old-1", "x", frozenset((ident(1),)), "why")) == ["1 condemned on x: why"]
+
+
+def test_executors_lost_with_the_same_request_condemn_it_only_apart() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.put(*range(1, 9)) == ["a: 1 2 3 4 5 6 7 8"]
+    assert model.see(ExecutorLost("a")) == []
+    model.put(9)
+    assert model.see(VersionServed("b", 1, "h1", 1)) == ["b: 1"]
+    assert model.see(ExecutorLost("b"), VersionServed("c", 1, "h1", 2)) == ["c: 1"]  # apart: the other slot is idle
+    assert model.see(ExecutorLost("c"), VersionServed("d", 1, "h1", 2)) == ["d: 1"]
+    assert model.see(ExecutorLost("d"), VersionServed("e", 1, "h1", 2)) == [
+        "1 condemned on d: Executors were lost while they ran this request alone",
+        "e: 2",
+        "e: 3",
+    ]
+    assert [word for number in range(2, 8) for word in model.finish(number)] == [f"e: {n}" for n in range(4, 10)]
+
+
+def test_a_suspect_waits_for_a_fresh_executor_but_not_for_ever() -> None:
+    model = Model(None, slots=1)
+    model.see(VersionServed("b", 1, "h1", 1), VersionServed("c", 1, "h1", 1))
+    assert model.put(1, 2, 3) == ["a: 1", "b: 2", "c: 3"]
+    model.finish(2)
+    assert model.see(ExecutorLost("a")) == ["b: 1"]
+    model.finish(3)
+    assert model.see(ExecutorLost("b")) == ["c: 1"]  # apart, but c has run something
+    assert model.see(ExecutorLost("c"), VersionServed("d", 1, "h1", 1)) == ["d: 1"]
+    assert model.give_back(1) == []  # d has had it: it waits
+    assert model.put(4) == ["d: 4"]
+    assert model.finish(4) == []
+    assert model.wakeup_us() == 10_000_000
+    assert model.at(10_000_000) == ["d: 1"]
+    assert model.see(ExecutorLost("d"), VersionServed("e", 1, "h1", 1)) == ["e: 1"]  # d was not fresh
+    assert model.see(ExecutorLost("e"))[0].startswith("1 condemned on e")
+    assert model.wakeup_us() is None
+
+
+def test_a_suspect_that_is_cancelled_keeps_no_executor() -> None:
+    model = Model(DynamicBatching(), slots=1, max_batch_size=1)
+    model.put(1)
+    assert model.see(ExecutorLost("a"), VersionServed("b", 1, "h1", 1)) == ["b: 1"]
+    model.see(VersionServed("c", 1, "h1", 2))
+    assert model.put(3, 4) == ["c: 3", "c: 4"]
+    assert model.see(ExecutorLost("b")) == []  # 1 waits for c to have nothing
+    model.put(5)
+    assert model.finish(3) == []
+    assert model.see(RequestCancelled(ident(1))) == ["1 CANCELLED CANCELED", "c: 5"]
 
 
 def test_requests_settled_elsewhere_are_dropped_without_a_word() -> None:
     model = Model(DynamicBatching())
     model.put(1)
     model.put(2, 3)
-    assert model.see(RequestSettled(ident(2)), RequestSettled(ident(1))) == []
+    assert model.see(RequestSettled(ident(2)), RequestSettled(ident(1))) == ["stop 1 on a"]
     assert model.see(ExecutorLost("a")) == []
     assert model.see(VersionServed("b", 1, "h1", 1)) == ["b: 3"]
 
@@ -473,7 +627,7 @@ def test_requests_settled_elsewhere_are_dropped_without_a_word() -> None:
 def test_lost_requests_come_first_in_their_order_and_count_an_attempt() -> None:
     model = Model(DynamicBatching(), slots=2, max_batch_size=2)
     assert model.put(1, 2, 3, 4, 5) == ["a: 1 2", "a: 3 4"]
-    assert model.see(ExecutorLost("a")) == []
+    assert model.see(ExecutorLost("a", drained=True)) == []
     assert model.see(VersionServed("b", 1, "h1", 3)) == ["b: 1 2", "b: 3 4", "b: 5"]
     assert model.batches[1].attempts == (2, 2)
     assert model.batches[5].attempts == (1,)
@@ -517,7 +671,7 @@ def test_a_new_owner_takes_over_what_runs_already(known: bool) -> None:
     assert (model.scheduler.pending_count(), model.scheduler.outstanding_requests()) == (1, 2)
     assert model.see(VersionServed("a", 1, "h1", 1)) == []
     assert model.see(*[model.request(number) for number in (1, 2)]) == []
-    assert model.see(ExecutorLost("a"), VersionServed("b", 1, "h1", 1)) == ["b: 1 2 3"]
+    assert model.see(ExecutorLost("a", drained=True), VersionServed("b", 1, "h1", 1)) == ["b: 1 2 3"]
     assert model.batches[1].attempts == (2, 2, 1)
 
 

@@ -1,0 +1,65 @@
+"""The batches an owner has given out: which executor has them and what is in them, until they end somehow."""
+
+from __future__ import annotations
+
+from charonia.clock import monotonic_ns
+
+from .scheduling.observations import RequestQueued
+
+
+class GivenBatches:
+    """By batch id. Those with an executor of another process also have the instant they were given to it."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, tuple[str, list[RequestQueued]]] = {}
+        self._unsent: set[str] = set()
+        self._sent: dict[str, int] = {}
+
+    def __contains__(self, batch_id: object) -> bool:
+        return batch_id in self._batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch_id: str, executor: str, requests: list[RequestQueued]) -> None:
+        """A batch is decided on; its members may become fewer before it is sent."""
+        self._batches[batch_id] = (executor, requests)
+        self._unsent.add(batch_id)
+
+    def replace(self, batch_id: str, requests: list[RequestQueued]) -> None:
+        """What is left of a batch, if it still is given out."""
+        if batch_id in self._batches:
+            self._batches[batch_id] = (self._batches[batch_id][0], requests)
+
+    def sent(self, batch_id: str, *, elsewhere: bool) -> None:
+        """Its executor has a batch from now on; `elsewhere`: in another process."""
+        self._unsent.discard(batch_id)
+        if elsewhere and batch_id in self._batches:
+            self._sent[batch_id] = monotonic_ns()
+
+    def unsent(self, executor: str) -> list[str]:
+        """What was decided for an executor that does not have it yet."""
+        return [batch_id for batch_id in self._unsent if self._batches[batch_id][0] == executor]
+
+    def end(self, batch_id: str) -> list[RequestQueued]:
+        """A batch ended; its requests, none when it had ended before."""
+        self._sent.pop(batch_id, None)
+        self._unsent.discard(batch_id)
+        return self._batches.pop(batch_id, ("", []))[1]
+
+    def lose(self, executor: str) -> None:
+        """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow."""
+        for batch_id in [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]:
+            self.end(batch_id)
+
+    def requests(self, batch_id: str) -> list[RequestQueued]:
+        return self._batches[batch_id][1] if batch_id in self._batches else []
+
+    def older_than(self, age_ns: int) -> dict[str, list[str]]:
+        """By executor the batches it was given at least so long ago."""
+        before_ns = monotonic_ns() - age_ns
+        found: dict[str, list[str]] = {}
+        for batch_id, sent_ns in self._sent.items():
+            if sent_ns <= before_ns:
+                found.setdefault(self._batches[batch_id][0], []).append(batch_id)
+        return found

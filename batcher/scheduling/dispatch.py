@@ -1,0 +1,123 @@
+"""From queues and free instances to batches: what a `ModelScheduler` decides once the facts are folded. Pure.
+
+Which requests go together is `dynamic_batching`'s, who may take them `instance_group`'s and `kept_executors`'.
+"""
+
+from __future__ import annotations
+
+from .decisions import Decision, DispatchBatch, ReleaseReplies
+from .due_times import NEVER_NS
+from .dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
+from .instance_group import Seat
+from .isolation import Suspects
+from .model_state import ModelState
+from .model_version import Batch, ModelVersion
+from .observations import QueuedRequest, RequestState
+
+DISPATCHED = RequestState.DISPATCHED
+
+
+class Dispatching:
+    """Gives out the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it gives out none."""
+
+    __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held")
+
+    def __init__(self, state: ModelState, batch_prefix: str) -> None:
+        self._state = state
+        self._batch_prefix = batch_prefix
+        self._next_batch = 0
+        self.is_held = False
+
+    def decide(self, now_ns: int, decisions: list[Decision]) -> None:
+        """Look at every version that changed: answer what may be answered, give out what is due."""
+        while self._state.changed:
+            number = self._state.changed.popitem()[0]
+            version = self._state.versions.get(number)
+            if version is None:
+                continue
+            if version.releases:
+                earliest = min(version.queue.earliest_order(NO_BOUNDARY), version.isolation.earliest_order())
+                for batch_id in version.releases.release(earliest):
+                    self._state.held.discard(batch_id)
+                    decisions.append(ReleaseReplies(batch_id))
+            if self._state.ledger.batching is not None and not self.is_held:
+                if version.isolation.size or self._state.kept or self._state.fresh_waits:
+                    self._dispatch_suspects(version, self._state.ledger.batching, now_ns, decisions)
+                self._dispatch(version, self._state.ledger.batching, now_ns, decisions)
+            if version.is_idle():
+                del self._state.versions[number]
+
+    def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
+        """Send batches as long as there is somebody to take one and the rules do not say to wait."""
+        queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
+        while queue.size and (seat := instances.best()) is not None:
+            boundary = NO_BOUNDARY
+            if rules.preserve_ordering and (releases or isolation.size):
+                head = next(iter(queue)).order
+                boundary = min(releases.boundary(head), isolation.boundary(head))
+            formation = form_batch(queue.in_order(), rules, now_ns, boundary)
+            if not formation.size:
+                version.pause = formation
+                self._state.paused[version.number] = formation.until_ns
+                return
+            if seat.free_slots <= 0 and not formation.saturated:
+                # Only a batch that cannot grow goes ahead of a free instance (S4); one more row count may end that.
+                version.pause = Formation(0, False, NEVER_NS, rules.largest_preferred, formation.signature)
+                return
+            requests = queue.take(formation.size)
+            self._state.ledger.uncount_all(requests)
+            decisions.append(self._give(version, seat, requests, rules, now_ns))
+
+    def _dispatch_suspects(
+        self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]
+    ) -> None:
+        """Send the groups that run by themselves, before all else: they are older, and few."""
+        isolation, state = version.isolation, self._state
+        state.fresh_waits.pop(version.number, None)
+        for group in isolation:
+            seat = version.instances.best()
+            if group.apart:
+                waits = now_ns < group.until_ns
+                seat = state.kept.choose(version, state.batches.values(), fresh=waits)
+                state.refresh()
+                if seat is None and waits:
+                    earliest_ns = state.fresh_waits.get(version.number, group.until_ns)
+                    state.fresh_waits[version.number] = min(earliest_ns, group.until_ns)
+            if seat is not None:
+                requests = isolation.take(group)
+                for request in requests:
+                    state.ledger.uncount(request)
+                decisions.append(self._give(version, seat, requests, rules, now_ns, suspects=group))
+        if not isolation.needs_executor and state.kept.give_up_idle(version, state.batches.values()):
+            state.refresh()
+
+    def _give(
+        self,
+        version: ModelVersion,
+        seat: Seat,
+        requests: list[QueuedRequest],
+        rules: BatchRules,
+        now_ns: int,
+        *,
+        suspects: Suspects | None = None,
+    ) -> DispatchBatch:
+        """These requests, which have left the queue, go to an executor."""
+        self._next_batch += 1
+        batch_id = f"{self._batch_prefix}-{self._next_batch}"
+        for request in requests:
+            request.state = DISPATCHED
+            request.attempt += 1
+            request.batch_id = batch_id
+            if request.deadline_ns:
+                request.timeout_ns = 0
+                self._state.ledger.due.arm(request)
+        first = requests[0].order
+        via_owner = rules.preserve_ordering
+        self._state.batches[batch_id] = Batch(
+            seat.executor, version.number, requests, now_ns, first, via_owner, suspects, not seat.last_used
+        )
+        version.instances.occupy(seat.executor)
+        if via_owner:
+            version.releases.open(first, batch_id)
+        attempts = tuple([request.attempt for request in requests])
+        return DispatchBatch(batch_id, seat.executor, version.number, seat.content_hash, requests, attempts, via_owner)

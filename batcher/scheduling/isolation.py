@@ -1,0 +1,128 @@
+"""Poison isolation: what was aboard when an instance or an executor ended runs apart until the culprit is known. Pure.
+
+The rule, for the members of one batch that are unsettled:
+
+- Their *instance died* of them (`BatchDied`: the executor lives and says which batch it was). They are halved and each
+  half runs as a batch of its own, never joined with others. A request that was alone is the culprit. One culprit among
+  n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
+- Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; nobody says what it was doing).
+  That blames nobody. They are split in eight, each part a batch of its own. One that is lost again alone runs *apart*:
+  its model gives that executor nothing else meanwhile. One that is lost apart waits `FRESH_WAIT_NS` for an executor
+  that has run nothing of its version yet, and takes any after that. A request that was lost apart `MAX_LOSSES_APART`
+  times, the last as the first thing a fresh executor ran, is the culprit. One among up to 8 costs 4 executors (8, then
+  alone three times). Executors that are killed again and again condemn nobody whose run is shorter than the time from
+  an executor's start to its end.
+- A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
+  ordinary one in the queue, a group as the same group.
+
+A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
+infrastructure's. Losses are counted by the owner and start anew with another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .dynamic_batching import NO_BOUNDARY, BatchRules
+from .observations import QueuedRequest, RequestState
+
+PARTS_AFTER_DEATH = 2
+PARTS_AFTER_LOSS = 8
+MAX_LOSSES_APART = 2
+FRESH_WAIT_NS = 10_000_000_000
+
+CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"
+
+
+class Suspects:
+    """Requests that make one batch, in order of arrival.
+
+    `apart`: alone with an executor, as far as the model goes; `until_ns`: until then it has to be a fresh one.
+    """
+
+    __slots__ = ("apart", "requests", "until_ns")
+
+    def __init__(self, requests: list[QueuedRequest], apart: bool, until_ns: int = 0) -> None:
+        self.requests = requests
+        self.apart = apart
+        self.until_ns = until_ns
+
+    @property
+    def first(self) -> int:
+        return self.requests[0].order
+
+    @property
+    def rows(self) -> int:
+        return sum([request.rows for request in self.requests])
+
+
+def is_culprit(requests: list[QueuedRequest], *, fresh: bool) -> bool:
+    """Whether losing an executor condemns the request that was there apart."""
+    return len(requests) == 1 and fresh and requests[0].losses_apart >= MAX_LOSSES_APART
+
+
+class Isolation:
+    """The groups of one version that wait to be run, in order of service: most losses first, then the oldest."""
+
+    __slots__ = ("_groups", "size")
+
+    def __init__(self) -> None:
+        self._groups: list[Suspects] = []
+        self.size = 0
+
+    def __iter__(self) -> Iterator[Suspects]:
+        return iter(list(self._groups))
+
+    @property
+    def needs_executor(self) -> bool:
+        """Whether a group waits for an executor of its own."""
+        return any(group.apart for group in self._groups)
+
+    def add(self, requests: list[QueuedRequest], *, apart: bool = False, until_ns: int = 0) -> None:
+        """A group waits."""
+        if requests:
+            for request in requests:
+                request.state = RequestState.SUSPECT
+            self._groups.append(Suspects(requests, apart, until_ns))
+            self._groups.sort(key=lambda group: (-group.requests[0].losses_apart, group.first))
+            self.size += len(requests)
+
+    def split(self, requests: list[QueuedRequest], parts: int) -> None:
+        """Divide what is left of a batch, in order of arrival, into groups that wait."""
+        step = -(-len(requests) // parts)
+        for at in range(0, len(requests), step or 1):
+            self.add(requests[at : at + step])
+
+    def fit(self, rules: BatchRules) -> list[QueuedRequest]:
+        """Take apart groups that are too large for the rules of now; the requests too large by themselves."""
+        for group in self:
+            if len(group.requests) > 1 and (group.rows > rules.max_rows or not rules.dynamic):
+                self._groups.remove(group)
+                self.size -= len(group.requests)
+                self.split(group.requests, len(group.requests))
+        return [request for group in self for request in group.requests if request.rows > rules.max_rows]
+
+    def take(self, group: Suspects) -> list[QueuedRequest]:
+        """Remove a group to run it; the state of its requests is the caller's to set."""
+        self._groups.remove(group)
+        self.size -= len(group.requests)
+        return group.requests
+
+    def remove(self, request: QueuedRequest, state: RequestState) -> None:
+        """Take out a request that will not run, or runs already; it becomes `state`."""
+        for group in self._groups:
+            if request in group.requests:
+                group.requests.remove(request)
+                if not group.requests:
+                    self._groups.remove(group)
+                break
+        request.state = state
+        self.size -= 1
+
+    def earliest_order(self) -> int:
+        """The smallest `order` that waits; `NO_BOUNDARY` when nothing does."""
+        return min((group.first for group in self._groups), default=NO_BOUNDARY)
+
+    def boundary(self, head: int) -> int:
+        """The order that a batch starting with order `head` must not reach past (S6)."""
+        return min((group.first for group in self._groups if group.first > head), default=NO_BOUNDARY)

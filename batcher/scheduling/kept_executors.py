@@ -1,0 +1,62 @@
+"""Executors that a model keeps free of ordinary batches, so that a suspect runs there apart (`isolation`). Pure.
+
+One that has nothing of the model is used at once; else the one that has least takes no more until it has nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .instance_group import Seat
+from .model_version import Batch, ModelVersion
+
+
+class KeptExecutors:
+    """Executor to the number of the version whose suspect it is kept for; a container of executors."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def __contains__(self, executor: object) -> bool:
+        return executor in self._kept
+
+    def version(self, executor: str) -> int | None:
+        """The version that waits for an executor, or runs apart there."""
+        return self._kept.get(executor)
+
+    def choose(self, version: ModelVersion, batches: Iterable[Batch], *, fresh: bool) -> Seat | None:
+        """An executor with nothing of the model, kept from now on; without one, one is kept for later.
+
+        `fresh`: only one that has run nothing of the version.
+        """
+        apart: dict[str, bool] = {}
+        for batch in batches:
+            apart[batch.executor] = apart.get(batch.executor, False) or batch.apart
+        seats = [seat for seat in version.instances.seats() if seat.slots and not (fresh and seat.last_used)]
+        idle = [seat for seat in seats if seat.executor not in apart]
+        if idle:
+            seat = min(idle, key=lambda seat: seat.last_used)
+            self._kept[seat.executor] = version.number
+            return seat
+        if not any(seat.executor in self._kept and not apart[seat.executor] for seat in seats):
+            others = [seat for seat in seats if seat.executor not in self._kept]
+            if others:
+                self._kept[min(others, key=lambda seat: seat.outstanding).executor] = version.number
+        return None
+
+    def give_up(self, executor: str) -> bool:
+        """The executor takes ordinary batches again; whether it did not."""
+        return self._kept.pop(executor, None) is not None
+
+    def give_up_idle(self, version: ModelVersion, batches: Iterable[Batch]) -> bool:
+        """Nobody of a version waits for an executor any more; whether one was kept for that."""
+        used = {batch.executor for batch in batches if batch.apart}
+        idle = [e for e, number in self._kept.items() if number == version.number and e not in used]
+        for executor in idle:
+            del self._kept[executor]
+        return bool(idle)

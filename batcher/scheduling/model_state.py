@@ -1,0 +1,108 @@
+"""What the scheduler of one model knows, and the moves that keep its parts in agreement. No rules of its own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .decisions import Decision
+from .fair_sharing import TurnRules
+from .kept_executors import KeptExecutors
+from .ledger import RequestLedger
+from .model_version import Batch, ModelVersion
+from .observations import QueuedRequest, RequestState
+
+ENDED = RequestState.ENDED
+SUSPECT = RequestState.SUSPECT
+
+
+class ModelState:
+    """Requests (`ledger`), their queues by version, the batches given out, and what is to be looked at again.
+
+    `held` are finished batches whose answers wait for their order, `changed` the versions to look at, `paused` those
+    that wait for an instant to batch, `fresh_waits` those whose suspects wait for a fresh executor until then.
+    """
+
+    __slots__ = (
+        "batches",
+        "changed",
+        "fresh_waits",
+        "held",
+        "kept",
+        "ledger",
+        "paused",
+        "prefetch",
+        "turns",
+        "versions",
+    )
+
+    def __init__(self, prefetch: int, lane_weights: Mapping[int, int]) -> None:
+        self.prefetch = prefetch
+        self.ledger = RequestLedger()
+        self.turns = TurnRules(lane_weights)
+        self.kept = KeptExecutors()
+        self.versions: dict[int, ModelVersion] = {}
+        self.batches: dict[str, Batch] = {}
+        self.held: set[str] = set()
+        self.changed: dict[int, None] = {}
+        self.paused: dict[int, int] = {}
+        self.fresh_waits: dict[int, int] = {}
+
+    def version(self, number: int) -> ModelVersion:
+        version = self.versions.get(number)
+        if version is None:
+            version = self.versions[number] = ModelVersion(number, self.prefetch, self.kept, self.turns)
+        return version
+
+    def touch(self, number: int) -> None:
+        """Something changed for a version: look at its queue again."""
+        self.changed[number] = None
+        version = self.versions.get(number)
+        if version is not None and version.pause is not None:
+            version.pause = None
+            self.paused.pop(number, None)
+
+    def set_lane(self, request: QueuedRequest) -> None:
+        """Answers in order of arrival leave no turns to take (S6)."""
+        if self.ledger.batching is not None and self.ledger.batching.preserve_ordering:
+            request.lane = 0
+
+    def recall(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> tuple[Batch, list[QueuedRequest]]:
+        """A batch will not finish: it, and what is left of its requests."""
+        batch = self.batches.pop(batch_id)
+        version = self.versions[batch.version]
+        version.instances.release(batch.executor)
+        if self.kept:
+            self.released(batch)
+        if batch.via_owner:
+            version.releases.lose(batch.first)
+        self.touch(batch.version)
+        left: list[QueuedRequest] = []
+        for request in batch.requests:
+            request.away_ns += now_ns - batch.dispatched_ns
+            if request.due_ns:
+                self.ledger.due.disarm(request)
+            if self.ledger.admit(request, now_ns, decisions):
+                left.append(request)
+        return batch, left
+
+    def remove(self, request: QueuedRequest, state: RequestState = ENDED) -> None:
+        """Take a request out of the queue; when that ends it, it is forgotten."""
+        version = self.versions[request.version]
+        (version.isolation if request.state is SUSPECT else version.queue).remove(request, state)
+        self.ledger.uncount(request)
+        if state is ENDED:
+            del self.ledger.known[request.id]
+        self.touch(request.version)
+
+    def released(self, batch: Batch) -> None:
+        """An executor has one batch less, perhaps the one it was kept free for."""
+        if batch.apart and self.kept.give_up(batch.executor):
+            self.refresh()
+        elif (waiting := self.kept.version(batch.executor)) is not None:
+            self.touch(waiting)
+
+    def refresh(self) -> None:
+        """Other executors are kept free now."""
+        for number, version in self.versions.items():
+            if version.instances.refresh():
+                self.touch(number)

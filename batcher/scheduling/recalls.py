@@ -1,0 +1,113 @@
+"""What becomes of the requests of batches that do not finish: back into the queue, or isolated. Pure.
+
+The rule is `isolation`'s; what moves where is here.
+"""
+
+from __future__ import annotations
+
+from .decisions import Decision
+from .isolation import (
+    CULPRIT_OF_LOSSES,
+    FRESH_WAIT_NS,
+    PARTS_AFTER_DEATH,
+    PARTS_AFTER_LOSS,
+    Isolation,
+    is_culprit,
+)
+from .model_state import ModelState
+from .observations import BatchDied, ExecutorLost, QueuedRequest, RequestState
+
+QUEUED = RequestState.QUEUED
+DELAYED = RequestState.DELAYED
+SUSPECT = RequestState.SUSPECT
+DISPATCHED = RequestState.DISPATCHED
+
+
+class Recalls:
+    """Takes batches of one model back from executors."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
+
+    def lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
+        state = self._state
+        for number, version in state.versions.items():
+            version.instances.lose(event.executor)
+            state.touch(number)
+        for batch_id in [batch_id for batch_id, batch in state.batches.items() if batch.executor == event.executor]:
+            if event.drained:
+                self.take_back(batch_id, now_ns, decisions)
+            else:
+                self._lose_batch(batch_id, now_ns, decisions)
+        if state.kept.give_up(event.executor):
+            state.refresh()
+
+    def take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
+        """Nobody is to blame: the requests of a batch return to the front of their levels."""
+        state = self._state
+        batch, left = state.recall(batch_id, now_ns, decisions)
+        if batch.suspects is not None:
+            self._isolate(batch.version, left).add(left, apart=batch.apart, until_ns=batch.suspects.until_ns)
+            return
+        for request in reversed(left):
+            state.ledger.count_again(request)
+            state.set_lane(request)
+            state.versions[batch.version].queue.put_back(request)
+
+    def die(self, event: BatchDied, now_ns: int, decisions: list[Decision]) -> None:
+        state = self._state
+        batch = state.batches.get(event.batch_id)
+        if batch is None:
+            self._suspect(event, decisions)
+        if batch is None or batch.executor != event.executor:
+            return
+        for request in batch.requests:
+            if request.id not in event.ids:
+                request.settled = True
+        if event.blameless:
+            self.take_back(event.batch_id, now_ns, decisions)
+            return
+        _, left = state.recall(event.batch_id, now_ns, decisions)
+        if len(batch.requests) == 1:
+            for request in left:
+                state.ledger.condemn(request, event.reason, event.stderr, batch.executor, decisions)
+        else:
+            self._isolate(batch.version, left).split(left, PARTS_AFTER_DEATH)
+
+    def _suspect(self, event: BatchDied, decisions: list[Decision]) -> None:
+        """A predecessor's batch died; what runs by now was given out before this was heard."""
+        state = self._state
+        known = state.ledger.known
+        left = [known[i] for i in event.ids if i in known and known[i].state in (QUEUED, DELAYED, SUSPECT)]
+        if event.blameless or not left:
+            return
+        left.sort(key=lambda request: request.order)
+        for request in left:
+            state.remove(request, DISPATCHED)
+        if len(event.ids) == 1:
+            state.ledger.condemn(left[0], event.reason, event.stderr, event.executor, decisions)
+        else:
+            self._isolate(left[0].version, left).split(left, PARTS_AFTER_DEATH)
+
+    def _lose_batch(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
+        state = self._state
+        batch, left = state.recall(batch_id, now_ns, decisions)
+        if batch.suspects is None or len(batch.requests) > 1:
+            self._isolate(batch.version, left).split(left, PARTS_AFTER_LOSS)
+            return
+        for request in left:
+            request.losses_apart += batch.apart
+        if is_culprit(left, fresh=batch.fresh):
+            state.ledger.condemn(left[0], CULPRIT_OF_LOSSES, "", batch.executor, decisions)
+        else:
+            until_ns = now_ns + FRESH_WAIT_NS if batch.apart else 0
+            self._isolate(batch.version, left).add(left, apart=True, until_ns=until_ns)
+
+    def _isolate(self, version: int, requests: list[QueuedRequest]) -> Isolation:
+        """These requests wait, in groups that the caller makes."""
+        state = self._state
+        for request in requests:
+            state.ledger.count_again(request, timed=False)
+        return state.versions[version].isolation

@@ -1,0 +1,122 @@
+"""What an owner looks after now and then: batches nobody speaks of, jobs the log lost, the length of the journal.
+
+A log server that was killed forgets its last writes, an operator may delete a stream: what then is in no stream any
+more would wait for ever. All of this is rare and is found by counting, not by reading.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import InternalError
+from charonia.eventlog.port import START
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
+from charonia.wire import pack_failure
+
+from .carriers import requests_of
+from .owned import OwnedModel
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 500
+_LOOK_NS = 10_000_000_000
+_TRIM_NS = 30_000_000_000
+_YOUNG_US = 5_000_000
+"""Jobs younger than this may be on their way still."""
+LOST = "the log lost this request"
+NOTHING_UNFINISHED = b"+"
+
+
+async def verify(owned: OwnedModel, min_age_ns: int) -> None:
+    """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
+
+    Its last writes were perhaps a batch or the fact that one has finished, and a former owner that stalled may have
+    read a fact meant for us.
+    """
+    for executor, batch_ids in owned.given.older_than(min_age_ns).items():
+        held = await owned.dispatcher.held(executor)
+        for batch_id in batch_ids:
+            if batch_id in held or batch_id not in owned.given or owned.closed:
+                continue
+            ids = [request.id for request in owned.given.requests(batch_id)]
+            attempts = await owned.log.unsettled(owned.model, ids)
+            if owned.closed or batch_id not in owned.given:
+                continue
+            if all(attempt < 0 for attempt in attempts):
+                owned.batch_finished(batch_id, executor)
+            else:
+                _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, owned.model)
+                owned.batch_returned(batch_id, executor)
+
+
+class Upkeep:
+    """The rarer looks at one model; `look` may be called as often as one likes."""
+
+    def __init__(self, owned: OwnedModel) -> None:
+        self._owned = owned
+        self._look_ns = self._trim_ns = monotonic_ns()
+        self._doubted = False
+
+    async def look(self) -> None:
+        """Do what is due. Raises what the log raises."""
+        now = monotonic_ns()
+        if now >= self._look_ns + _LOOK_NS:
+            self._look_ns = now
+            await self.find_lost()
+        if now >= self._trim_ns + _TRIM_NS:
+            self._trim_ns = now
+            await self._owned.log.trim_journal(self._owned.model, self._owned.windows.oldest() or NOTHING_UNFINISHED)
+
+    async def find_lost(self) -> int:
+        """Fail the jobs that are in the log's count and in no stream, once two looks in a row find too many; how many.
+
+        What is behind its window cannot be counted, so such a model is looked at when it has been read.
+        """
+        owned = self._owned
+        known = owned.windows.unsettled
+        pending, _ = await owned.log.pending(owned.model)
+        doubted, self._doubted = self._doubted, owned.windows.all_read and pending > max(known, owned.windows.unsettled)
+        if not (doubted and self._doubted):
+            return 0
+        missing = await self._unheard()
+        if missing:
+            await self._forget_found(missing)
+        if missing and not owned.closed:
+            await self._fail(list(missing.values()))
+        return len(missing)
+
+    async def _unheard(self) -> dict[bytes, JobRecord]:
+        """Active jobs the scheduler does not know."""
+        owned = self._owned
+        until_us = wall_ns() // 1000 - _YOUNG_US
+        found: dict[bytes, JobRecord] = {}
+        after: tuple[int, bytes] | None = None
+        while page := await owned.log.jobs(owned.model, ended=False, after=after, count=_PAGE):
+            found |= {j.id: j for j in page if j.accepted_us <= until_us and owned.scheduler.find(j.id) is None}
+            after = (page[-1].accepted_us, page[-1].id)
+        return found
+
+    async def _forget_found(self, missing: dict[bytes, JobRecord]) -> None:
+        """Take out what a queue stream has after all: it is being read, or being settled."""
+        for stream in self._owned.windows.streams():
+            after = START
+            while entries := await self._owned.log.range(stream, after, _PAGE):
+                for entry in entries:
+                    for record in requests_of(entry):
+                        missing.pop(record.id, None)
+                after = entries[-1].id
+
+    async def _fail(self, jobs: list[JobRecord]) -> None:
+        owned = self._owned
+        _log.error("%d jobs of model '%s' are in no stream of the log: they are failed", len(jobs), owned.model)
+        attempts = await owned.log.unsettled(owned.model, [job.id for job in jobs])
+        left = [(job, attempt) for job, attempt in zip(jobs, attempts, strict=True) if attempt >= 0]
+        ends = {}
+        for job, _ in left:
+            version = job.about.get("version")
+            answer = pack_failure(job.id, owned.model, version if type(version) is int else 0, InternalError(LOST))
+            ends[job.id] = JobEnd(JobState.FAILED, answer, {"error": LOST})
+        requests = [(job.id, max(1, attempt)) for job, attempt in left]
+        outcomes = OUTCOME_CODES[JobState.FAILED] * len(left)
+        await owned.log.settle(owned.model, requests, None, [], ends=ends, outcomes=outcomes)
