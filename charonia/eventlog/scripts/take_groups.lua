@@ -50,15 +50,17 @@ local function take_members(value, lasts, attempt_of)
   return left, table.concat(mask), requests, freed, string.match(value, ':(.+)$', tail)
 end
 
+-- Reading both numbers and writing them back is one effect to be replicated and kept, not two.
 local function count_out(counters, requests, freed, tenant)
-  redis.call('HINCRBY', counters, 'requests', -requests)
-  redis.call('HINCRBY', counters, 'bytes', -freed)
+  local now = redis.call('HMGET', counters, 'requests', 'bytes')
+  redis.call('HSET', counters, 'requests', (now[1] or 0) - requests, 'bytes', (now[2] or 0) - freed)
   if tenant then
     local key = counters .. ':' .. tenant
-    if redis.call('HINCRBY', key, 'requests', -requests) <= 0 then
+    now = redis.call('HMGET', key, 'requests', 'bytes')
+    if (now[1] or 0) - requests <= 0 then
       redis.call('DEL', key)
     else
-      redis.call('HINCRBY', key, 'bytes', -freed)
+      redis.call('HSET', key, 'requests', (now[1] or 0) - requests, 'bytes', (now[2] or 0) - freed)
     end
   end
 end
