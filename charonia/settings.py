@@ -121,7 +121,7 @@ class WebhookSettings:
     allow: tuple[str, ...] = ()
     first_retry_s: float = 5.0
     timeout_s: float = 15.0
-    concurrency: int = 64
+    concurrency: int = 256
     concurrency_per_host: int = 4
     agent: str = "charonia"
     exit_timeout_secs: int = 30
