@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import redis
 
 from charonia import keys
-from charonia.errors import LogUnavailable
+from charonia.errors import Cancelled, LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import Entry, Limits, Reply
@@ -116,6 +117,18 @@ async def test_a_log_that_lost_what_this_process_said_is_another_one(server: Pri
     assert await epoch_of(log) == await epoch_of(log)
     assert await epoch_of(other) == before
     await other.close()
+
+
+async def test_a_token_of_before_a_flush_is_worth_nothing_after_it(server: PrivateServer, log: RedisLog) -> None:
+    """Somebody may sleep through a flush, wake up, and still believe that a model is his."""
+    before = await log.take_ownership("m", "sleeper", "")
+    ask(server, "FLUSHALL")
+    ask(server, "HSET", "n:{m}", "token", str(before + 5))  # as a second later
+    assert await log.take_ownership("m", "other", "") != before
+    with pytest.raises(Cancelled):
+        await log.begin_attempt("m", before, [b"a" * 16], 1)
+    ask(server, "DEL", "n:{m}")
+    assert await log.take_ownership("m", "other", "") > time.time() - 60
 
 
 async def test_members_say_again_what_a_flush_took(server: PrivateServer, log: RedisLog) -> None:
