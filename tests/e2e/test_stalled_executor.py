@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e_asking import infer, until
-from e2e_models import gated
+from e2e_models import WIDTH, gated, scaling
 from e2e_server import REPOSITORY, Server
 
 from charonia.eventlog.embedded import PrivateServer, find_server
@@ -136,6 +136,28 @@ def test_a_stalled_executors_work_moves_on_and_its_late_commit_is_fenced_off(sta
         other.stop()
         assert infer(gateway, "gated", VALUE=value).as_numpy("ECHO").tolist() == [[7]]
         assert stalled.executed() == before + 1
+
+
+def test_the_only_executor_of_a_server_goes_on_after_a_stall(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """Its batcher stood still with it: what was accepted meanwhile waits for both."""
+    models = tmp_path / "models"
+    scaling(models, "double", 2)
+    server = serve(models)
+    (stalled,) = server.pids("executor+batcher")
+    value = np.ones((1, WIDTH), np.float32)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(infer, server, "double", INPUT0=value) for _ in range(8)]
+        os.kill(stalled, signal.SIGSTOP)
+        try:
+            asked += [pool.submit(infer, server, "double", INPUT0=value) for _ in range(8)]
+            until("it is taken for lost", lambda: server.get("/v2/models/double/ready")[0] != 200)
+        finally:
+            os.kill(stalled, signal.SIGCONT)
+        for future in asked:
+            assert (future.result(60).as_numpy("OUTPUT0") == 2).all()
+    until("it is back", lambda: server.get("/v2/models/double/ready")[0] == 200)
+    assert (infer(server, "double", INPUT0=value).as_numpy("OUTPUT0") == 2).all()
+    assert server.pids("executor+batcher") == [stalled]
 
 
 SAY_WHO = """made = parameters["entered"] + ".new"
