@@ -85,7 +85,8 @@ class Matrix:
 
     def kill(self, cell: Cell) -> Kill:
         """One kill -9 at one step; returns when a request of ours has been answered again."""
-        if not self.pids(cell.role):
+        # serve starts its sender of webhooks after it is ready
+        if not self._wait_for(lambda: self.pids(cell.role), REACHED_WITHIN_S):
             return Kill(cell, False, 0.0, f"no process of role {cell.role} runs")
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
         armed.touch()
