@@ -16,13 +16,14 @@ from charonia.errors import InvalidRecord
 from charonia.eventlog.port import START, EventLog
 from charonia.events import FIELD_FACT, ExecutionUnwanted, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, record_fields
+from charonia.wire import FIELD_HEADER, FIELD_RECORD, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
 from .carriers import carrier_of
 from .scheduling.decisions import DispatchBatch
 from .scheduling.observations import RequestQueued
 
 _PAGE = 500
+_RECORDED = FLAG_JOB | FLAG_JOURNALLED
 
 
 class Dispatcher:
@@ -43,7 +44,7 @@ class Dispatcher:
             return True
         for request in decision.requests:
             carried = carrier_of(request)
-            if carried.record.flags or carried.restored:
+            if carried.record.flags & _RECORDED or carried.restored:
                 return True
         return False
 
@@ -53,7 +54,7 @@ class Dispatcher:
         for attempt in sorted(set(decision.attempts)):
             members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
             carried = [carrier_of(request) for request in members]
-            begun = [c for c in carried if attempt > 1 or c.record.flags or c.restored]
+            begun = [c for c in carried if attempt > 1 or c.record.flags & _RECORDED or c.restored]
             if not begun:
                 continue
             ids = [c.record.id for c in begun]
