@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for client in clients:
             client.join(90)
         problems = told.problems + [f"{k.cell}: {k.problem}" for k in kills if k.problem]
-        problems += _check_jobs(server, told) + _check_hooks(server, told, hooks) + _check_log(server)
+        problems += _check_jobs(server, told) + _check_hooks(told, hooks) + _check_log(server)
         if problems:
             print(server.last_lines(), file=sys.stderr)
     return {
@@ -217,10 +217,15 @@ def _check_jobs(server: Stack, told: Told) -> list[str]:
     return problems
 
 
-def _check_hooks(server: Stack, told: Told, hooks: Receiver) -> list[str]:
-    """Every ended job with a webhook was delivered: the sender's own queue is empty, and no id is empty."""
-    del server, told
-    return ["a webhook came without an id"] if hooks.received.get("") else []
+def _check_hooks(told: Told, hooks: Receiver) -> list[str]:
+    """The webhook of every job that has one came, once or more often, each time with the id of its job."""
+    deadline_s = time.monotonic() + SETTLE_WITHIN_S
+    wanted = {f"msg_{job.partition('.')[0]}": job for job in told.hooked}
+    while not wanted.keys() <= hooks.received.keys() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    problems = [f"the webhook of job {job} never came" for id, job in wanted.items() if id not in hooks.received]
+    # a submission whose answer was lost has a webhook too, so more may come than we know jobs of
+    return problems + [f"a webhook came with the id '{id}'" for id in hooks.received if not id.startswith("msg_")]
 
 
 def _check_log(server: Stack) -> list[str]:

@@ -30,6 +30,8 @@ class Told:
     problems: list[str] = field(default_factory=list)
     jobs: dict[str, str] = field(default_factory=dict)
     """Accepted jobs and the state each was last seen in."""
+    hooked: list[str] = field(default_factory=list)
+    """Those of them that have a webhook."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     excused: bool = False
     """A keyless call may fail now: its gateway or the log is being killed, and its outcome is unknown."""
@@ -156,6 +158,8 @@ class LoadClient(threading.Thread):
             self._told.problem(f"the same key gave job {job} and job {again['id']}")
         with self._told.lock:
             self._told.jobs[job] = "accepted"
+            if self._webhook:
+                self._told.hooked.append(job)
         return job
 
     def _job(self, values: list[float]) -> None:
