@@ -39,9 +39,8 @@ def accepted(job: Accepted) -> tuple[Headers, bytes]:
     return headers, orjson.dumps(body)
 
 
-def view_json(view: JobView) -> dict[str, Any]:
-    """A job's state. Times are microseconds since the epoch, null for not yet; spans are seconds."""
-    timings = view.timings
+def summary_json(view: JobView) -> dict[str, Any]:
+    """A job as lists show it. Times are microseconds since the epoch, null for not yet."""
     return {
         "id": view.id,
         "state": view.state.value,
@@ -50,18 +49,7 @@ def view_json(view: JobView) -> dict[str, Any]:
         "model_version": str(view.version) if view.version > 0 else "",
         "request_id": view.client_id,
         "attempts": view.attempts,
-        "timings": {
-            "accepted_us": timings.accepted_us,
-            "batched_us": timings.batched_us or None,
-            "ended_us": timings.ended_us or None,
-            "queue_s": _seconds(timings.queue_s),
-            "execute_s": _seconds(timings.execute_s),
-        },
-        "position": view.position,
-        "queue_length": view.total,
-        "eta_s": _seconds(view.eta_s),
-        "wait_reason": view.wait_reason,
-        "error": view.error,
+        "timings": {"accepted_us": view.timings.accepted_us, "ended_us": view.timings.ended_us or None},
         "durability": view.durability,
         "tenant": view.tenant,
         "has_result": view.has_result,
@@ -69,9 +57,27 @@ def view_json(view: JobView) -> dict[str, Any]:
     } | ({"webhook": dict(view.webhook)} if view.webhook else {})
 
 
+def view_json(view: JobView) -> dict[str, Any]:
+    """A job by itself: its summary and what only its events and its place in the queue tell. Spans are seconds."""
+    timings = view.timings
+    summary = summary_json(view)
+    summary["timings"] |= {
+        "batched_us": timings.batched_us or None,
+        "queue_s": _seconds(timings.queue_s),
+        "execute_s": _seconds(timings.execute_s),
+    }
+    return summary | {
+        "position": view.position,
+        "queue_length": view.total,
+        "eta_s": _seconds(view.eta_s),
+        "wait_reason": view.wait_reason,
+        "error": view.error,
+    }
+
+
 def page_json(page: JobPage) -> dict[str, Any]:
     """A page of a listing; `next` is the cursor of the next one, null on the last."""
-    return {"jobs": [view_json(view) for view in page.jobs], "next": page.cursor or None}
+    return {"jobs": [summary_json(view) for view in page.jobs], "next": page.cursor or None}
 
 
 def event_json(event: JobEvent, accepted_us: int) -> dict[str, Any]:
