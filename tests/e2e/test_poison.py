@@ -1,0 +1,77 @@
+"""A request that kills its model's process, in a batch with innocents: they succeed, it alone is dead-lettered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import redis
+from e2e_asking import infer, until
+from e2e_models import python
+from e2e_server import Server, serving
+from tritonclient.utils import InferenceServerException
+
+from charonia import keys
+
+SOURCE = """
+import ctypes, os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        deeds = {int(array[0, 0]) for array in arrays}
+        if 666 in deeds:
+            print("last words of a batch of", len(requests), flush=True)
+            ctypes.string_at(0)
+        if 667 in deeds:
+            os._exit(7)
+        while 668 in deeds:
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)]) for array in arrays]
+"""
+
+# eight requests make a batch at once, so that it is one of eight
+CONFIG = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 5000000 }
+parameters { key: "charonia.max_execution_s" value { string_value: "1" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+
+    models = tmp_path_factory.mktemp("models")
+    python(models, "moody", SOURCE, CONFIG)
+    with serving(models, tmp_path_factory.mktemp("state")) as running:
+        yield running
+
+
+def ask(server: Server, value: int) -> int:
+    return int(infer(server, "moody", x=np.full((1, 1), value, np.int32)).as_numpy("y")[0, 0])
+
+
+@pytest.mark.parametrize("deed", [666, 667, 668], ids=["segfault", "exit", "endless loop"])
+def test_innocents_succeed_and_the_culprit_is_dead_lettered(deed: int, server: Server) -> None:
+    with redis.Redis.from_url(server.log_url) as log:
+        deaths = server.log().count("instance moody_0_0 died")
+        letters = log.xlen(keys.dead_letters("moody"))
+        with ThreadPoolExecutor(8) as pool:
+            innocents = {value: pool.submit(ask, server, value) for value in range(1, 8)}
+            culprit = pool.submit(ask, server, deed)
+            assert {value: future.result(60) for value, future in innocents.items()} == {v: 2 * v for v in innocents}
+            error = culprit.exception(60)
+        assert isinstance(error, InferenceServerException)
+        assert error.message() == "Stub process 'moody_0_0' is not healthy."
+        # 8, 4, 2, 1
+        assert 1 < server.log().count("instance moody_0_0 died") - deaths <= 4
+        until("it is a dead letter", lambda: log.xlen(keys.dead_letters("moody")) == letters + 1)
+        letter = b"".join(next(iter(log.xrevrange(keys.dead_letters("moody"), count=1)))[1].values())
+        if deed == 666:
+            assert b"last words of a batch of 1" in letter
