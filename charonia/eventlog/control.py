@@ -49,6 +49,9 @@ class ControlPlane:
         self.log = log
         self.catalog = Catalog()
         self.log_up = True
+        """False while the log is lost: it ended our connections, or has left commands unanswered for too long."""
+        self._following = True
+        self._answering = True
         self.epoch_changes = 0
         """How often the log was another one than before: jobs of its former contents are unknown then."""
         self.on_log_state: list[Callable[[bool], None]] = []
@@ -123,6 +126,14 @@ class ControlPlane:
                     _log.exception("control fact %r could not be folded", type(fact).__name__)
 
     def _on_state(self, up: bool) -> None:
+        self._following = up
+        self._judge()
+
+    def _judge(self) -> None:
+        """One that hangs ends no connection: then only the commands that are given up tell."""
+        up = self._following and self._answering
+        if up == self.log_up:
+            return
         self.log_up = up
         self._suspects.clear()
         # leases ran out while the log was away: give everybody the time to come back and beat
@@ -134,6 +145,13 @@ class ControlPlane:
         """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
         while True:
             await asyncio.sleep(self._interval_s)
+            try:
+                await self.log.epoch()
+            except CharoniaError:
+                self._answering = False
+            else:
+                self._answering = True
+            self._judge()
             if asyncio.get_running_loop().time() < self._patient_until_s:
                 continue
             try:

@@ -16,10 +16,11 @@ import redis
 
 from charonia import keys
 from charonia.errors import Cancelled, LogUnavailable
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import Entry, Limits, Reply
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import RedisLog, connection
 from charonia.eventlog.redis.durability import Server
 from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact, unpack_fact
 
@@ -188,6 +189,31 @@ async def test_a_reader_follows_a_stream_that_was_rewound(server: PrivateServer,
     await until(lambda: len(got) == 5)
     assert sorted(got[3:]) == [b"new", b"new too"]
     await reader.close()
+
+
+async def test_a_log_that_hangs_is_lost_after_a_while_and_found_again(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends no connection: those that only wait for it to speak notice nothing."""
+    monkeypatch.setattr(connection, "_STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_S", 0.3)
+    log = RedisLog(server.url)
+    await log.open()
+    control = ControlPlane(log, check_interval_ms=20, incarnation="g")
+    states: list[bool] = []
+    control.on_log_state.append(states.append)
+    await control.start()
+    assert control.log_up
+    os.kill(server.pid, signal.SIGSTOP)
+    await until(lambda: not control.log_up)
+    with pytest.raises(LogUnavailable):
+        await log.append(b"s", FIELDS)
+    os.kill(server.pid, signal.SIGCONT)
+    await until(lambda: control.log_up)
+    await log.append(b"s", FIELDS)
+    assert states == [False, True]
+    await control.close()
+    await log.close()
 
 
 async def test_a_full_log_takes_nothing_new_and_ends_everything_old(server: PrivateServer, log: RedisLog) -> None:
