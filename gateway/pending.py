@@ -244,6 +244,11 @@ class PendingMap:
         except NotFound:
             waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
             return
+        except LogUnavailable:
+            raise
+        except CharoniaError as error:
+            waiter.failed(error)  # one record that cannot be read must not keep the others waiting
+            return
         if outcome is not None and not waiter.future.done():
             self.rechecks += 1
             waiter.answered(outcome)

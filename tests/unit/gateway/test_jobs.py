@@ -215,6 +215,29 @@ async def test_a_lost_reply_is_read_from_the_record(bench: Any) -> None:
     assert gateway._dataplane.pending.rechecks == 1
 
 
+async def test_a_record_that_cannot_be_read_keeps_nobody_else_waiting(bench: Any) -> None:
+    gateway = await bench.gateway()
+    calls = [asyncio.create_task(gateway.infer(request_of(n), options=options(f"{n}"))) for n in range(4)]
+    records = await bench.comes(4)
+    for record in records:
+        await bench.finish(record, reply=False)
+    read = bench.log.job_result
+
+    async def garbage(model: str, job_id: bytes) -> bytes | None:
+        found: bytes | None = await read(model, job_id)
+        return b"garbage" if job_id == records[0].id else found
+
+    bench.log.job_result = garbage
+    await gateway._dataplane.pending.recheck({record.id for record in records})
+    broken = int(records[0].inputs()[0].array()[0, 0])
+    for n, call in enumerate(calls):
+        if n == broken:
+            with pytest.raises(InternalError, match="cannot be read"):
+                await call
+        else:
+            assert numbers((await call).outputs)["y"] == n
+
+
 async def test_a_result_that_is_not_kept_any_more(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options())
