@@ -9,7 +9,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -123,3 +125,40 @@ def replicates(primary: LogServer) -> bool:
     with primary.client() as client:
         client.set("probe", "1")
         return int(client.wait(1, 100)) > 0  # type: ignore[no-untyped-call]
+
+
+class Cluster:
+    """Three servers and three sentinels that agree on the first server."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        def started(server: Any) -> Any:
+            stack.callback(server.stop)
+            return server.start()
+
+        self.primary = started(LogServer())
+        follow = f"127.0.0.1 {self.primary.port}"
+        self.replicas = [started(LogServer(replicaof=follow)) for _ in range(2)]
+        wait_until(self._confirm)
+        self.sentinels = [started(SentinelServer(self.primary, "log")) for _ in range(3)]
+        wait_until(self._agree)
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        self.url = f"redis+sentinel://{hosts}/log"
+
+    def _confirm(self) -> bool:
+        with self.primary.client() as client:
+            client.set("probe", "1")
+            return int(client.wait(2, 100)) == 2
+
+    def _agree(self) -> bool:
+        """Every sentinel knows the others and both replicas, else they could not fail over yet."""
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                found = client.sentinel_master("log")
+            if found["num-other-sentinels"] < 2 or found["num-slaves"] < 2:
+                return False
+        return True
+
+    def named(self) -> int:
+        """The port of the primary that the last sentinel names."""
+        with self.sentinels[-1].client() as client:
+            return int(client.sentinel_get_master_addr_by_name("log")[1])

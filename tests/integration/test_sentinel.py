@@ -32,53 +32,14 @@ _spec.loader.exec_module(servers)
 PATIENCE_S = 40.0
 
 
-class Cluster:
-    """Three servers and three sentinels that agree on the first server."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        def started(server: Any) -> Any:
-            stack.callback(server.stop)
-            return server.start()
-
-        self.primary = started(servers.LogServer())
-        follow = f"127.0.0.1 {self.primary.port}"
-        self.replicas = [started(servers.LogServer(replicaof=follow)) for _ in range(2)]
-        servers.wait_until(lambda: self.primary.client().wait(2, 100) == 2 and self._confirm())
-        self.sentinels = [started(servers.SentinelServer(self.primary, "log")) for _ in range(3)]
-        servers.wait_until(self._agree)
-        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        self.url = f"redis+sentinel://{hosts}/log"
-
-    def _confirm(self) -> bool:
-        with self.primary.client() as client:
-            client.set("probe", "1")
-            return int(client.wait(2, 100)) == 2
-
-    def _agree(self) -> bool:
-        """Every sentinel knows the others and both replicas, else they could not fail over yet."""
-        for sentinel in self.sentinels:
-            with sentinel.client() as client:
-                found = client.sentinel_master("log")
-            if found["num-other-sentinels"] < 2 or found["num-slaves"] < 2:
-                return False
-        return True
-
-    def named(self) -> int:
-        """The port of the primary that the last sentinel names."""
-        with self.sentinels[-1].client() as client:
-            return int(client.sentinel_get_master_addr_by_name("log")[1])
-
-
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[Any]:
     with ExitStack() as stack:
-        yield Cluster(stack)
+        yield servers.Cluster(stack)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-async def test_no_job_with_a_receipt_of_a_replica_is_lost_by_a_failover(
-    cluster: Cluster, number: signal.Signals
-) -> None:
+async def test_no_job_with_a_receipt_of_a_replica_is_lost_by_a_failover(cluster: Any, number: signal.Signals) -> None:
     """A killed primary ends its connections; one that hangs ends nothing, and comes back as if it were still one."""
     log = RedisLog(cluster.url, durability="replicated:1")
     await log.open()
@@ -136,9 +97,7 @@ async def test_no_job_with_a_receipt_of_a_replica_is_lost_by_a_failover(
     await log.close()
 
 
-async def test_an_old_primary_without_replicas_confirms_nothing(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_old_primary_without_replicas_confirms_nothing(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split brain: who still reaches the old primary gets no receipt for what will be lost."""
     from charonia.eventlog.redis import durability
 
@@ -154,7 +113,7 @@ async def test_an_old_primary_without_replicas_confirms_nothing(
     await log.close()
 
 
-async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Cluster) -> None:
+async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Any) -> None:
     with pytest.raises(StartupError, match="cannot be reached: no sentinel names a primary of 'other'"):
         await RedisLog(cluster.url.replace("/log", "/other")).open()
     with pytest.raises(StartupError, match="no sentinel names a primary of 'log'"):

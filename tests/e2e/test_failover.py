@@ -1,0 +1,76 @@
+"""The whole server over a replicated log whose primary is killed under load, at level replicated:1."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import e2e_models as models
+import pytest
+from e2e_asking import until
+from e2e_server import start
+
+pytestmark = pytest.mark.e2e
+
+_path = Path(__file__).parents[1] / "integration" / "log_servers.py"
+_spec = importlib.util.spec_from_file_location("log_servers", _path)
+assert _spec is not None
+assert _spec.loader is not None
+servers = sys.modules["log_servers"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(servers)
+
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+
+
+def test_a_failover_loses_no_acknowledged_job_and_needs_nobody(tmp_path: Path) -> None:
+    models.scaling(tmp_path / "models", "doubles", 2.0)
+    acknowledged: list[str] = []
+    refused: Counter[int] = Counter()
+    running = True
+    with ExitStack() as stack:
+        cluster = servers.Cluster(stack)
+        server = start(tmp_path / "models", tmp_path / "state", f"--log-url={cluster.url}", "--durability=replicated:1")
+        server.wait_ready()
+        before = {p["pid"] for p in server.processes()}
+
+        def client() -> None:
+            headers = {"Prefer": "respond-async", "Content-Type": "application/json"}
+            while running:
+                status, body = server.request("POST", "/v2/models/doubles/infer", BODY, headers)
+                if status == 202:
+                    answer = json.loads(body)
+                    assert answer["durability"] == "replicated:1"
+                    acknowledged.append(answer["id"])
+                else:
+                    refused[status] += 1
+
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        until("jobs are taken", lambda: len(acknowledged) >= 100)
+        os.kill(cluster.primary.pid, signal.SIGKILL)
+        until("another primary is named", lambda: cluster.named() != cluster.primary.port)
+        reached = len(acknowledged) + 100
+        until("jobs are taken again", lambda: len(acknowledged) >= reached)
+        running = False
+        for thread in threads:
+            thread.join(60)
+
+        def succeeded(job: str) -> bool:
+            status, body = server.get(f"/v2/jobs/{job}")
+            assert status == 200, f"job {job} was lost: {body!r}"
+            return bool(json.loads(body)["state"] == "succeeded")
+
+        for job in acknowledged:
+            until(f"{job} succeeds", lambda job=job: succeeded(job))
+        assert set(refused) <= {503}
+        assert {p["pid"] for p in server.processes()} >= before, "nobody was restarted"
+        assert server.get("/v2/health/ready")[0] == 200
+        assert server.stop() == 0, server.log()
