@@ -222,7 +222,8 @@ class EventLog(Protocol):
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
         """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
 
-        `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. One call deletes a bounded number.
+        `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. What is too much in bytes is estimated:
+        one call may leave some of it to the next.
         """
 
     async def journal_complete(self, model: str) -> bool:

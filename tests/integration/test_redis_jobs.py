@@ -195,3 +195,22 @@ async def test_requests_of_two_tenants_do_not_share_a_group(log: RedisLog) -> No
     assert await log.pending("m") == (1, 5)
     assert await log.pending_of_tenants("m", ["a", "b"]) == [(1, 5), (0, 0)]
     assert len(await log.range(keys.queue("m", 0))) == 1
+
+
+async def test_a_long_journal_is_trimmed_to_its_size_in_few_calls(log: RedisLog, admin: Connection) -> None:
+    for second in range(100):
+        ids = [f"{1_763_700_000_000 + second * 1000}-{number}" for number in range(100)]
+        for entry_id in ids:
+            await admin.execute("XADD", keys.journal("m"), entry_id, "k", "started", "i", "x" * 100)
+    await log.set_retention("m", size_bytes=0, journal_s=0, journal_size_bytes=200_000)
+    unfinished = b"1763700040000-0"
+
+    trimmed = [await log.trim_journal("m", unfinished) for _ in range(3)]
+    (first, *_) = await log.range(keys.journal("m"), count=1)
+    assert (sum(trimmed), first.id) == (4000, unfinished)
+    calls = 0
+    while await log.trim_journal("m", b"+"):
+        calls += 1
+    assert calls < 10
+    size = await admin.execute("MEMORY", "USAGE", keys.journal("m"))
+    assert 100_000 < size <= 200_000

@@ -16,7 +16,7 @@ from .job_records import FIELDS, record_of, told
 
 _LAST_EVENT = FIELDS.index(b"v")
 _PAGE = 200
-_MOST_TRIMMED = 5000
+_MOST_LOOKED_AT = 500
 _ID_BYTES = 16
 
 
@@ -103,7 +103,7 @@ class Jobs:
 
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
         names = (keys.journal(model), keys.counters(model))
-        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, (oldest_unfinished, _MOST_TRIMMED))
+        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, (oldest_unfinished, _MOST_LOOKED_AT))
         return trimmed
 
     async def journal_complete(self, model: str) -> bool:
