@@ -15,7 +15,7 @@ _FRESH = 128
 _SEQUENCE = bytes(range(256))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Groups:
     """Ids by group: `names[i]` begins all ids whose last bytes are `lasts[i]`.
 
@@ -29,11 +29,14 @@ class Groups:
 
 def grouped(ids: Sequence[bytes]) -> Groups:
     """Ids by group, each group named once."""
+    prefixes = [one[:-1] for one in ids]
     tails = bytes([one[-1] for one in ids])
+    if ids and prefixes.count(prefixes[0]) == len(prefixes):  # most entries and batches
+        return Groups(prefixes[:1], [tails])
     names: list[bytes] = []
     lasts: list[bytes] = []
     at = 0
-    for name, members in groupby([one[:-1] for one in ids]):
+    for name, members in groupby(prefixes):
         count = len(list(members))
         names.append(name)
         lasts.append(tails[at : at + count])
