@@ -114,7 +114,7 @@ class Dispatching:
         first = requests[0].order
         via_owner = rules.preserve_ordering
         self._state.batches[batch_id] = Batch(
-            seat.executor, version.number, requests, now_ns, first, via_owner, suspects, not seat.last_used
+            seat.executor, version.number, requests, now_ns, first, via_owner, suspects
         )
         version.instances.occupy(seat.executor)
         if via_owner:

@@ -7,11 +7,11 @@ The rule, for the members of one batch that are unsettled:
   n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
 - Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; nobody says what it was doing).
   That blames nobody. They are split in eight, each part a batch of its own. One that is lost again alone runs *apart*:
-  its model gives that executor nothing else meanwhile. One that is lost apart waits `FRESH_WAIT_NS` for an executor
-  that has run nothing of its version yet, and takes any after that. A request that was lost apart `MAX_LOSSES_APART`
-  times, the last as the first thing a fresh executor ran, is the culprit. One among up to 8 costs 4 executors (8, then
-  alone three times). Executors that are killed again and again condemn nobody whose run is shorter than the time from
-  an executor's start to its end.
+  its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next executor that
+  comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the culprit. One
+  among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again condemn nobody
+  whose run is shorter than the time between two kills: in a storm new executors come all the time, so the run that
+  could condemn is the first thing one of them does; where none comes there is no storm.
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
@@ -54,11 +54,6 @@ class Suspects:
     @property
     def rows(self) -> int:
         return sum([request.rows for request in self.requests])
-
-
-def is_culprit(requests: list[QueuedRequest], *, fresh: bool) -> bool:
-    """Whether losing an executor condemns the request that was there apart."""
-    return len(requests) == 1 and fresh and requests[0].losses_apart >= MAX_LOSSES_APART
 
 
 class Isolation:

@@ -26,8 +26,6 @@ class Batch:
     via_owner: bool
     suspects: Suspects | None = None
     """The group that runs by itself (`isolation`); None for an ordinary batch."""
-    fresh: bool = False
-    """It is the first of its version that its executor got."""
 
     @property
     def apart(self) -> bool:

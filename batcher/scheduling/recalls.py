@@ -9,10 +9,10 @@ from .decisions import Decision
 from .isolation import (
     CULPRIT_OF_LOSSES,
     FRESH_WAIT_NS,
+    MAX_LOSSES_APART,
     PARTS_AFTER_DEATH,
     PARTS_AFTER_LOSS,
     Isolation,
-    is_culprit,
 )
 from .model_state import ModelState
 from .observations import BatchDied, ExecutorLost, QueuedRequest, RequestState
@@ -99,7 +99,7 @@ class Recalls:
             return
         for request in left:
             request.losses_apart += batch.apart
-        if is_culprit(left, fresh=batch.fresh):
+        if left and left[0].losses_apart >= MAX_LOSSES_APART:
             state.ledger.condemn(left[0], CULPRIT_OF_LOSSES, "", batch.executor, decisions)
         else:
             until_ns = now_ns + FRESH_WAIT_NS if batch.apart else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from batcher.service import BatcherService
@@ -16,13 +16,15 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
-from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.eventlog.redis import RedisLog
 from charonia.events import (
     FIELD_FACT,
+    BatchDied,
     BatchFinished,
+    ExecutionUnwanted,
     Fact,
     ProcessJoined,
     ProcessLeft,
@@ -32,6 +34,7 @@ from charonia.events import (
     pack_fact,
 )
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 from charonia.settings import BatcherSettings, GatewaySettings
@@ -104,9 +107,10 @@ class EchoExecutor:
         self.name = name
         self.held: list[Held] = []
         self.executed: list[int] = []
+        self.unwanted: list[bytes] = []
         self.open = True
         self._reader = log.reader()
-        self._tasks: set[asyncio.Task[list[bool]]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def tell(self, fact: Fact) -> None:
         await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
@@ -128,6 +132,12 @@ class EchoExecutor:
 
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
+            if bytes(entry.fields[0]) == FIELD_FACT:
+                for fact in facts_of(entry):
+                    assert isinstance(fact, ExecutionUnwanted)
+                    self.unwanted += [fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)]
+                self._run(self.log.delete_entries(keys.batches(self.name), [entry.id]))
+                continue
             assert bytes(entry.fields[0]) == FIELD_HEADER
             header = BatchHeader.unpack(entry.fields[1])
             records = [unpack_request(record) for record in records_of(entry.fields)]
@@ -146,7 +156,10 @@ class EchoExecutor:
             self._spawn(held)
 
     def _spawn(self, held: Held) -> None:
-        task = asyncio.get_running_loop().create_task(self.settle(held))
+        self._run(self.settle(held))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -156,9 +169,15 @@ class EchoExecutor:
         self.executed += held.values
         by_endpoint: dict[str, list[Buffer]] = {}
         pairs: list[tuple[str, bytes]] = []
+        ends: dict[bytes, JobEnd] = {}
+        outcomes = b""
         for record in held.records:
             (given,) = record.inputs()
             packed = pack_response(record.id, MODEL, 1, [Tensor("y", DataType.INT32, given.shape, given.data)], {})
+            outcomes += OUTCOME_CODES[JobState.SUCCEEDED] if record.journalled else b"-"
+            if record.is_job:
+                ends[record.id] = JobEnd(JobState.SUCCEEDED, packed)
+                continue
             pairs.append((record.endpoint, packed))
             by_endpoint.setdefault(record.endpoint, []).extend((FIELD_RECORD, packed))
         fact = BatchFinished(self.name, header.batch_id, tuple(pairs) if header.via_owner else ())
@@ -169,9 +188,18 @@ class EchoExecutor:
         requests = [(r.id, attempt) for r, attempt in zip(held.records, header.attempts, strict=True)]
         counted = {"success_count": len(requests), "execution_count": 1, "last_inference_ms": wall_ns() // 1_000_000}
         statistics = (keys.statistics(MODEL, 1, HASH), counted)
-        won = await insist(lambda: self.log.settle(MODEL, requests, statistics, replies, facts))
+        won = await insist(
+            lambda: self.log.settle(MODEL, requests, statistics, replies, facts, ends=ends, outcomes=outcomes)
+        )
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
         return won
+
+    async def die(self, held: Held, *, blameless: bool = False) -> None:
+        """Report that a batch took its instance with it."""
+        ids = b"".join(record.id for record in held.records)
+        fact = BatchDied(self.name, held.header.batch_id, "gone", "Segmentation fault", blameless, "echo_0", ids)
+        await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, pack_fact(fact)]))
+        await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
 
     async def close(self) -> None:
         await self._reader.close()

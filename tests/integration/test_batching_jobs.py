@@ -1,0 +1,431 @@
+"""What a batcher promises of jobs and of trouble: poison, cancels, deadlines, held queues, lanes, lost streams."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from batcher.upkeep import LOST, Upkeep
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.datatypes import DataType
+from charonia.errors import Cancelled
+from charonia.eventlog.port import EventLog, Limits
+from charonia.events import FIELD_FACT, QueueCommanded, RequestsEnded, pack_fact
+from charonia.jobs import JobEnd, JobRecord, JobState, NewJob
+from charonia.tensors import Tensor
+from charonia.wire import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    batch_signature,
+    pack_request,
+    record_fields,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
+
+pytestmark = pytest.mark.integration
+
+_spec = importlib.util.spec_from_file_location("batching_cluster_jobs", Path(__file__).with_name("batching_cluster.py"))
+assert _spec is not None
+assert _spec.loader is not None
+parts = sys.modules["batching_cluster_jobs"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(parts)
+
+Cluster, MODEL, HASH = parts.Cluster, parts.MODEL, parts.HASH
+ask, until, until_so, value_of = parts.ask, parts.until, parts.until_so, parts.value_of
+
+DYNAMIC = "dynamic_batching { }"
+POISON = 13
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    url = request.getfixturevalue("fresh_log_url") if request.param == "redis" else ""
+    cluster = Cluster(url)
+    cluster.configure(DYNAMIC)
+    yield cluster
+    await cluster.close()
+
+
+_ids = count(1)
+
+
+async def submit(
+    log: EventLog, value: int, *, lane: int = 0, deadline_ns: int = 0, endpoint: bytes = b"", job: bool = True
+) -> bytes:
+    """A request straight into the queue, as a gateway would write it; its id."""
+    request_id = next(_ids).to_bytes(15, "big") + b"\0"
+    tensor = Tensor("x", DataType.INT32, (1, 1), value.to_bytes(4, "little"))
+    now = wall_ns()
+    record = pack_request(
+        request_id,
+        endpoint,
+        b"",
+        request_meta(1, HASH, [tensor], (), {}),
+        [tensor.data],
+        rows=1,
+        signature=batch_signature(1, [("x", (1,))]),
+        level=0,
+        accepted_ns=now,
+        deadline_ns=deadline_ns,
+        flags=FLAG_JOB | FLAG_JOURNALLED if job else 0,
+    )
+    fields = record_fields([record])
+    if job:
+        new = NewJob(request_id, len(record), now // 1000, 3600)
+        await log.accept_job(MODEL, 0, lane, new, fields, Limits())
+    else:
+        await log.accept(MODEL, 0, lane, [(request_id, len(record))], fields, Limits())
+    return request_id
+
+
+async def ended(log: EventLog, job_id: bytes) -> JobRecord:
+    """A job once it has ended."""
+    found: list[JobRecord] = []
+
+    async def has() -> bool:
+        record = await log.job(MODEL, job_id)
+        assert record is not None
+        found[:] = [record]
+        return record.state.terminal
+
+    await until_so(has)
+    return found[0]
+
+
+async def kinds(log: EventLog) -> list[bytes]:
+    return [bytes(entry.fields[1]) for entry in await log.range(keys.journal(MODEL))]
+
+
+async def settled_then(cluster: Cluster, condition: Callable[[], bool]) -> None:
+    await until(condition)
+    await cluster.settled()
+
+
+async def test_innocents_of_a_deadly_batch_succeed_and_the_culprit_is_kept(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    log = executor.log
+    first = ask(gateway, 99)
+    await until(lambda: len(executor.held) == 1)
+    jobs = [await submit(log, value) for value in range(10, 15)]
+    calls = [ask(gateway, value) for value in (15, 16, 17)]
+    await until_so(lambda: _pending(log, 9))
+    executor.release(1)
+    assert value_of(await first) == 99
+    deaths = 0
+    while deaths < 10:
+        await until(lambda: bool(executor.held) or len(executor.executed) == 8)
+        if not executor.held:
+            break
+        held = executor.held[0]
+        if POISON in held.values:
+            executor.held.pop(0)
+            deaths += 1
+            await executor.die(held)
+        else:
+            executor.release(1)
+    assert deaths <= 4
+    assert [value_of(await call) for call in calls] == [15, 16, 17]
+    culprit = jobs[POISON - 10]
+    for job in jobs:
+        record = await ended(log, job)
+        assert record.state is (JobState.FAILED if job == culprit else JobState.SUCCEEDED)
+    record = await ended(log, culprit)
+    assert record.attempts == 4
+    assert record.events[-1].detail["dead_letter"] is True
+    result = await log.job_result(MODEL, culprit)
+    assert result is not None
+    assert unpack_response(result).error.message == "Stub process 'echo_0' is not healthy."  # type: ignore[union-attr]
+    (letter,) = await log.range(keys.dead_letters(MODEL))
+    assert bytes(letter.fields[0]) == b"r"
+    assert unpack_request(letter.fields[1]).id == culprit
+    about = msgpack.unpackb(letter.fields[3])
+    assert (about["id"], about["job"], about["attempts"]) == (culprit.hex(), True, 4)
+    assert about["stderr"] == "Segmentation fault"
+    await cluster.settled()
+    counted = await log.statistics(keys.statistics(MODEL, 1, HASH))
+    assert (counted["fail_BACKEND"], counted["success_count"]) == (1, 8)
+
+
+async def test_a_request_that_ends_executors_ends_no_more_than_four(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher()
+    log = executor.log
+    await submit(log, 99)
+    await until(lambda: len(executor.held) == 1)
+    for value in range(10, 18):
+        await submit(log, value)
+    await until_so(lambda: _pending(log, 9))
+    executor.release(1)
+    lost, executors = 0, [executor]
+    while await log.range(keys.dead_letters(MODEL)) == []:
+        executor = executors[-1]
+        await until(lambda: bool(executors[-1].held))
+        if POISON in executor.held[0].values:
+            lost += 1
+            await cluster.lose("executor", executor.name)
+            executors.append(await cluster.executor(gated=True))
+            if lost >= 4:
+                await until_so(lambda: _has_letter(log))
+        else:
+            executor.release(1)
+    assert lost == 4
+    executors[-1].release()
+    await until_so(lambda: _pending(log, 0))
+    assert len(await log.range(keys.dead_letters(MODEL))) == 1
+
+
+async def _has_letter(log: EventLog) -> bool:
+    return bool(await log.range(keys.dead_letters(MODEL)))
+
+
+async def _pending(log: EventLog, requests: int) -> bool:
+    return (await log.pending(MODEL))[0] == requests
+
+
+async def test_a_job_is_begun_in_the_log_before_it_runs(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher()
+    job = await submit(executor.log, 1)
+    await until(lambda: len(executor.held) == 1)
+    record = await executor.log.job(MODEL, job)
+    assert record is not None
+    assert (record.state, record.attempts) == (JobState.RUNNING, 1)
+    assert executor.held[0].header.attempts == (1,)
+    executor.release()
+    assert (await ended(executor.log, job)).state is JobState.SUCCEEDED
+    assert await kinds(executor.log) == [b"accepted", b"batched", b"ended"]
+    await cluster.settled()
+
+
+async def test_a_cancelled_job_leaves_the_queue_or_is_stopped(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    log = executor.log
+    running = await submit(log, 1)
+    await until(lambda: len(executor.held) == 1)
+    queued = await submit(log, 2)
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
+    for job, attempt in ((running, 1), (queued, 0)):
+        ends = {job: JobEnd(JobState.CANCELLED)}
+        assert await log.settle(MODEL, [(job, attempt)], None, [], ends=ends, outcomes=b"c") == [True]
+    fact = RequestsEnded(running + queued, "cancelled")
+    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(fact)])
+
+    await until(lambda: executor.unwanted == [running])
+    executor.release()
+    await until(lambda: len(batcher.service.owned[MODEL].given) == 0)
+    assert executor.executed == [1]
+    assert (await ended(log, running)).state is JobState.CANCELLED
+    await until_so(lambda: _no_queue(log))
+
+
+async def _no_queue(log: EventLog) -> bool:
+    return not await log.range(keys.queue(MODEL, 0))
+
+
+async def test_a_job_cancelled_unheard_is_not_given_out(cluster: Cluster) -> None:
+    """The fact of its end is lost: beginning it in the log finds out."""
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    log = executor.log
+    await submit(log, 1)
+    await until(lambda: len(executor.held) == 1)
+    queued = await submit(log, 2)
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
+    await log.settle(MODEL, [(queued, 0)], None, [], ends={queued: JobEnd(JobState.CANCELLED)}, outcomes=b"c")
+    executor.release()
+    await settled_then(cluster, lambda: batcher.service.owned[MODEL].settled_requests == 2)
+    assert executor.executed == [1]
+
+
+async def test_jobs_expire_on_time_queued_and_running(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher(prefetch=0)
+    log = executor.log
+    deadline_ns = wall_ns() + 200_000_000
+    running = await submit(log, 1, deadline_ns=deadline_ns)
+    await until(lambda: len(executor.held) == 1)
+    queued = await submit(log, 2, deadline_ns=deadline_ns)
+    for job, text in ((running, "Deadline exceeded during execution"), (queued, "Deadline exceeded before execution")):
+        record = await ended(log, job)
+        assert record.state is JobState.EXPIRED
+        assert text in record.events[-1].detail["error"]
+        assert record.ended_us * 1000 >= deadline_ns
+    await until(lambda: executor.unwanted == [running])
+    late = executor.held.pop()
+    assert await executor.settle(late) == [False]
+    await cluster.settled()
+
+
+async def test_a_callers_cancel_stops_what_runs(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    call = ask(gateway, 1)
+    await until(lambda: len(executor.held) == 1)
+    call.cancel()
+    await until(lambda: len(executor.unwanted) == 1)
+    await until_so(lambda: _pending(executor.log, 0))
+    executor.release()
+    await cluster.settled()
+    counted = await executor.log.statistics(keys.statistics(MODEL, 1, HASH))
+    assert counted["fail_CANCELED"] == 1
+    assert "success_count" not in counted or counted["success_count"] == 0
+
+
+async def test_a_held_queue_gives_nothing_out_also_after_a_takeover(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    first = await cluster.batcher()
+    await first.owns()
+    log = executor.log
+
+    async def command(action: str) -> None:
+        await log.set_paused(MODEL, action == "pause")
+        await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(QueueCommanded(action))])
+
+    await command("pause")
+    await until(lambda: first.service.owned[MODEL].scheduler._dispatching.is_held)
+    job = await submit(log, 1)
+    expired = await submit(log, 2, deadline_ns=wall_ns() + 50_000_000)
+    assert (await ended(log, expired)).state is JobState.EXPIRED
+    await first.die()
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher()
+    await second.owns()
+    await until(lambda: second.service.owned[MODEL].scheduler.pending_count() == 1)
+    assert executor.executed == []
+    await command("resume")
+    assert (await ended(log, job)).state is JobState.SUCCEEDED
+    await cluster.settled()
+
+
+async def test_what_a_lost_gateway_waited_for_is_not_run_and_its_jobs_are(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    log = executor.log
+    await submit(log, 0)
+    await until(lambda: len(executor.held) == 1)
+    await submit(log, 1, endpoint=b"gateway-9", job=False)
+    await submit(log, 2, endpoint=b"gateway-9")
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 2)
+    await cluster.lose("gateway", "gateway-9")
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
+    await submit(log, 3, endpoint=b"gateway-9", job=False)
+    executor.release()
+    await settled_then(cluster, lambda: batcher.service.owned[MODEL].settled_requests == 4)
+    assert executor.executed == [0, 2]
+    assert not await log.range(keys.replies("gateway-9"))
+
+
+async def test_another_tenants_request_does_not_wait_for_a_flood(cluster: Cluster) -> None:
+    cluster.configure(DYNAMIC, max_batch_size=4)
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(window_requests=64)
+    log = executor.log
+    for value in range(300):
+        await submit(log, value, lane=5, job=False)
+    await until(lambda: len(executor.held) == 2)
+    windows = batcher.service.owned[MODEL].windows
+    await until(lambda: not windows.all_read)  # the flood is more than the window holds
+    await submit(log, 999, lane=6, job=False)
+    await until(lambda: windows.unsettled >= 65)
+    executor.release(1)
+    await until(lambda: len(executor.held) == 2)
+    assert executor.held[1].values[0] == 999
+    executor.release()
+    await settled_then(cluster, lambda: len(executor.executed) == 301)
+
+
+async def test_a_queue_longer_than_the_window_is_recovered_piece_by_piece(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher(window_requests=16)
+    await first.owns()
+    log = executor.log
+    jobs = [await submit(log, value) for value in range(60)]
+    await until(lambda: len(executor.held) == 2)
+    await first.die()
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher(window_requests=16)
+    await second.owns()
+    owned = second.service.owned[MODEL]
+    assert owned.windows.unsettled < 60 or not owned.windows.all_read
+    executor.release()
+    for job in jobs:
+        assert (await ended(log, job)).state is JobState.SUCCEEDED
+    assert sorted(executor.executed) == list(range(60))
+    await cluster.settled()
+
+
+async def test_jobs_of_a_lost_stream_are_failed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batcher.upkeep._YOUNG_US", 0)
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher(prefetch=0)
+    log = executor.log
+    kept = await submit(log, 1)
+    await until(lambda: len(executor.held) == 1)
+    await first.die()
+    gone = await submit(log, 2, lane=3)
+    await log.delete_stream(keys.queue(MODEL, 0, 3))
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher(prefetch=0)
+    await second.owns()
+    upkeep = Upkeep(second.service.owned[MODEL])
+    assert await upkeep.find_lost() == 0
+    assert await upkeep.find_lost() == 1
+    record = await ended(log, gone)
+    assert record.state is JobState.FAILED
+    assert record.events[-1].detail["error"] == LOST
+    assert await upkeep.find_lost() == 0
+    executor.release()
+    assert (await ended(log, kept)).state is JobState.SUCCEEDED
+    await cluster.settled()
+
+
+async def test_a_death_nobody_heard_of_is_known_to_the_next_owner(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher()
+    log = executor.log
+    jobs = [await submit(log, value) for value in (1, 2)]
+    await until(lambda: sum(len(held.records) for held in executor.held) == 2)
+    await first.die()
+    for held in executor.held:
+        await executor.die(held)
+    alone = len(executor.held) == 2
+    executor.held.clear()
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher(prefetch=0)
+    await second.owns()
+    if alone:  # each was in a batch of its own
+        for job in jobs:
+            assert (await ended(log, job)).state is JobState.FAILED
+    else:
+        await until(lambda: len(executor.held) == 1)
+        assert len(executor.held[0].records) == 1
+        executor.release()
+        for job in jobs:
+            assert (await ended(log, job)).state is JobState.SUCCEEDED
+
+
+async def test_a_stalled_former_owner_gives_nothing_out(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    log = executor.log
+    await batcher.owns()
+    token = await log.take_ownership(MODEL, "somebody", batcher.name)
+    assert token > 0
+    await submit(log, 1)
+    await until(lambda: MODEL not in batcher.service.owned)
+    assert not executor.held
+    with pytest.raises(Cancelled):
+        await log.begin_attempt(MODEL, token - 1, [], 1)
