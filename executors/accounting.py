@@ -91,37 +91,39 @@ def _add_execution(
 ) -> None:
     start, end = execution.start_ns, execution.end_ns
     count = len(indices)
-    queued = whole = rows = 0
-    for index in indices:
-        record = records[index]
-        accepted = record.accepted_ns
-        # clocks of two machines differ: never a negative duration
-        if start > accepted:
-            queued += start - accepted
-        if end > accepted:
-            whole += end - accepted
-        rows += record.rows
+    accepted = [records[index].accepted_ns for index in indices]
+    if max(accepted) <= start:
+        together = sum(accepted)
+        queued, whole = count * start - together, count * end - together
+    else:  # clocks of two machines differ: never a negative duration
+        queued = sum([max(0, start - at) for at in accepted])
+        whole = sum([max(0, end - at) for at in accepted])
     size = f"b{execution.rows}"
-    for name, value in (
-        ("success_count", count),
-        ("success_ns", whole),
-        ("queue_count", count),
-        ("queue_ns", queued),
-        ("compute_input_count", count),
-        ("compute_input_ns", count * execution.input_ns),
-        ("compute_infer_count", count),
-        ("compute_infer_ns", count * execution.infer_ns),
-        ("compute_output_count", count),
-        ("compute_output_ns", count * execution.output_ns),
-        ("inference_count", rows),
-        ("execution_count", 1),
-        (size + "_count", 1),
-        (size + "_input_ns", execution.input_ns),
-        (size + "_infer_ns", execution.infer_ns),
-        (size + "_output_ns", execution.output_ns),
-    ):
-        _add(totals, name, value)
-    totals["last_inference_ms"] = max(totals.get("last_inference_ms", 0), start // 1_000_000)
+    added = {
+        "success_count": count,
+        "success_ns": whole,
+        "queue_count": count,
+        "queue_ns": queued,
+        "compute_input_count": count,
+        "compute_input_ns": count * execution.input_ns,
+        "compute_infer_count": count,
+        "compute_infer_ns": count * execution.infer_ns,
+        "compute_output_count": count,
+        "compute_output_ns": count * execution.output_ns,
+        "inference_count": sum([records[index].rows for index in indices]),
+        "execution_count": 1,
+        size + "_count": 1,
+        size + "_input_ns": execution.input_ns,
+        size + "_infer_ns": execution.infer_ns,
+        size + "_output_ns": execution.output_ns,
+    }
+    last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
+    if totals:
+        for name, value in added.items():
+            _add(totals, name, value)
+    else:  # nearly always: a batch is one execution
+        totals.update(added)
+    totals["last_inference_ms"] = last_ms
 
 
 def _add(totals: dict[str, int], name: str, value: int) -> None:

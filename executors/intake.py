@@ -220,11 +220,7 @@ class Intake:
 
     async def _delete(self, entry_id: bytes) -> None:
         if not self._local:
-
-            async def delete() -> None:
-                await self._log.delete_entries(self.stream, [entry_id])
-
-            await insist(delete, "a batch entry cannot be deleted")
+            await insist(lambda: self._log.delete_entries(self.stream, [entry_id]), "a batch entry cannot be deleted")
         self._held.discard(entry_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
