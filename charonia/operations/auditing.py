@@ -22,8 +22,6 @@ from charonia.eventlog.port import START, EventLog
 from .queued import known_models, queued_of_model
 
 _PAGE = 1000
-_QUEUE_PAGE = 50
-"""Queue entries hold payloads: few at once bound the memory."""
 _JOBS_AT_ONCE = 1000
 
 OnFinding = Callable[[Finding], None]
@@ -100,7 +98,7 @@ class _Auditing:
         """
         uncarried = await self._active_jobs()
         suspects: list[bytes] = []
-        async for page in queued_of_model(self._log, self._model, page=_QUEUE_PAGE):
+        async for page in queued_of_model(self._log, self._model):
             uncarried.difference_update(request.record.id for request in page)
             unknown = [q.record for q in page if q.record.journalled and q.record.id not in self._audit.open]
             # with --since, what was accepted before is not looked for

@@ -12,8 +12,11 @@ from charonia.eventlog.port import START, EventLog
 from charonia.events import ModelRequested, RepositoryScanned, VersionLoaded
 from charonia.wire import RequestRecord, records_of, unpack_request
 
-_PAGE = 200
-_SEARCH_US = 10_000_000
+_FIRST_PAGE = 50
+_MOST_PAGE = 1000
+_PAGE_BYTES = 1 << 20
+"""Entries hold payloads: a page is as many as fill about this much, judged by the page before."""
+_MARGINS_US = (20_000, 1_000_000, 30_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,15 @@ class Queued:
 
 
 async def queued(
-    log: EventLog, model: str, level: int, lane: int, *, after: bytes = START, page: int = _PAGE
+    log: EventLog, model: str, level: int, lane: int, *, after: bytes = START
 ) -> AsyncIterator[list[Queued]]:
     """The unsettled requests of one lane, a page of entries at a time. What cannot be read is its owner's to report."""
     stream = keys.queue(model, level, lane)
+    page = _FIRST_PAGE
     while entries := await log.range(stream, after, page):
         after = entries[-1].id
+        size_bytes = sum(len(field) for entry in entries for field in entry.fields)
+        page = max(1, min(_MOST_PAGE, _PAGE_BYTES * len(entries) // max(1, size_bytes)))
         found: list[tuple[bytes, RequestRecord]] = []
         for entry in entries:
             try:
@@ -48,23 +54,24 @@ async def queued(
         ]
 
 
-async def queued_of_model(log: EventLog, model: str, *, page: int = _PAGE) -> AsyncIterator[list[Queued]]:
+async def queued_of_model(log: EventLog, model: str) -> AsyncIterator[list[Queued]]:
     """All lanes, the most urgent level first."""
     for level, lane in sorted(await log.lanes(model)):
-        async for found in queued(log, model, level, lane, page=page):
+        async for found in queued(log, model, level, lane):
             yield found
 
 
 async def find_queued(log: EventLog, model: str, request_id: bytes, accepted_us: int) -> Queued | None:
     """The carrier of one request. Entry ids are times, so it is looked for around its own before everywhere."""
-    near = b"%d-0" % max(0, (accepted_us - _SEARCH_US) // 1000)
-    for after in (near, START):
+    for margin_us in (*_MARGINS_US, accepted_us):
+        after = b"%d-0" % max(0, (accepted_us - margin_us) // 1000)
+        last_us = accepted_us + margin_us
         for level, lane in await log.lanes(model):
             async for found in queued(log, model, level, lane, after=after):
                 for request in found:
                     if request.record.id == request_id:
                         return request
-                if after is near and found and found[-1].record.accepted_ns // 1000 > accepted_us + _SEARCH_US:
+                if margin_us < accepted_us and found and found[-1].record.accepted_ns // 1000 > last_us:
                     break
     return None
 
