@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,3 +169,17 @@ def test_statistics_and_metrics_count_each_inference(server: Any) -> None:
         "nv_inference_pending_request_count",
     ):
         assert f"{family}" in page, family
+
+
+def test_the_example_of_jobs(server: Any, examples: ModuleType) -> None:
+    script = Path(examples.__file__ or "").with_name("jobs.py")
+
+    def run() -> str:
+        command = [sys.executable, str(script), "--model", "magika", "--url", server.http, "--key", "the-example"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    said = run()
+    assert [line.split()[0] for line in said.splitlines()[1:4]] == ["accepted", "batched", "succeeded"]
+    assert said.splitlines()[4].endswith("python")
+    again = run()
+    assert again.replace(": succeeded,", ": queued,", 1) == said, "the same key is the same job"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
-from e2e_asking import client, inputs, until
+from e2e_asking import client, inputs, pending, until
 from e2e_models import WIDTH, gated, scaling
 from e2e_server import serving, start
 from tritonclient.utils import InferenceServerException
@@ -315,6 +315,20 @@ def test_a_client_that_leaves_takes_its_request_along(server: Any, hold: Callabl
     held.open()
 
 
+def test_an_ordinary_request_goes_with_its_client(server: Any, hold: Callable[[], Held]) -> None:
+    held = hold()
+    body, host = value_of(3), server.http.rpartition(":")
+    with socket.create_connection((host[0], int(host[2]))) as gone:
+        gone.sendall(
+            b"POST /v2/models/gated/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        until("it is queued", lambda: pending(server, "gated") == 1)
+    until("it is not any more", lambda: pending(server, "gated") == 0)
+    held.open()
+    before = output(result(server, held.location)[1], "EXECUTION")
+    assert output(result(server, submit(server, 1))[1], "EXECUTION") == before + 1
+
+
 def test_many_are_cancelled_at_once(server: Any, hold: Callable[[], Held]) -> None:
     hold()
     locations = [submit(server, number) for number in range(5)]
@@ -398,15 +412,16 @@ def test_jobs_survive_every_part_and_all_at_once(models: Path, tmp_path: Path) -
     server.wait_ready()
     assert view(server, locations[-1])["state"] in ("queued", "running")
 
-    assert server.stop() == 0, server.log()
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
     held.open()
-    again = start(models, state)
-    try:
-        again.wait_ready()
-        for number, location in enumerate(locations):
-            status, answer = result(again, location)
-            assert (status, output(answer, "ECHO")) == (200, number)
+    with serving(models, state) as again:
+        answers = [result(again, location) for location in locations]
+        assert [(status, output(answer, "ECHO")) for status, answer in answers] == [(200, n) for n in range(20)]
         first = view(again, held.location)
         assert (first["state"], first["attempts"] > 1) == ("succeeded", True)
-    finally:
-        again.stop()
+    with serving(models, state) as restarted:
+        assert [result(restarted, location) for location in locations] == answers
+        late = EventReader(restarted, held.location)
+        late.join(WAIT_S)
+        assert list(late.kinds.values())[-1] == "succeeded"
