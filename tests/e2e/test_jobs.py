@@ -271,6 +271,24 @@ def test_a_retry_after_a_lost_connection_gets_the_result(server: Any, hold: Call
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
 
 
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"Idempotency-Key": "k" * 256}, "Idempotency-Key of 256 bytes exceeds the maximum of 255"),
+        ({"Charonia-Durability": "forever"}, "invalid durability 'forever'"),
+        ({"Charonia-Webhook": "ftp://example.org"}, ""),
+        ({"Charonia-Webhook": "http://127.0.0.1:1/hook"}, ""),
+        ({"Charonia-Retention": "-5"}, "'charonia_retention_s' must be a whole number of 0 or more"),
+    ],
+)
+def test_what_is_refused_leaves_no_job(server: Any, headers: dict[str, str], says: str) -> None:
+    before = len(listed(server, "model=gated&limit=1000"))
+    status, _, body = ask(server, "POST", "/v2/models/gated/infer", value_of(1), {**ASYNC, **headers})
+    assert status == 400
+    assert says in json.loads(body)["error"]
+    assert len(listed(server, "model=gated&limit=1000")) == before
+
+
 # -- cancelling, deadlines ---------------------------------------------------------------------------------------------
 
 

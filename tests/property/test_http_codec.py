@@ -31,6 +31,8 @@ VIEW = ModelInterface(
 class Echo:
     """Only what an inference needs; answers every input under its own name."""
 
+    identifies = False
+
     def served_model(self, name: str, version: str) -> ServedModel:
         return ServedModel(VIEW, 1, {})
 
