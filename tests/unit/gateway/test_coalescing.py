@@ -95,6 +95,18 @@ async def test_requests_of_one_tick_share_an_entry_up_to_the_bounds() -> None:
     assert await door.log.pending("m") == (7, 15)
 
 
+async def test_the_requests_of_an_entry_have_ids_of_one_group_and_no_two_entries_have() -> None:
+    door = Door()
+    for count in (6, 1, 3):
+        for _ in range(count):
+            door.submit(door.coalescer.next_id())
+        await door.quiet()
+    entries = await door.log.entries()
+    assert [[request_id[15] for request_id in entry] for entry in entries] == [[0, 1, 2, 3], [0, 1], [0], [0, 1, 2]]
+    assert [len({request_id[:15] for request_id in entry}) for entry in entries] == [1, 1, 1, 1]
+    assert len({entry[0][:15] for entry in entries}) == 4
+
+
 async def test_what_comes_while_an_append_is_outstanding_waits_and_joins() -> None:
     door = Door()
     door.log.gate.clear()
