@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, NotFound, ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.settings import GatewaySettings
 from charonia.tensors import Tensor
+from gateway.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
+from gateway.grpc.jobs import CANCEL, JOB_ID, WAIT
 from gateway.grpc.servicer import Servicer
 from gateway.handler import ServedModel
+from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
 VIEW = ModelInterface(
@@ -46,10 +49,20 @@ FIELDS = {
 class Echo:
     """Only what an inference needs; answers every input under its own name."""
 
+    identifies = False
+
     def served_model(self, name: str, version: str) -> ServedModel:
         return SERVED
 
-    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
+    async def submit_job(self, _request: InferenceRequest, _options: DeliveryOptions) -> JobReceipt:
+        raise ResourceExhausted("full")
+
+    async def job(self, _job_id: str, _caller: Caller) -> JobView:
+        raise NotFound(JOB_NOT_FOUND)
+
+    async def infer(
+        self, request: InferenceRequest, *, flush_interval_s: float = 0.0, options: DeliveryOptions | None = None
+    ) -> InferenceResponse:
         return InferenceResponse(request.model, 1, request.inputs, request.id)
 
 
@@ -69,7 +82,7 @@ class Call:
     def time_remaining(self) -> float | None:
         return None
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, _trailers: tuple[Any, ...] = ()) -> None:
         self.status = (code, details)
         raise Refused
 
@@ -311,6 +324,31 @@ def test_whatever_a_message_says(message: pb.ModelInferRequest) -> None:
     assert 0 <= request.timeout_us < 2**63
     assert 0 <= request.priority < 2**64
     assert not {"headers", "triton_x", "priority"} & set(request.parameters)
+
+
+WORDS = st.sampled_from([*sorted(DELIVERY_PARAMETERS), JOB_ID, WAIT, CANCEL, "charonia_deadline_us"])
+OF_ANY_KIND = st.one_of(
+    st.builds(lambda v: pb.InferParameter(string_param=v), st.sampled_from(["respond-async", "5", "keep", "nan", "x"])),
+    st.builds(lambda v: pb.InferParameter(int64_param=v), st.integers(-(2**63), 2**63 - 1)),
+    st.builds(lambda v: pb.InferParameter(uint64_param=v), st.integers(0, 2**64 - 1)),
+    st.builds(lambda v: pb.InferParameter(double_param=v), st.floats()),
+    st.builds(lambda v: pb.InferParameter(bool_param=v), st.booleans()),
+    st.builds(pb.InferParameter),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(WORDS, OF_ANY_KIND, max_size=3), st.booleans())
+def test_whatever_is_said_about_delivery(words: dict[str, pb.InferParameter], inputs: bool) -> None:
+    message = pb.ModelInferRequest.FromString(typed()) if inputs else pb.ModelInferRequest(model_name="m")
+    for key, value in words.items():
+        message.parameters[key].CopyFrom(value)
+    _, status = infer(message.SerializeToString())
+    assert status is None or status[0] in (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    )
 
 
 def test_the_undamaged_messages_are_served() -> None:
