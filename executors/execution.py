@@ -41,6 +41,7 @@ class Batch:
         self._version = version
         self.planned: list[Planned] = []
         self._running: list[tuple[bytes, ModelRequest]] = []
+        self._cancelled: set[bytes] = set()
         now = wall_ns()
         for index, record in enumerate(records):
             if unwanted and record.id in unwanted:
@@ -72,7 +73,8 @@ class Batch:
         return self.executed
 
     def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
-        """Tell an instance over requests which of those it runs now are no longer wanted."""
+        """Tell an instance over requests which of those it runs now are no longer wanted; others will not start."""
+        self._cancelled.update(ids)
         cancelled = [request for request_id, request in self._running if request_id in ids]
         if cancelled and isinstance(instance, CancellableInstance):
             instance.cancel_requests(cancelled)
@@ -130,6 +132,8 @@ class Batch:
         sent: list[Planned] = []
         for index, plan in run:
             record = self.records[index]
+            if record.id in self._cancelled:
+                continue
             try:
                 inputs = request_inputs(self.interface, plan, record)
             except CharoniaError as error:

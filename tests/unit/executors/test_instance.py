@@ -319,3 +319,36 @@ async def test_a_batch_that_outlasts_its_ceiling_is_told_of_and_the_others_go_on
     gate.set()
     await asyncio.wait_for(under.pool.close(), 30)
     assert not futures[job].done()  # whatever it returns now is not heard
+
+
+class Waiting(DoublingRequests):
+    """Answers when it is told that its request is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[int] = []
+        self.began, self.told = asyncio.Event(), asyncio.Event()
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        self.runs.append(len(requests))
+        self.began.set()
+        await self.told.wait()
+        return await super().execute_requests(requests)
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        self.told.set()
+
+
+async def test_a_cancel_reaches_the_run_and_keeps_the_rest_from_starting() -> None:
+    instance = Waiting()
+    under = Pool(instance)
+    # more rows than the model takes at once: two runs of four, and a third
+    records = [record(number, number) for number in range(9)]
+    job, future = under.run_job(records)
+    await instance.began.wait()
+    assert instance.runs == [4]
+    under.pool.cancel(job, frozenset(record.id for record in [records[0], *records[4:8]]))
+    executed = await asyncio.wait_for(future, 30)
+    assert instance.runs == [4, 1]
+    assert [bool(answer) for answer in executed.answers] == [True] * 4 + [False] * 4 + [True]
+    await under.pool.close()
