@@ -150,7 +150,7 @@ class ThreadWorker(Worker):
 
     def _execute(self, batch: Batch) -> Executed:
         if self._instance is None:
-            raise InstanceDied(died(self.spec.name).message)
+            raise InstanceDied(died(self.spec.name).message, blameless=True)
         return batch.run_on(self._instance, self._workspace)
 
     def _work(self) -> None:
@@ -232,7 +232,7 @@ class TaskWorker(Worker):
 
     async def _execute(self, batch: Batch) -> Executed:
         if self._instance is None:
-            raise InstanceDied(died(self.spec.name).message)
+            raise InstanceDied(died(self.spec.name).message, blameless=True)
         return await batch.run_requests_on(self._instance)
 
     async def _work(self) -> None:
