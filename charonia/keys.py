@@ -17,6 +17,7 @@ command or script ever names keys of two slots.
     jm                       set of the models that have had jobs
     j:{m}                    journal: lifecycle facts, kept for a time
     dlq:{m}                  dead letters
+    sus:{m}                  which suspects a batcher inside an executor's process has given to that executor
     wh:{m}                   ended jobs whose webhook is to be called
     wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
@@ -28,6 +29,10 @@ command or script ever names keys of two slots.
     fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides
+    c:<hash>                 a cached response (`gateway.cache_store`), kept for a time
+    cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
+                             (`EventLog.keep_recent`)
+    ce                       sorted set of cached responses by when they expire
 
 Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`); in `local:x:` a
 record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
@@ -102,6 +107,10 @@ def ended_jobs(model: str) -> bytes:
 JOB_MODELS = b"jm"
 
 
+def suspicions(model: str) -> bytes:
+    return f"sus:{tag(model)}".encode()
+
+
 def journal(model: str) -> bytes:
     return f"j:{tag(model)}".encode()
 
@@ -140,3 +149,16 @@ def alive(role: str, incarnation: str) -> bytes:
 
 def blob(blob_id: str) -> bytes:
     return f"blob:{blob_id}".encode()
+
+
+CACHE_USES = b"cu:{cache}"
+CACHE_EXPIRIES = b"ce"
+
+
+def cached(digest: bytes) -> bytes:
+    return f"c:{digest.hex()}".encode()
+
+
+def sizes(key: bytes) -> bytes:
+    """Beside a set of `EventLog.keep_recent`, whose name has a hash tag: its members' sizes."""
+    return key + b":sizes"

@@ -230,6 +230,11 @@ class ColocatedLog:
     async def count_times(self, key: bytes) -> int:
         return await self._shared.count_times(key)
 
+    async def keep_recent(
+        self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        return await self._shared.keep_recent(key, uses, limit_bytes, drop)
+
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
         await self._shared.put_blob(blob_id, data, ttl_s)
 

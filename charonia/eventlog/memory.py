@@ -19,7 +19,7 @@ from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.tensors import Buffer
 
 from .memory_work import ModelWork, now_us
-from .port import START, Entry, Fields, Limits, OnEntries, Reply, StreamReader
+from .port import MOST_TAKEN, START, Entry, Fields, Limits, OnEntries, Reply, StreamReader
 from .refusals import not_owner
 
 _LAST = b"$"
@@ -43,6 +43,7 @@ class MemoryLog:
         self._statistics: dict[bytes, dict[str, int]] = {}
         self._blobs: dict[bytes, tuple[bytes, int]] = {}
         self._times: dict[bytes, dict[bytes, int]] = {}
+        self._recent: dict[bytes, dict[bytes, tuple[int, int]]] = {}
         self._job_models: dict[str, None] = {}
         self._last_journalled = 0
 
@@ -364,6 +365,7 @@ class MemoryLog:
             self._statistics.pop(key, None)
             self._blobs.pop(key, None)
             self._times.pop(key, None)
+            self._recent.pop(key, None)
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
         self._keep(keys.blob(blob_id), bytes(data), ttl_s)
@@ -403,6 +405,23 @@ class MemoryLog:
 
     async def count_times(self, key: bytes) -> int:
         return len(self._times.get(key, {}))
+
+    async def keep_recent(
+        self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        kept = self._recent.setdefault(key, {})
+        for member in drop:
+            kept.pop(member, None)
+        for member, (at_us, size_bytes) in uses.items():
+            kept[member] = (max(at_us, kept[member][0]) if member in kept else at_us, size_bytes)
+        total_bytes = sum(size_bytes for _, size_bytes in kept.values())
+        taken: list[bytes] = []
+        for _, member in sorted((at_us, member) for member, (at_us, _) in kept.items()):
+            if total_bytes <= limit_bytes or len(taken) == MOST_TAKEN:
+                break
+            total_bytes -= kept.pop(member)[1]
+            taken.append(member)
+        return taken
 
     # -- for readers --------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,9 @@ Fields = Sequence[Buffer]
 
 START = b"0-0"
 
+MOST_TAKEN = 1000
+"""Members that one `keep_recent` takes out at most."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -267,7 +270,7 @@ class EventLog(Protocol):
     # -- notes and times ----------------------------------------------------------------------------------------------
 
     async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
-        """Keep a small value under a key for a time; the last one written is the one kept."""
+        """Keep a value under a key for a time; the last one written is the one kept."""
 
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """What `put_note` keeps under each key; None for nothing (any more)."""
@@ -282,6 +285,16 @@ class EventLog(Protocol):
 
     async def count_times(self, key: bytes) -> int:
         """How many members the set has."""
+
+    async def keep_recent(
+        self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        """Put members with (time in us, size in bytes) into a set; take out the oldest while their sizes are too much.
+
+        First the members of `drop` are forgotten. A member that is known keeps the later time and gets the new size.
+        Returns what was taken out because of `limit_bytes`, at most `MOST_TAKEN`: when so many, ask again. The key
+        has a hash tag.
+        """
 
     # -- projections and payloads -------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from charonia import keys
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import MOST_TAKEN, EventLog
 from charonia.eventlog.redis import RedisLog
 
 TIMES = keys.webhook_times("m")
@@ -54,3 +54,36 @@ async def test_what_is_due_comes_in_the_order_of_time(log: EventLog) -> None:
     assert await log.due(TIMES, now_us + 2, 10) == [b"b\0\xff", b"a"]
     await log.delete_keys([TIMES])
     assert await log.count_times(TIMES) == 0
+
+
+RECENT = keys.CACHE_USES
+
+
+async def test_the_oldest_are_taken_out_while_all_are_too_large(log: EventLog) -> None:
+    now_us = 1_763_700_000_000_000
+    assert await log.keep_recent(RECENT, {}, 0) == []
+    assert await log.keep_recent(RECENT, {b"a": (now_us, 40), b"b\0\xff": (now_us + 1, 40)}, 100) == []
+    assert await log.keep_recent(RECENT, {b"c": (now_us + 2, 30)}, 100) == [b"a"]
+    # one that is used again is young again, an earlier use changes nothing, a new size takes the old one's place
+    assert await log.keep_recent(RECENT, {b"b\0\xff": (now_us + 3, 40)}, 100) == []
+    assert await log.keep_recent(RECENT, {b"b\0\xff": (now_us, 60)}, 100) == []
+    assert await log.keep_recent(RECENT, {b"d": (now_us + 4, 20)}, 100) == [b"c"]
+    assert await log.keep_recent(RECENT, {b"e": (now_us + 5, 100)}, 100) == [b"b\0\xff", b"d"]
+    # what is larger than all is taken out as well
+    assert await log.keep_recent(RECENT, {b"f": (now_us + 6, 101)}, 100) == [b"e", b"f"]
+    assert await log.keep_recent(RECENT, {b"g": (now_us, 100)}, 100) == []
+
+
+async def test_what_is_dropped_makes_room(log: EventLog) -> None:
+    await log.keep_recent(RECENT, {b"a": (1, 50), b"b": (2, 50)}, 100)
+    assert await log.keep_recent(RECENT, {b"c": (3, 50)}, 100, drop=[b"b", b"unknown"]) == []
+    assert await log.keep_recent(RECENT, {}, 99) == [b"a"]
+    await log.delete_keys([RECENT, keys.sizes(RECENT)])
+    assert await log.keep_recent(RECENT, {b"d": (4, 100)}, 100) == []
+
+
+async def test_so_many_are_taken_out_at_once(log: EventLog) -> None:
+    members = {b"%04d" % n: (n, 1) for n in range(MOST_TAKEN + 5)}
+    await log.keep_recent(RECENT, members, 10_000)
+    assert len(await log.keep_recent(RECENT, {}, 0)) == MOST_TAKEN
+    assert await log.keep_recent(RECENT, {}, 2) == [b"%04d" % (MOST_TAKEN + n) for n in range(3)]

@@ -15,7 +15,8 @@ from typing import Any
 from charonia import keys
 from charonia.errors import InvalidArgument, LogUnavailable, StartupError
 from charonia.eventlog.durability import parse_level
-from charonia.eventlog.port import START, Entry, Fields, StreamReader
+from charonia.eventlog.port import MOST_TAKEN, START, Entry, Fields, StreamReader
+from charonia.keys import sizes
 from charonia.tensors import Buffer
 
 from . import scripts
@@ -211,6 +212,15 @@ class RedisLog(Work, Jobs):
     async def count_times(self, key: bytes) -> int:
         count: int = await self._connection.execute("ZCARD", key)
         return count
+
+    async def keep_recent(
+        self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        arguments: list[Argument] = [limit_bytes, MOST_TAKEN, len(uses)]
+        for member, (at_us, size_bytes) in uses.items():
+            arguments += (member, at_us, size_bytes)
+        taken: list[bytes] = await self._commands.script(scripts.KEEP_RECENT, (key, sizes(key)), (*arguments, *drop))
+        return taken
 
     # -- projections and payloads -------------------------------------------------------------------------------------
 

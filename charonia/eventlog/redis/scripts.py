@@ -38,6 +38,7 @@ TRIM_JOURNAL = load("trim_journal")
 ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
+KEEP_RECENT = load("keep_recent")
 WRITE = load("write")
 
 ALL = (
@@ -52,5 +53,6 @@ ALL = (
     ADD_STATISTICS,
     TAKE_OWNERSHIP,
     RELEASE_OWNERSHIP,
+    KEEP_RECENT,
     WRITE,
 )
