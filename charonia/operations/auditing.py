@@ -19,7 +19,7 @@ from charonia import keys
 from charonia.audit import Finding, JournalAudit, Rule
 from charonia.eventlog.port import START, EventLog
 
-from .queued import known_models, queued_of_model
+from .queued import known_models, must_be_known, queued_of_model
 
 _PAGE = 1000
 _JOBS_AT_ONCE = 1000
@@ -39,7 +39,12 @@ class Scope:
 async def audit_models(
     log: EventLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
 ) -> dict[str, Any]:
-    """Audit these models, or all the log knows. `clean` is the verdict; the findings went to `on_finding`."""
+    """Audit these models, or all the log knows. `clean` is the verdict; the findings went to `on_finding`.
+
+    Raises `NotFound` for an unknown model: nothing to read must not look clean.
+    """
+    for model in models:
+        await must_be_known(log, model)
     reports = []
     for model in models or await known_models(log):
         reports.append(await _Auditing(log, model, scope, on_finding).run(listed_unfinished))

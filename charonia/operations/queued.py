@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from charonia import keys
-from charonia.errors import InvalidRecord
+from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
 from charonia.events import ModelRequested, RepositoryScanned, VersionLoaded
@@ -89,3 +89,9 @@ async def known_models(log: EventLog) -> list[str]:
                 elif isinstance(fact, (VersionLoaded, ModelRequested)):
                     models.add(fact.model)
     return sorted(models)
+
+
+async def must_be_known(log: EventLog, model: str) -> None:
+    """Raise `NotFound` for a name that neither a queue nor the control facts know: most likely it is misspelt."""
+    if not await log.lanes(model) and model not in await known_models(log):
+        raise NotFound(f"model '{model}' is unknown to this log")

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia import keys
-from charonia.errors import NotFound
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, QueueCommanded, pack_fact
 from charonia.jobs import public_id
 
 from .cancelling import cancel
-from .queued import Queued, known_models, queued, queued_of_model
+from .queued import Queued, known_models, must_be_known, queued, queued_of_model
 
 SCAN_REQUESTS = 100_000
 """How many requests of a lane a listing reads before it gives a lower bound."""
@@ -41,6 +40,8 @@ async def list_queues(
     log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS
 ) -> dict[str, Any]:
     """Models with their exact totals, and each lane that carries something. Idle lanes are left out."""
+    for model in models:
+        await must_be_known(log, model)
     totals: list[dict[str, Any]] = []
     lanes: list[dict[str, Any]] = []
     for model in models or await known_models(log):
@@ -87,7 +88,7 @@ async def _tenants(log: EventLog, model: str) -> dict[str, dict[str, int]]:
 
 async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> dict[str, Any]:
     """The first `limit` unsettled requests, most urgent level first; running ones stay in the queue until settled."""
-    await _must_be_known(log, model)
+    await must_be_known(log, model)
     rows: list[dict[str, Any]] = []
     async for page in queued_of_model(log, model):
         for request in page[: limit - len(rows)]:
@@ -121,7 +122,7 @@ async def _row(log: EventLog, model: str, request: Queued, now_ns: int) -> dict[
 
 async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
     """Hold a queue back or let it go on: remembered in the log, told to the owner. What runs is not stopped."""
-    await _must_be_known(log, model)
+    await must_be_known(log, model)
     before = await log.paused(model)
     await log.set_paused(model, paused)
     fact = QueueCommanded("pause" if paused else "resume")
@@ -132,7 +133,7 @@ async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
 
 async def cancel_queued(log: EventLog, model: str, selection: Selection, now_ns: int) -> dict[str, Any]:
     """Cancel what is selected among the unsettled requests, running ones included."""
-    await _must_be_known(log, model)
+    await must_be_known(log, model)
     cancelled: list[bytes] = []
     found: set[bytes] = set()
     async for page in queued_of_model(log, model):
@@ -146,8 +147,3 @@ async def cancel_queued(log: EventLog, model: str, selection: Selection, now_ns:
         "ended_meanwhile": len(found) - len(cancelled),
         "missing": missing,
     }
-
-
-async def _must_be_known(log: EventLog, model: str) -> None:
-    if not await log.lanes(model) and model not in await known_models(log):
-        raise NotFound(f"model '{model}' is unknown to this log")

@@ -61,9 +61,15 @@ async def test_inspect_shows_requests_in_order(yard: Any, ids: Ids) -> None:
 
 
 async def test_an_unknown_model_is_said_to_be_unknown(yard: Any) -> None:
-    for words in (("inspect", "none"), ("pause", "none"), ("cancel", "none", "--all")):
+    for line in (
+        "queue ls --model none",
+        "queue inspect none",
+        "queue pause none",
+        "queue cancel none --all",
+        "audit --model m --model none",
+    ):
         with pytest.raises(NotFound, match="model 'none' is unknown to this log"):
-            await yard.run("queue", *words)
+            await yard.run(*line.split())
 
 
 async def test_pause_and_resume_are_remembered_and_told_to_the_owner(yard: Any) -> None:
