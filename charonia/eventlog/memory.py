@@ -2,15 +2,14 @@
 
 For tests, for `local:` streams (`charonia.eventlog.colocated`) and as the plain statement of what the port means.
 Buffers are kept as they are given, so a caller must not change one after handing it over. One log may be shared by
-several services of a process: `open` and `close` do nothing, the data lives as long as the object.
+several services of a process: `open` and `close` do nothing, the data lives as long as the object. Streams and readers
+are `memory_streams`', the rules of accepted work `memory_work`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.clock import monotonic_ns
@@ -18,25 +17,20 @@ from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.tensors import Buffer
 
+from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
 from .memory_work import ModelWork, now_us
-from .port import MOST_TAKEN, START, Entry, Fields, Limits, OnEntries, Reply, StreamReader
+from .port import MOST_TAKEN, Fields, Limits, Reply
 from .refusals import not_owner
 
-_LAST = b"$"
-_JOURNALS = b"j:"
-_SEQUENCE_BITS = 20
-_LAST_SEQUENCE = (1 << _SEQUENCE_BITS) - 1
 _DURABILITY = "memory"
 _NOT_JOURNALLED = ord("-")
 
 
-class MemoryLog:
-    """`EventLog` in memory. Entry ids count up through the life of the log; those of journals are times."""
+class MemoryLog(MemoryStreams):
+    """`EventLog` in memory."""
 
     def __init__(self) -> None:
-        self._streams: dict[bytes, dict[int, Entry]] = {}
-        self._followers: dict[bytes, list[_Following]] = {}
-        self._last = 0
+        super().__init__()
         self._work: dict[str, ModelWork] = {}
         self._epoch = secrets.token_hex(16)
         self._leases: dict[bytes, int] = {}
@@ -45,61 +39,12 @@ class MemoryLog:
         self._times: dict[bytes, dict[bytes, int]] = {}
         self._recent: dict[bytes, dict[bytes, tuple[int, int]]] = {}
         self._job_models: dict[str, None] = {}
-        self._last_journalled = 0
 
     async def open(self) -> None:
         pass
 
     async def close(self) -> None:
         pass
-
-    # -- streams ------------------------------------------------------------------------------------------------------
-
-    async def append(self, stream: bytes, fields: Fields) -> bytes:
-        return self._append(stream, fields)
-
-    def _append(self, stream: bytes, fields: Fields) -> bytes:
-        if not fields or len(fields) % 2:
-            raise ValueError("fields of an entry alternate names and values")
-        if stream.startswith(_JOURNALS):
-            self._last_journalled = max(self._last_journalled + 1, (now_us() // 1000) << _SEQUENCE_BITS)
-            return self._append_at(stream, self._last_journalled, list(fields))
-        self._last += 1
-        return self._append_at(stream, self._last << _SEQUENCE_BITS, list(fields))
-
-    def _append_at(self, stream: bytes, number: int, fields: list[Buffer]) -> bytes:
-        entry = Entry(b"%d-%d" % (number >> _SEQUENCE_BITS, number & _LAST_SEQUENCE), fields)
-        self._streams.setdefault(stream, {})[number] = entry
-        for following in self._followers.get(stream, ()):
-            following.offer(entry)
-        return entry.id
-
-    async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None:
-        self._delete(stream, ids)
-
-    def _delete(self, stream: bytes, ids: Iterable[bytes]) -> None:
-        entries = self._streams.get(stream)
-        if entries is None:
-            return
-        for entry_id in ids:
-            entries.pop(_number(entry_id), None)
-
-    async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
-        return list(islice(self._after(stream, after), count))
-
-    def _after(self, stream: bytes, after: bytes) -> Iterator[Entry]:
-        number = _number(after)
-        return (entry for at, entry in self._streams.get(stream, {}).items() if at > number)
-
-    async def delete_stream(self, stream: bytes) -> None:
-        self._streams.pop(stream, None)
-
-    def holds(self, stream: bytes, entry: Entry) -> bool:
-        """Whether an entry has not been deleted."""
-        return _number(entry.id) in self._streams.get(stream, ())
-
-    def reader(self) -> StreamReader:
-        return MemoryReader(self)
 
     # -- accepted work of a model -------------------------------------------------------------------------------------
 
@@ -273,8 +218,8 @@ class MemoryLog:
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
         work, stream = self._of(model), keys.journal(model)
         entries = self._streams.get(stream, {})
-        bound = None if oldest_unfinished == b"+" else _number(oldest_unfinished)
-        expired = (now_us() // 1000 - work.keep_journal_s * 1000) << _SEQUENCE_BITS if work.keep_journal_s else 0
+        bound = None if oldest_unfinished == b"+" else entry_number(oldest_unfinished)
+        expired = (now_us() // 1000 - work.keep_journal_s * 1000) << SEQUENCE_BITS if work.keep_journal_s else 0
         size_bytes = sum(sum(map(len, entry.fields)) for entry in entries.values())
         gone = []
         for number, entry in entries.items():
@@ -422,110 +367,3 @@ class MemoryLog:
             total_bytes -= kept.pop(member)[1]
             taken.append(member)
         return taken
-
-    # -- for readers --------------------------------------------------------------------------------------------------
-
-    def follow(self, following: _Following, after: bytes) -> None:
-        """Hand all entries after an id, and all that come, to a reader."""
-        if after != _LAST:
-            for entry in self._after(following.stream, after):
-                following.offer(entry)
-        self._followers.setdefault(following.stream, []).append(following)
-
-    def unfollow(self, following: _Following) -> None:
-        followers = self._followers[following.stream]
-        followers.remove(following)
-        if not followers:
-            del self._followers[following.stream]
-
-    def consumed(self, stream: bytes, entries: Iterable[Entry]) -> None:
-        self._delete(stream, [entry.id for entry in entries])
-
-
-class _Following:
-    """One stream of one reader: the entries it has not been given yet."""
-
-    __slots__ = ("consume", "reader", "stream", "waiting")
-
-    def __init__(self, reader: MemoryReader, stream: bytes, consume: bool) -> None:
-        self.reader = reader
-        self.stream = stream
-        self.consume = consume
-        self.waiting: list[Entry] = []
-
-    def offer(self, entry: Entry) -> None:
-        if not self.waiting:
-            self.reader.wake(self)
-        self.waiting.append(entry)
-
-
-class MemoryReader:
-    """`StreamReader` of a `MemoryLog`: all entries of one event loop tick are delivered in the next."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        self._log = log
-        self._streams: dict[bytes, _Following] = {}
-        self._ready: list[_Following] = []
-        self._on_entries: OnEntries | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._scheduled = False
-
-    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
-        self._on_entries = on_entries
-        self._loop = asyncio.get_running_loop()
-        if on_state is not None:
-            self._loop.call_soon(on_state, True)
-        if self._ready:
-            self._schedule()
-
-    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
-        if stream not in self._streams:
-            following = self._streams[stream] = _Following(self, stream, consume)
-            self._log.follow(following, after)
-
-    def remove(self, stream: bytes) -> None:
-        following = self._streams.pop(stream, None)
-        if following is not None:
-            self._log.unfollow(following)
-
-    async def close(self) -> None:
-        for stream in list(self._streams):
-            self.remove(stream)
-        self._on_entries = None
-
-    def wake(self, following: _Following) -> None:
-        """Deliver what a stream has waiting, soon."""
-        self._ready.append(following)
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if self._loop is not None and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        self._scheduled = False
-        ready, self._ready = self._ready, []
-        for following in ready:
-            stream = following.stream
-            entries, following.waiting = following.waiting, []
-            if self._on_entries is None or self._streams.get(stream) is not following:
-                continue
-            entries = [entry for entry in entries if self._log.holds(stream, entry)]
-            if not entries:
-                continue
-            try:
-                self._on_entries(stream, entries)
-            except Exception as error:
-                assert self._loop is not None
-                self._loop.call_exception_handler({"message": "a stream's callback failed", "exception": error})
-            if following.consume:
-                self._log.consumed(stream, entries)
-
-
-def _number(entry_id: bytes) -> int:
-    first, _, second = entry_id.partition(b"-")
-    return int(first) << _SEQUENCE_BITS | int(second or 0)
-
-
-__all__ = ["MemoryLog", "MemoryReader"]
