@@ -7,7 +7,7 @@ import contextlib
 import os
 
 from charonia import keys
-from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unavailable
+from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.events import FIELD_FACT, ModelRequested, pack_fact
 from charonia.models.catalog import failure_of
@@ -75,6 +75,7 @@ class ModelControl:
     async def _answers(self, request_id: str) -> None:
         catalog = self._control.catalog
         asked = catalog.live_executors()
+        epochs = self._control.epoch_changes
         async with asyncio.timeout(self._max_wait_s):
             while True:
                 live = set(catalog.live_executors())
@@ -82,6 +83,8 @@ class ModelControl:
                 if not open_answers:
                     break
                 await self._control.changed()
+                if self._control.epoch_changes != epochs:
+                    raise LogUnavailable("the log epoch changed while the model was loaded: the outcome is unknown")
         errors: list[CharoniaError] = []
         for executor in asked:
             finished = catalog.finished.get((request_id, executor))

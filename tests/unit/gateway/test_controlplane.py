@@ -1,0 +1,95 @@
+"""Loading models over a log in memory: whose answers are waited for, and what ends the wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from charonia import keys
+from charonia.errors import InvalidArgument, LogUnavailable, Unavailable
+from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import (
+    FIELD_FACT,
+    Fact,
+    ModelRequested,
+    ModelRequestFinished,
+    ProcessJoined,
+    RepositoryScanned,
+    pack_fact,
+)
+from gateway.controlplane import ModelControl
+
+
+async def tell(log: MemoryLog, *facts: Fact) -> None:
+    for fact in facts:
+        await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+
+async def requested(log: MemoryLog) -> ModelRequested:
+    async with asyncio.timeout(5):
+        while True:
+            for entry in await log.range(keys.CONTROL):
+                for fact in facts_of(entry):
+                    if isinstance(fact, ModelRequested):
+                        return fact
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def log() -> MemoryLog:
+    log = MemoryLog()
+    await tell(log, ProcessJoined("executor", "e"), RepositoryScanned("e", ("m",), "explicit", ready=True))
+    return log
+
+
+@pytest.fixture
+async def control(log: MemoryLog) -> AsyncIterator[ControlPlane]:
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    yield control
+    await control.close()
+
+
+async def test_a_load_returns_when_the_executor_has_answered(log: MemoryLog, control: ControlPlane) -> None:
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    request = await requested(log)
+    assert (request.action, request.model) == ("load", "m")
+    assert not loading.done()
+    await tell(log, ModelRequestFinished("e", request.request_id))
+    await asyncio.wait_for(loading, 5)
+
+
+async def test_the_executors_own_error_is_raised(log: MemoryLog, control: ControlPlane) -> None:
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    request = await requested(log)
+    await tell(log, ModelRequestFinished("e", request.request_id, int(InvalidArgument.code), "broken"))
+    with pytest.raises(InvalidArgument, match="broken"):
+        await asyncio.wait_for(loading, 5)
+
+
+async def test_nobody_answers_what_another_log_never_heard_of(log: MemoryLog, control: ControlPlane) -> None:
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    await requested(log)
+    await log.delete_stream(keys.CONTROL)
+    control.begin_anew()
+    with pytest.raises(LogUnavailable, match="log epoch changed"):
+        await asyncio.wait_for(loading, 5)
+
+
+async def test_what_cannot_be_loaded_is_refused_before_anybody_is_asked(log: MemoryLog, control: ControlPlane) -> None:
+    models = ModelControl(control)
+    for name in ("../m", "a/b", "a\\b"):
+        with pytest.raises(InvalidArgument):
+            await models.load(name, None, {})
+    with pytest.raises(InvalidArgument, match="must be specified for model file override"):
+        await models.load("m", None, {"1/model.onnx": b""})
+    await tell(log, RepositoryScanned("e", ("m",), "none", ready=True))
+    async with asyncio.timeout(5):
+        while control.catalog.control_modes() != {"none"}:
+            await control.changed()
+    with pytest.raises(Unavailable, match="not allowed if polling is enabled"):
+        await models.load("m", None, {})
+    assert not [f for entry in await log.range(keys.CONTROL) for f in facts_of(entry) if isinstance(f, ModelRequested)]
