@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from typing import cast
 
 from charonia import keys
-from charonia.errors import InvalidRecord
+from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import START, EventLog
 from charonia.events import FIELD_FACT, ExecutionUnwanted, pack_fact
 from charonia.tensors import Buffer
@@ -76,11 +76,12 @@ class Dispatcher:
         return replace(decision, requests=[r for r, _ in kept], attempts=tuple(a for _, a in kept)), settled
 
     async def tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
-        """Tell an executor that requests of a batch it has are settled. Raises what the log raises."""
+        """Tell an executor that requests of a batch it has are settled, if the log is there: it only saves work."""
         stream = keys.batches(executor)
         if executor == self._local_executor:
             stream = keys.LOCAL + stream
-        await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
+        with contextlib.suppress(CharoniaError):
+            await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
 
     async def send(self, decision: DispatchBatch) -> None:
         """Append the batch. Raises what the log raises: then it was not sent, or it is not known to be."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from charonia.clock import monotonic_ns
 
 from .scheduling.observations import RequestQueued
 
 
 class GivenBatches:
-    """By batch id. Those with an executor of another process also have the instant they were given to it."""
+    """By batch id. Those with an executor of another process also have the instant they were given to it.
 
-    def __init__(self) -> None:
+    `ended` is told of each that is over.
+    """
+
+    def __init__(self, ended: Callable[[str], None]) -> None:
+        self._ended = ended
         self._batches: dict[str, tuple[str, list[RequestQueued]]] = {}
         self._unsent: set[str] = set()
         self._sent: dict[str, int] = {}
@@ -45,7 +51,14 @@ class GivenBatches:
         """A batch ended; its requests, none when it had ended before."""
         self._sent.pop(batch_id, None)
         self._unsent.discard(batch_id)
+        if batch_id in self._batches:
+            self._ended(batch_id)
         return self._batches.pop(batch_id, ("", []))[1]
+
+    def close(self) -> None:
+        """Nothing is given out any more by this owner."""
+        for batch_id in list(self._batches):
+            self.end(batch_id)
 
     def lose(self, executor: str) -> None:
         """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow."""

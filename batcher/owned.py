@@ -37,6 +37,7 @@ from .carriers import Carried, CarrierEntry, Deletions, carrier_of, requests_of
 from .dispatching import Dispatcher
 from .given import GivenBatches
 from .held_replies import HeldReplies
+from .notes import Notes
 from .refusals import Refusals, Refused
 from .scheduling import observations as seen
 from .scheduling.decisions import (
@@ -48,14 +49,13 @@ from .scheduling.decisions import (
     StopExecution,
 )
 from .scheduling.scheduler import ModelScheduler
+from .turns_apart import TurnsApart
 from .windows import Windows
 
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _PAGE = 500
-UNHEALTHY = "Stub process '{instance}' is not healthy."
-"""P19."""
 
 
 class OwnedModel:
@@ -77,6 +77,7 @@ class OwnedModel:
         window_requests: int,
         lane_weights: Mapping[int, int],
         gone: set[str],
+        turns: TurnsApart,
         lost_ownership: Callable[[str], None],
     ) -> None:
         self.model = model
@@ -85,7 +86,9 @@ class OwnedModel:
         self.scheduler = ModelScheduler(f"{incarnation}-{token}", prefetch, lane_weights)
         self.settled_requests = 0
         self.closed = False
-        self.given = GivenBatches()
+        self.given = GivenBatches(self._batch_ended)
+        self.notes = Notes(log, model, local_executor)
+        self._turns = turns
         self.windows = Windows(reader, window_requests, self._catch_up)
         self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self._reader = reader
@@ -128,6 +131,7 @@ class OwnedModel:
         for stream in self.fact_streams:
             self._reader.remove(stream)
         self._deletions.close()
+        self.given.close()
         for task in self._tasks:
             task.cancel()
 
@@ -247,7 +251,7 @@ class OwnedModel:
             decisions += self.scheduler.observe(seen.VersionsAbandoned(self._held), now)
         self._apply(decisions)
         if self._gone:
-            self._drop_of_gone(queued)
+            self.drop_of_gone(queued)
         return queued
 
     def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
@@ -286,7 +290,7 @@ class OwnedModel:
         for request in self.given.end(fact.batch_id):
             if request.id not in ids:
                 self.request_settled(request)
-        reason = UNHEALTHY.format(instance=fact.instance) if fact.instance else fact.reason
+        reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
         self.observe(seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, fact.blameless))
         self._refuse_unheld()
 
@@ -297,17 +301,13 @@ class OwnedModel:
         for request in found:
             self.request_settled(request)
 
-    def drop_of_gone(self) -> None:
-        """Gateways left: what they wait for themselves, and nobody else, is not run."""
-        if not self.closed:
-            self._drop_of_gone(self.scheduler.waiting())
-            self._arm()
-
-    def _drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
+    def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
+        """Of gateways that left: what only they wait for is not run."""
         records = [carrier_of(request).record for request in requests if request.state is not seen.RequestState.ENDED]
         unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in self._gone and not r.is_job]
-        if unwanted:
+        if unwanted and not self.closed:
             self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
+            self._arm()
 
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
         """The catalog's newest word about this model: policy and capacity."""
@@ -371,7 +371,7 @@ class OwnedModel:
         if refused:
             self.spawn(self._refusals.settle(refused))
         for (executor, batch_id), ids in unwanted.items():
-            self.spawn(self._tell_unwanted(executor, batch_id, ids))
+            self.spawn(self.dispatcher.tell_unwanted(executor, batch_id, ids))
 
     async def _dispatch(self, decision: DispatchBatch) -> None:
         failpoints.hit("batcher.formed")
@@ -386,6 +386,12 @@ class OwnedModel:
                 if not decision.requests:
                     self.batch_finished(decision.batch_id, decision.executor)
                     return
+            if decision.suspects == "apart":
+                await self._turns.take(decision.executor, decision.batch_id)
+            if self.notes.concern(decision) and decision.batch_id in self.given:
+                await self.notes.write(decision)
+            if self.closed or decision.batch_id not in self.given:
+                return
             await self.dispatcher.send(decision)
             self.given.sent(decision.batch_id, elsewhere=decision.executor != self._local_executor)
             failpoints.hit("batcher.dispatched")
@@ -396,15 +402,14 @@ class OwnedModel:
             _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
             self._loop.call_later(_RETRY_S, self._not_dispatched, decision)
 
+    def _batch_ended(self, batch_id: str) -> None:
+        self._turns.give(batch_id)
+        if self.notes.ended(batch_id) and not self.closed:
+            self.spawn(self.notes.erase())
+
     def _not_dispatched(self, decision: DispatchBatch) -> None:
         if not self.closed:
             self.batch_returned(decision.batch_id, decision.executor)
-
-    async def _tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
-        try:
-            await self.dispatcher.tell_unwanted(executor, batch_id, ids)
-        except CharoniaError as error:
-            _log.info("executor %s was not told what is unwanted: %s", executor, error)  # it only would save work
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 

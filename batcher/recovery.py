@@ -10,7 +10,7 @@ ended; the scheduler drops repetitions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from charonia import keys
 from charonia.errors import InvalidRecord
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _PAGE = 500
 
 
-async def recover(log: EventLog, owned: OwnedModel, executors: Iterable[str]) -> int:
+async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
     """Restore `owned` from the log and start following it; returns the number of requests found unsettled."""
     if await log.paused(owned.model):
         owned.observe(QueueHeld(True))
@@ -45,6 +45,9 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Iterable[str]) ->
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
     await _restore_deaths(log, owned)
+    for lost in await owned.notes.read(queued):
+        if lost.executor not in executors:
+            owned.observe(lost)
     owned.windows.follow()
     return len(queued)
 

@@ -16,6 +16,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .owned import OwnedModel
 from .recovery import recover
+from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class BatcherService:
         self._gone: dict[bytes, int] = {}
         self._gone_endpoints: set[str] = set()
         self._upkeep: dict[str, Upkeep] = {}
+        self._turns = TurnsApart()
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._forgotten = False
@@ -68,6 +70,7 @@ class BatcherService:
         for model in list(self._owned):
             owned = self._drop(model)
             with contextlib.suppress(CharoniaError):
+                await owned.notes.erase()
                 await self._log.release_ownership(model, self._settings.incarnation, owned.token)
 
     async def close(self) -> None:
@@ -147,6 +150,7 @@ class BatcherService:
             window_requests=self._settings.window_requests,
             lane_weights=self._catalog.lane_weights,
             gone=self._gone_endpoints,
+            turns=self._turns,
             lost_ownership=self._drop_if_owned,
         )
         remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
@@ -214,7 +218,7 @@ class BatcherService:
             else:
                 self._gone_endpoints.add(fact.incarnation)
                 for owned in self._owned.values():
-                    owned.drop_of_gone()
+                    owned.drop_of_gone(owned.scheduler.waiting())
             self._gone |= dict.fromkeys(_streams(fact), _GONE_REMEMBERED)
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")

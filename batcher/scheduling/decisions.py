@@ -28,6 +28,8 @@ class DispatchBatch:
     requests: list[QueuedRequest]
     attempts: tuple[int, ...]
     via_owner: bool
+    suspects: Literal["", "group", "apart"] = ""
+    """A group that runs by itself, `apart` with nothing else of the model at its executor (`isolation`)."""
 
 
 @dataclass(frozen=True, slots=True)

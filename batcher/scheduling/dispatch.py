@@ -5,6 +5,8 @@ Which requests go together is `dynamic_batching`'s, who may take them `instance_
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .decisions import Decision, DispatchBatch, ReleaseReplies
 from .due_times import NEVER_NS
 from .dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
@@ -120,4 +122,9 @@ class Dispatching:
         if via_owner:
             version.releases.open(first, batch_id)
         attempts = tuple([request.attempt for request in requests])
-        return DispatchBatch(batch_id, seat.executor, version.number, seat.content_hash, requests, attempts, via_owner)
+        kind: Literal["", "group", "apart"] = ""
+        if suspects is not None:
+            kind = "apart" if suspects.apart else "group"
+        return DispatchBatch(
+            batch_id, seat.executor, version.number, seat.content_hash, requests, attempts, via_owner, kind
+        )

@@ -15,8 +15,13 @@ The rule, for the members of one batch that are unsettled:
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
+Where the batcher is in the executor's process it goes with it. What it gave out of suspects, and of what it found at
+takeover, it notes in the log first (`batcher.notes`); its successor begins with these losses (`BatchLost`). The first
+end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
+
 A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
-infrastructure's. Losses are counted by the owner and start anew with another one.
+infrastructure's. Losses are counted by the owner; elsewhere they
+start anew with another one.
 """
 
 from __future__ import annotations
@@ -82,11 +87,11 @@ class Isolation:
             self._groups.sort(key=lambda group: (-group.requests[0].losses_apart, group.first))
             self.size += len(requests)
 
-    def split(self, requests: list[QueuedRequest], parts: int) -> None:
-        """Divide what is left of a batch, in order of arrival, into groups that wait."""
+    def split(self, requests: list[QueuedRequest], parts: int, *, apart: bool = False) -> None:
+        """Divide what is left of a batch, in order of arrival, into groups that wait; `apart` if they are alone."""
         step = -(-len(requests) // parts)
         for at in range(0, len(requests), step or 1):
-            self.add(requests[at : at + step])
+            self.add(requests[at : at + step], apart=apart and step == 1)
 
     def fit(self, rules: BatchRules) -> list[QueuedRequest]:
         """Take apart groups that are too large for the rules of now; the requests too large by themselves."""

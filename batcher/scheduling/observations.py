@@ -159,6 +159,20 @@ class BatchRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLost:
+    """A predecessor's process ended with its executor while that had a batch; `requests` of it wait here, unsettled.
+
+    `members` is how many it had. `suspects` is what the batch was (`DispatchBatch`); an ordinary one had been aboard
+    once before. `losses_apart` of the requests are known.
+    """
+
+    executor: str
+    requests: Sequence[RequestQueued]
+    members: int
+    suspects: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestCancelled:
     """The caller no longer wants a request."""
 
@@ -196,6 +210,7 @@ Observation = (
     | BatchReturned
     | BatchDied
     | BatchRunning
+    | BatchLost
     | RequestCancelled
     | RequestSettled
     | QueueHeld

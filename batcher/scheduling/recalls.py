@@ -15,7 +15,7 @@ from .isolation import (
     Isolation,
 )
 from .model_state import ModelState
-from .observations import BatchDied, ExecutorLost, QueuedRequest, RequestState
+from .observations import BatchDied, BatchLost, ExecutorLost, QueuedRequest, RequestState
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
@@ -92,18 +92,45 @@ class Recalls:
             self._isolate(left[0].version, left).split(left, PARTS_AFTER_DEATH)
 
     def _lose_batch(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
-        state = self._state
-        batch, left = state.recall(batch_id, now_ns, decisions)
+        batch, left = self._state.recall(batch_id, now_ns, decisions)
         if batch.suspects is None or len(batch.requests) > 1:
             self._isolate(batch.version, left).split(left, PARTS_AFTER_LOSS)
-            return
-        for request in left:
-            request.losses_apart += batch.apart
-        if left and left[0].losses_apart >= MAX_LOSSES_APART:
-            state.ledger.condemn(left[0], CULPRIT_OF_LOSSES, "", batch.executor, decisions)
         else:
-            until_ns = now_ns + FRESH_WAIT_NS if batch.apart else 0
-            self._isolate(batch.version, left).add(left, apart=True, until_ns=until_ns)
+            self._lose_alone(left, batch.version, batch.executor, now_ns, decisions, apart=batch.apart)
+
+    def lose_unseen(self, event: BatchLost, now_ns: int, decisions: list[Decision]) -> None:
+        """What `lose` does, for a batch that went with its owner."""
+        left = [r for r in event.requests if self._state.ledger.known.get(r.id) is r and r.state in (QUEUED, DELAYED)]
+        left.sort(key=lambda request: request.order)
+        for request in left:
+            self._state.remove(request, DISPATCHED)
+        if not left:
+            return
+        version = left[0].version
+        if event.members == 1:
+            self._lose_alone(left, version, event.executor, now_ns, decisions, apart=event.suspects == "apart")
+        else:
+            isolation = self._isolate(version, left)
+            isolation.split(left, PARTS_AFTER_LOSS, apart=not event.suspects)
+
+    def _lose_alone(
+        self,
+        left: list[QueuedRequest],
+        version: int,
+        executor: str,
+        now_ns: int,
+        decisions: list[Decision],
+        *,
+        apart: bool,
+    ) -> None:
+        """An executor was lost with a request alone in its batch."""
+        for request in left:
+            request.losses_apart += apart
+            if request.losses_apart >= MAX_LOSSES_APART:
+                self._state.ledger.condemn(request, CULPRIT_OF_LOSSES, "", executor, decisions)
+                return
+        until_ns = now_ns + FRESH_WAIT_NS if apart else 0
+        self._isolate(version, left).add(left, apart=True, until_ns=until_ns)
 
     def _isolate(self, version: int, requests: list[QueuedRequest]) -> Isolation:
         """These requests wait, in groups that the caller makes."""

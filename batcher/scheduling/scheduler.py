@@ -29,6 +29,7 @@ from .model_version import Batch
 from .observations import (
     BatchDied,
     BatchFinished,
+    BatchLost,
     BatchReturned,
     BatchRunning,
     ExecutorLost,
@@ -158,6 +159,8 @@ class ModelScheduler:
                     self._recalls.take_back(event.batch_id, now_ns, decisions)
             case BatchDied():
                 self._recalls.die(event, now_ns, decisions)
+            case BatchLost():
+                self._recalls.lose_unseen(event, now_ns, decisions)
             case RequestCancelled():
                 self._cancel(event.id, decisions)
             case RequestSettled():

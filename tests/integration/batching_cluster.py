@@ -119,6 +119,7 @@ class EchoExecutor:
         """Join and serve version 1 of the model."""
         self._reader.start(self._on_entries)
         self._reader.add(keys.batches(self.name))
+        self._reader.add(keys.LOCAL + keys.batches(self.name), consume=True)
         await self.tell(ProcessJoined("executor", self.name))
         await self.load(config, slots=slots)
         await self.tell(RepositoryScanned(self.name, (MODEL,), "explicit", ready=True))
@@ -140,7 +141,8 @@ class EchoExecutor:
                 continue
             assert bytes(entry.fields[0]) == FIELD_HEADER
             header = BatchHeader.unpack(entry.fields[1])
-            records = [unpack_request(record) for record in records_of(entry.fields)]
+            given = records_of(entry.fields)
+            records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in given]
             held = Held(entry.id, header, records)
             if self.open:
                 self._spawn(held)
@@ -209,11 +211,11 @@ class EchoExecutor:
 class Batcher:
     """A batcher as its app composes it, without heartbeats: tests say who is lost."""
 
-    def __init__(self, log: EventLog, settings: BatcherSettings) -> None:
+    def __init__(self, log: EventLog, settings: BatcherSettings, local_executor: str) -> None:
         self.log = log
         self.name = settings.incarnation
         self.control = ControlPlane(log, check_interval_ms=NEVER_MS, incarnation=self.name)
-        self.service = BatcherService(log, self.control, settings)
+        self.service = BatcherService(log, self.control, settings, local_executor=local_executor)
         self.running = False
 
     async def start(self) -> None:
@@ -273,10 +275,12 @@ class Cluster:
         await executor.join(self.config, slots=slots)
         return executor
 
-    async def batcher(self, name: str = "", *, prefetch: int = 1, window_requests: int = 8192) -> Batcher:
+    async def batcher(
+        self, name: str = "", *, prefetch: int = 1, window_requests: int = 8192, local_executor: str = ""
+    ) -> Batcher:
         name = name or f"batcher-{next(self._numbers)}"
         settings = BatcherSettings(name, prefetch=prefetch, window_requests=window_requests)
-        batcher = Batcher(await self.log(), settings)
+        batcher = Batcher(await self.log(), settings, local_executor)
         self._batchers.append(batcher)
         await batcher.start()
         return batcher

@@ -429,3 +429,46 @@ async def test_a_stalled_former_owner_gives_nothing_out(cluster: Cluster) -> Non
     assert not executor.held
     with pytest.raises(Cancelled):
         await log.begin_attempt(MODEL, token - 1, [], 1)
+
+
+@pytest.mark.parametrize("job", [False, True])
+async def test_a_request_that_ends_executor_and_batcher_together_is_found(job: bool) -> None:
+    """All of one process goes with it, again and again; the log in memory stands for the server beside it."""
+    cluster = Cluster("")
+    cluster.configure(DYNAMIC)
+    log = await cluster.log()
+    ends, executed, started = 0, [], False
+    while not await _pending(log, 0) or not started:
+        name = f"executor-{ends}"
+        executor = await cluster.executor(name, gated=True)
+        batcher = await cluster.batcher(f"batcher-{ends}", prefetch=0, local_executor=name)
+        await batcher.owns()
+        if not started:
+            started = True
+            await submit(log, 99, job=job)
+            await until(lambda e=executor: len(e.held) == 1)
+            for value in range(10, 18):
+                await submit(log, value, job=job)
+            await until(lambda b=batcher: b.service.owned[MODEL].scheduler.pending_count() == 8)
+
+        async def held_or_done(executor: object = executor) -> bool:
+            return bool(executor.held) or await _pending(log, 0)  # type: ignore[attr-defined]
+
+        await until_so(held_or_done)
+        while executor.held and POISON not in executor.held[0].values:
+            executed += executor.held[0].values
+            executor.release(1)
+            await until_so(held_or_done)
+        if executor.held:
+            ends += 1
+            await batcher.die()
+            await executor.close()
+            await log.delete_stream(keys.LOCAL + keys.batches(name))
+            await cluster.lose("batcher", batcher.name)
+            await cluster.lose("executor", name)
+            assert ends <= 4
+    assert ends == 4
+    assert sorted(executed) == [10, 11, 12, 14, 15, 16, 17, 99]
+    (letter,) = await log.range(keys.dead_letters(MODEL))
+    assert msgpack.unpackb(letter.fields[3])["job"] is job
+    await cluster.close()
