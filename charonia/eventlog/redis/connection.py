@@ -132,6 +132,11 @@ class Connection:
             raise self._away()
         wire.batch(pieces, count, done)
 
+    async def drained(self) -> None:
+        """Wait while the server takes no more; for `batch`, which does not."""
+        if self._wire is not None and self._wire.paused:
+            await self._wire.drained()
+
     async def execute(self, *command: Argument) -> Any:
         """One small command and its reply, waiting while the server takes no more."""
         if self._wire is not None and self._wire.paused:

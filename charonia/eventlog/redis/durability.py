@@ -141,6 +141,7 @@ class _GroupedWrites(Writes):
         return reply
 
     async def execute_all(self, pieces: Sequence[Buffer], count: int) -> list[Any]:
+        await self._connection.drained()
         replies, self._barrier = self._group.write(pieces, count)
         return await replies
 
