@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from e2e_asking import infer, until
 from e2e_models import WIDTH, put, scaling
 
@@ -54,13 +55,18 @@ def looping() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_a_native_hang_ends_its_executor_and_nothing_else(serve: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "flags"), [("executor+batcher", []), ("executor", ["--batcher=separate"])], ids=["inside", "separate"]
+)
+def test_a_native_hang_ends_its_executor_and_nothing_else(
+    serve: Callable[..., Any], tmp_path: Path, role: str, flags: list[str]
+) -> None:
     models = tmp_path / "models"
     put(models / "looping" / "1" / "model.onnx", looping())
     put(models / "looping" / "config.pbtxt", CONFIG)
     scaling(models, "double", 2)
-    server = serve(models)
-    (before,) = server.pids("executor+batcher")
+    server = serve(models, *flags)
+    (before,) = server.pids(role)
     assert infer(server, "looping", x=np.ones(1, np.float32)).as_numpy("y").tolist() == [1.0]
     value = np.ones((1, WIDTH), np.float32)
     with ThreadPoolExecutor(2) as pool:
@@ -73,7 +79,7 @@ def test_a_native_hang_ends_its_executor_and_nothing_else(serve: Callable[..., A
         error = hanging.exception(60)
         assert error is not None
         assert error.message() == "Stub process 'looping_0_0' is not healthy."
-    (after,) = server.pids("executor+batcher")
+    (after,) = server.pids(role)
     assert after != before
     assert "must end: a batch hangs in looping_0_0: it exceeded max_execution_s (1 s)" in server.log()
     assert os.path.exists(f"/proc/{after}")
