@@ -40,35 +40,41 @@ QUESTIONS: Sequence[Sequence[Argument]] = (
     ("INFO", "server"),
     ("INFO", "persistence"),
     ("INFO", "memory"),
-    ("CONFIG", "GET", "appendfsync"),
+    ("CONFIG", "GET", "appendfsync", "no-appendfsync-on-rewrite"),
 )
 """What `Server.of` wants the answers of; asked on every connect, as each may lead to another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server says of itself. `appendfsync` is "" when it may not be asked."""
+    """What a server says of itself. `appendfsync` is "" when it may not be asked.
+
+    `pauses_flushes`: not while it rewrites its file, whatever `appendfsync` says.
+    """
 
     version: tuple[int, ...]
     valkey: bool
     appendonly: bool
     eviction: str
     appendfsync: str
+    pauses_flushes: bool
 
     @classmethod
     def of(cls, answers: Sequence[Any]) -> Server:
         """From the answers to `QUESTIONS`; one that was refused tells nothing. Raises `Refused` without a version."""
-        about, persistence, memory, appendfsync = answers
+        about, persistence, memory, configured = answers
         if isinstance(about, hiredis.ReplyError):
             raise Refused(str(about))
         fields = dict(re.findall(rb"^(valkey_version|redis_version):([\d.]+)", about, re.MULTILINE))
+        options = dict(zip(configured[::2], configured[1::2], strict=True)) if isinstance(configured, list) else {}
         version = fields.get(b"valkey_version") or fields.get(b"redis_version") or b"0"
         return cls(
             tuple(int(part) for part in version.strip(b".").split(b".")),
             b"valkey_version" in fields,
             _field(persistence, rb"aof_enabled:(\w+)") == "1",
             _field(memory, rb"maxmemory_policy:([\w-]+)"),
-            appendfsync[1].decode() if isinstance(appendfsync, list) and len(appendfsync) == 2 else "",
+            options.get(b"appendfsync", b"").decode(),
+            options.get(b"no-appendfsync-on-rewrite") == b"yes",
         )
 
     @property
@@ -88,7 +94,11 @@ class Server:
             return "it keeps no append-only file (appendonly no)"
         if self.evicts:
             return f"it may evict what it has taken (maxmemory-policy {self.eviction}); it must be noeviction"
-        if level != FSYNC or self.flushes_before_replies:
+        if level != FSYNC:
+            return ""
+        if self.pauses_flushes:
+            return "it does not flush while it rewrites its file (no-appendfsync-on-rewrite yes)"
+        if self.flushes_before_replies:
             return ""
         if self.appendfsync == "everysec" and not self.valkey and self.version >= _HONEST_WAITAOF:
             return ""

@@ -48,6 +48,8 @@ def test_versions_are_each_servers_own() -> None:
         (server(b"redis_version:8.0.0\r\n", fsync=(b"appendfsync", b"no")), "not 'no'"),
         (server(fsync=hiredis.ReplyError("NOPERM")), "not 'unknown'"),
         (server(fsync=[]), "not 'unknown'"),
+        (server(fsync=(*ALWAYS, b"no-appendfsync-on-rewrite", b"no")), ""),
+        (server(fsync=(*ALWAYS, b"no-appendfsync-on-rewrite", b"yes")), "while it rewrites"),
         (server(fsync=ALWAYS, aof=b"aof_enabled:0"), "appendonly no"),
         (server(fsync=ALWAYS, policy=b"maxmemory_policy:allkeys-lru"), "allkeys-lru"),
         (server(fsync=ALWAYS, policy=b"maxmemory_policy:volatile-ttl"), "volatile-ttl"),
