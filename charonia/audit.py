@@ -1,7 +1,7 @@
 """Folds a model's journal and finds what must never be in it (design section 3, ADR 0004). Pure.
 
     ended_twice             a second terminal fact of one request
-    attempt_not_increasing  a request batched with an attempt no higher than the last, or run twice under one attempt
+    attempt_not_increasing  a request batched with an attempt that was run or is below the last, or run twice under one
     ran_after_end           batched after its terminal fact, or started then with an attempt that was not batched before
     started_unbatched       run with an attempt that nobody had begun
     accepted_twice          one id accepted again
@@ -9,9 +9,12 @@
     unreadable              an entry that is no journal fact
     trimmed_unfinished, end_unrecorded, uncarried   found beside the journal, by `charonia.operations.auditing`
 
-`started` is appended by executors outside a script: one that comes after the end, or after a later attempt, is late and
-not wrong, as long as its attempt was begun before. Requests are held while they are unfinished; of finished ones only a
-compact trace stays (`FinishedRequests`), so that a second end is found however late it comes.
+An attempt that was batched and not started may be batched again: its executor gave it back unexecuted, as one that
+drains does. `started` is appended by executors outside a script: one that comes after the end, or after a later
+attempt, is late and not wrong, as long as its attempt was begun before.
+
+Requests are held while they are unfinished; of finished ones only a compact trace stays (`FinishedRequests`), so that a
+second end is found however late it comes.
 """
 
 from __future__ import annotations
@@ -88,13 +91,16 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Totals:
-    """What was folded. `earlier` requests began before the first entry; `late_starts` came after the end."""
+    """What was folded. `given_again`: attempts batched anew before they ran. `earlier`: requests that began before the
+    first entry. `late_starts`: starts noted after their request's end.
+    """
 
     entries: int = 0
     accepted: int = 0
     batched: int = 0
     started: int = 0
     retried: int = 0
+    given_again: int = 0
     earlier: int = 0
     late_starts: int = 0
     skipped: int = 0
@@ -223,9 +229,12 @@ class JournalAudit:
             return
         request = self.open.get(request_id) or self._appears(request_id, entry, kind, found)
         if batched:
-            if attempt < request.batched.bit_length():
-                text = f"batched again after attempt {request.batched.bit_length() - 1}: {where}"
+            last = request.batched.bit_length() - 1
+            if attempt < last or request.started >> attempt & 1:
+                text = f"batched again after attempt {last}: {where}"
                 found.append(self._finding(Rule.ATTEMPT_NOT_INCREASING, request_id, entry, text))
+            elif attempt == last:
+                self.totals.given_again += 1
             elif request.batched:
                 self.totals.retried += 1
             request.batched |= 1 << attempt

@@ -80,6 +80,7 @@ def _audited(model: dict[str, Any]) -> list[str]:
         f"{model[name]} {words}"
         for name, words in (
             ("retried", "attempts beyond the first"),
+            ("given_again", "attempts batched again that had not run"),
             ("earlier", "requests from before the journal's beginning"),
             ("late_starts", "starts noted after the end of an attempt already begun"),
             ("skipped", "entries of a kind unknown here"),

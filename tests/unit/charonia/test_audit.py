@@ -82,6 +82,13 @@ def test_an_attempt_that_does_not_grow_is_found(attempt: bytes) -> None:
     assert rules(*facts) == [Rule.ATTEMPT_NOT_INCREASING]
 
 
+def test_an_attempt_given_back_unexecuted_may_be_given_again() -> None:
+    audit, found = audited(accepted(A), batched(A), batched(A), started(A), ended(A))
+    assert found == []
+    assert (audit.totals.given_again, audit.totals.retried) == (1, 0)
+    assert rules(accepted(A), batched(A, attempts=b"2"), batched(A)) == [Rule.ATTEMPT_NOT_INCREASING]
+
+
 def test_one_attempt_run_twice_is_found() -> None:
     assert rules(accepted(A), batched(A), started(A), started(A)) == [Rule.ATTEMPT_NOT_INCREASING]
 
