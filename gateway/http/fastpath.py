@@ -79,6 +79,7 @@ class HttpApplication:
         self._identifies = handler.identifies
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
+        self._loading: asyncio.Future[AsgiApp] | None = None
         self.draining = False
         """Once set, only health is answered; all else is "Server exiting" (E7)."""
 
@@ -190,6 +191,17 @@ class HttpApplication:
 
         return control_app(self._settings, self._handler)
 
+    async def _loaded_control(self) -> AsgiApp:
+        """Loaded once, in a thread, so that inferences do not wait for the import; all who come meanwhile share it."""
+        loading = self._loading
+        if loading is None:
+            loading = self._loading = asyncio.ensure_future(asyncio.to_thread(self._load_control))
+        try:
+            return await asyncio.shield(loading)
+        finally:
+            if loading.done() and (loading.cancelled() or loading.exception()):
+                self._loading = None
+
     async def _answer_control(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._restrictions:
             self._restrictions.check(group_of(scope["path"]), scope["headers"])
@@ -197,8 +209,7 @@ class HttpApplication:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
         control = self._control
         if control is None:
-            # in a thread, so that inferences do not wait for the import
-            control = self._control = await asyncio.to_thread(self._load_control)
+            control = self._control = await self._loaded_control()
         started = False
 
         async def noting(message: Message) -> None:

@@ -327,6 +327,26 @@ class TestHealth:
         assert not handler.requests
 
 
+async def test_the_control_application_is_made_once(
+    client: httpx2.AsyncClient, application: HttpApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    load = application._load_control
+
+    def counting() -> Any:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise MemoryError("not now")
+        return load()
+
+    monkeypatch.setattr(application, "_load_control", counting)
+    assert {reply.status_code for reply in await asyncio.gather(*(client.get("/v2") for _ in range(20)))} == {500}
+    assert made == 1
+    assert {reply.status_code for reply in await asyncio.gather(*(client.get("/v2") for _ in range(20)))} == {200}
+    assert made == 2, "one that failed is tried again, one that was made is kept"
+
+
 class TestRestrictedApis:
     @pytest.fixture
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
