@@ -244,6 +244,38 @@ def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
     assert again.stop() == 0, again.log()
 
 
+@pytest.mark.parametrize("flags", [(), ("--executors=2",)], ids=["colocated", "separate"])
+def test_a_full_log_finishes_what_it_has_and_takes_nothing_new(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    repository = tmp_path / "models"
+    models.gated(repository, "gated", "max_batch_size: 1")
+    gate, entered = tmp_path / "gate", tmp_path / "entered"
+
+    def value(number: int, **parameters: str) -> dict[str, Any]:
+        tensor = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [number]}
+        return {"inputs": [tensor], "parameters": parameters}
+
+    server = start(repository, tmp_path / "state", *flags)
+    server.wait_ready()
+    jobs = [submit(server, "gated", value(0, gate=str(gate), entered=str(entered)))]
+    until("the first job runs", entered.exists)
+    jobs += [submit(server, "gated", value(number, gate=str(gate))) for number in range(1, 5)]
+    with redis.Redis.from_url(server.log_url) as client:
+        client.config_set("maxmemory", 1)
+        status, body = server.request("POST", "/v2/models/gated/infer", json.dumps(value(9)).encode())
+        assert status == 503
+        assert "the event log is full" in json.loads(body)["error"]
+        time.sleep(2.0)  # longer than any lease of a process that could not beat
+        gate.touch()
+        for number, job in enumerate(jobs):
+            until(f"job {number} ends", lambda job=job: job_state(server, job["id"])() == "succeeded")
+        assert ready(server)
+        client.config_set("maxmemory", 0)
+    status, body = server.request("POST", "/v2/models/gated/infer", json.dumps(value(9)).encode())
+    assert (status, json.loads(body)["outputs"][2]["data"]) == (200, [9])
+    assert server.stop() == 0, server.log()
+    assert "is lost: its heartbeat ended" not in server.log()
+
+
 def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tmp_path: Path) -> None:
     """At level fsync, twice, under load: what was answered 202 succeeds, what could not be promised was not."""
     server = start(repository, tmp_path / "state", "--durability=fsync")
