@@ -65,12 +65,12 @@ def test_a_failover_loses_no_acknowledged_job_and_needs_nobody(tmp_path: Path) -
 
         def succeeded(job: str) -> bool:
             status, body = server.get(f"/v2/jobs/{job}")
-            assert status == 200, f"job {job} was lost: {body!r}"
-            return bool(json.loads(body)["state"] == "succeeded")
+            assert status in (200, 503), f"job {job} was lost: {body!r}\n{server.log()}"
+            return status == 200 and bool(json.loads(body)["state"] == "succeeded")
 
         for job in acknowledged:
             until(f"{job} succeeds", lambda job=job: succeeded(job))
-        assert set(refused) <= {503}
+        assert set(refused) <= {503}, refused
         assert {p["pid"] for p in server.processes()} >= before, "nobody was restarted"
         assert server.get("/v2/health/ready")[0] == 200
         assert server.stop() == 0, server.log()
