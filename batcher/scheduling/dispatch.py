@@ -109,8 +109,8 @@ class Dispatching:
         for request in requests:
             request.state = DISPATCHED
             request.attempt += 1
-            request.batch_id = batch_id
-            if request.deadline_ns:
+        if self._state.ledger.has_deadlines:
+            for request in requests:
                 request.timeout_ns = 0
                 self._state.ledger.due.arm(request)
         first = requests[0].order

@@ -14,12 +14,13 @@ _MIN_STALE = 64
 class DueTimes:
     """When requests time out or pass their deadline (S21, S23): a heap whose stale entries are skipped."""
 
-    __slots__ = ("_armed", "_heap", "_pushes", "nearest_ns")
+    __slots__ = ("_heap", "_pushes", "armed", "nearest_ns")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, QueuedRequest]] = []
         self._pushes = 0
-        self._armed = 0
+        self.armed = 0
+        """Requests for which something is due."""
         self.nearest_ns = NEVER_NS
         """Nothing is due before; `next_ns` is exact."""
 
@@ -29,7 +30,7 @@ class DueTimes:
         due_ns = min(timeout_ns, deadline_ns) if timeout_ns and deadline_ns else timeout_ns or deadline_ns
         request.due_ns = due_ns
         if due_ns:
-            self._armed += 1
+            self.armed += 1
             self._pushes += 1
             heappush(self._heap, (due_ns, self._pushes, request))
             if due_ns < self.nearest_ns:
@@ -39,9 +40,9 @@ class DueTimes:
         """Nothing is due for the request any more; entries that do not count are never more than those that do."""
         if request.due_ns:
             request.due_ns = 0
-            self._armed -= 1
+            self.armed -= 1
             heap = self._heap
-            if len(heap) > _MIN_STALE and len(heap) > 2 * self._armed:
+            if len(heap) > _MIN_STALE and len(heap) > 2 * self.armed:
                 # Put back with the same deadline, a request may have several entries that look right.
                 self._heap = list({entry[2]: entry for entry in heap if entry[2].due_ns == entry[0]}.values())
                 heapify(self._heap)

@@ -11,23 +11,10 @@ from .instance_group import Seat
 from .model_version import Batch, ModelVersion
 
 
-class KeptExecutors:
-    """Executor to the number of the version whose suspect it is kept for; a container of executors."""
+class KeptExecutors(dict[str, int]):
+    """Executor to the number of the version whose suspect it is kept for."""
 
-    __slots__ = ("_kept",)
-
-    def __init__(self) -> None:
-        self._kept: dict[str, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
-
-    def __contains__(self, executor: object) -> bool:
-        return executor in self._kept
-
-    def version(self, executor: str) -> int | None:
-        """The version that waits for an executor, or runs apart there."""
-        return self._kept.get(executor)
+    __slots__ = ()
 
     def choose(self, version: ModelVersion, batches: Iterable[Batch], *, fresh: bool) -> Seat | None:
         """An executor with nothing of the model, kept from now on; without one, one is kept for later.
@@ -41,22 +28,22 @@ class KeptExecutors:
         idle = [seat for seat in seats if seat.executor not in apart]
         if idle:
             seat = min(idle, key=lambda seat: seat.last_used)
-            self._kept[seat.executor] = version.number
+            self[seat.executor] = version.number
             return seat
-        if not any(seat.executor in self._kept and not apart[seat.executor] for seat in seats):
-            others = [seat for seat in seats if seat.executor not in self._kept]
+        if not any(seat.executor in self and not apart[seat.executor] for seat in seats):
+            others = [seat for seat in seats if seat.executor not in self]
             if others:
-                self._kept[min(others, key=lambda seat: seat.outstanding).executor] = version.number
+                self[min(others, key=lambda seat: seat.outstanding).executor] = version.number
         return None
 
     def give_up(self, executor: str) -> bool:
         """The executor takes ordinary batches again; whether it did not."""
-        return self._kept.pop(executor, None) is not None
+        return self.pop(executor, None) is not None
 
     def give_up_idle(self, version: ModelVersion, batches: Iterable[Batch]) -> bool:
         """Nobody of a version waits for an executor any more; whether one was kept for that."""
         used = {batch.executor for batch in batches if batch.apart}
-        idle = [e for e, number in self._kept.items() if number == version.number and e not in used]
+        idle = [e for e, number in self.items() if number == version.number and e not in used]
         for executor in idle:
-            del self._kept[executor]
+            del self[executor]
         return bool(idle)

@@ -26,7 +26,7 @@ DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 class RequestLedger:
     """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
 
-    __slots__ = ("batching", "due", "known", "levels", "model", "queued", "queueing")
+    __slots__ = ("batching", "due", "has_deadlines", "known", "levels", "model", "queued", "queueing")
 
     def __init__(self) -> None:
         self.model = ""
@@ -37,6 +37,8 @@ class RequestLedger:
         self.levels: dict[int, int] = {}
         self.queued = 0
         self.due = DueTimes()
+        self.has_deadlines = False
+        """A request with a deadline was seen; where there are none, nobody looks for them."""
 
     def adopt_policy(self, interface: ModelInterface) -> bool:
         """Whether the rules of this configuration differ from those before."""

@@ -61,6 +61,12 @@ class ModelState:
             version.pause = None
             self.paused.pop(number, None)
 
+    def touch_due(self, now_ns: int) -> None:
+        """Look again at what waited for an instant that has come."""
+        for waits in (self.paused, self.fresh_waits):
+            for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
+                self.touch(number)
+
     def set_lane(self, request: QueuedRequest) -> None:
         """Answers in order of arrival leave no turns to take (S6)."""
         if self.ledger.batching is not None and self.ledger.batching.preserve_ordering:
@@ -98,7 +104,7 @@ class ModelState:
         """An executor has one batch less, perhaps the one it was kept free for."""
         if batch.apart and self.kept.give_up(batch.executor):
             self.refresh()
-        elif (waiting := self.kept.version(batch.executor)) is not None:
+        elif (waiting := self.kept.get(batch.executor)) is not None:
             self.touch(waiting)
 
     def refresh(self) -> None:

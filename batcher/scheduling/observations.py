@@ -64,8 +64,6 @@ class RequestQueued:
     """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
     settled: bool = field(init=False, default=False, repr=False)
     """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
-    batch_id: str = field(init=False, default="", repr=False)
-    """The batch it was last given out in."""
     losses_apart: int = field(init=False, default=0, repr=False)
     """Executors lost while they had this request and nothing else of its model (`isolation`)."""
 

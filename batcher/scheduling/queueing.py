@@ -146,17 +146,16 @@ class LevelQueue:
             self.sweep()
 
 
-class SharedLevel:
-    """The requests of one level in several lanes, which take turns; the delayed ones of all come last."""
+class SharedLevel(LevelQueue):
+    """The requests of one level in several lanes, which take turns; `live` is unused, `delayed` are those of all."""
 
-    __slots__ = ("_lanes", "_stale", "_turns", "delayed", "lane", "size")
+    __slots__ = ("_lanes", "_turns")
 
     def __init__(self, first: LevelQueue, rules: TurnRules) -> None:
-        self.lane = SHARED
+        super().__init__(SHARED)
         self.size = first.size
         self.delayed, first.delayed = first.delayed, deque()
         first.size = sum([request.state is QUEUED for request in first.live])
-        self._stale = 0
         self._turns = Turns(rules)
         self._turns.begin(first.lane)
         self._lanes = {first.lane: first}
@@ -258,7 +257,7 @@ class VersionQueue:
 
     def __init__(self, turns: TurnRules) -> None:
         self._turns = turns
-        self._levels: dict[int, LevelQueue | SharedLevel] = {}
+        self._levels: dict[int, LevelQueue] = {}
         self._descending: list[int] = []
         """Negated levels that hold something, so that the level served first is last and cheap to remove."""
         self.rows = 0
@@ -280,7 +279,7 @@ class VersionQueue:
         request.state = QUEUED
         self.size += 1
         self.rows += request.rows
-        if isinstance(level, LevelQueue) and level.lane == request.lane:
+        if level.lane == request.lane:
             level.live.append(request)
             level.size += 1
             return -self._descending[0] == number and not level.delayed
@@ -338,20 +337,21 @@ class VersionQueue:
         self.size = self.rows = 0
         return live + delayed
 
-    def _open(self, number: int, lane: int) -> LevelQueue | SharedLevel:
+    def _open(self, number: int, lane: int) -> LevelQueue:
         level = self._levels.get(number)
         if level is None:
             level = self._levels[number] = LevelQueue(lane)
             self._descending.insert(bisect_left(self._descending, -number), -number)
         return level
 
-    def _share(self, number: int, level: LevelQueue | SharedLevel) -> SharedLevel:
+    def _share(self, number: int, level: LevelQueue) -> SharedLevel:
         """The level, open to several lanes until it is empty."""
-        if isinstance(level, LevelQueue):
-            level = self._levels[number] = SharedLevel(level, self._turns)
-        return level
+        if isinstance(level, SharedLevel):
+            return level
+        shared = self._levels[number] = SharedLevel(level, self._turns)
+        return shared
 
-    def _gone(self, number: int, level: LevelQueue | SharedLevel, count: int, rows: int) -> None:
+    def _gone(self, number: int, level: LevelQueue, count: int, rows: int) -> None:
         self.size -= count
         self.rows -= rows
         if not level.size:

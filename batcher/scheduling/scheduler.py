@@ -154,8 +154,6 @@ class ModelScheduler:
             case BatchReturned():
                 batch = self._state.batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
-                    for request in batch.requests:
-                        request.attempt -= 1
                     self._recalls.take_back(event.batch_id, now_ns, decisions)
             case BatchDied():
                 self._recalls.die(event, now_ns, decisions)
@@ -204,8 +202,10 @@ class ModelScheduler:
         request.order = self._next_order
         self._next_order += 1
         # The other reasons do not exist for a new request, and one row always fits.
-        if (request.deadline_ns or request.rows > 1) and not ledger.admit(request, now_ns, decisions):
-            return
+        if request.deadline_ns or request.rows > 1:
+            ledger.has_deadlines |= request.deadline_ns > 0
+            if not ledger.admit(request, now_ns, decisions):
+                return
         ledger.known[request.id] = request
         version = self._state.versions.get(request.version) or self._state.version(request.version)
         if request.lane:
@@ -234,12 +234,14 @@ class ModelScheduler:
                 decisions.append(ReleaseReplies(event.batch_id))
             return
         del state.batches[event.batch_id]
-        known = state.ledger.known
+        ledger = state.ledger
+        known = ledger.known
         for request in batch.requests:
             request.state = ENDED
             del known[request.id]
-            if request.due_ns:
-                state.ledger.due.disarm(request)
+        if ledger.due.armed:
+            for request in batch.requests:
+                ledger.due.disarm(request)
         version = state.versions[batch.version]
         version.instances.release(batch.executor)
         if state.kept:
@@ -282,7 +284,8 @@ class ModelScheduler:
             request.settled = True
             if request.due_ns:
                 self._state.ledger.due.disarm(request)
-            decisions.append(StopExecution(request, request.batch_id, self._state.batches[request.batch_id].executor))
+            batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
+            decisions.append(StopExecution(request, batch_id, batch.executor))
 
     def _abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
         waiting = [
@@ -314,8 +317,8 @@ class ModelScheduler:
             else:
                 self._state.remove(known, DISPATCHED)
                 known.attempt = max(known.attempt, request.attempt, 1)
-            known.batch_id = event.batch_id
             if known.deadline_ns:
+                self._state.ledger.has_deadlines = True
                 self._state.ledger.due.arm(known)
             requests.append(known)
         version.queue.sweep()
@@ -376,7 +379,6 @@ class ModelScheduler:
     def _decide(self, now_ns: int, decisions: list[Decision]) -> None:
         if self._state.ledger.due.nearest_ns <= now_ns:
             self._expire(now_ns, decisions)
-        for waits in (self._state.paused, self._state.fresh_waits):
-            for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
-                self._state.touch(number)
+        if self._state.paused or self._state.fresh_waits:
+            self._state.touch_due(now_ns)
         self._dispatching.decide(now_ns, decisions)

@@ -232,8 +232,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
-        for request in batch.requests:
-            self.attempts[request.id] -= 1
         self.apply(self.scheduler.observe(BatchReturned(batch.batch_id, batch.executor), self.now_ns))
 
     @precondition(lambda self: self.running)

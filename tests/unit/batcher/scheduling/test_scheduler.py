@@ -632,14 +632,15 @@ def test_lost_requests_come_first_in_their_order_and_count_an_attempt() -> None:
     assert model.batches[5].attempts == (1,)
 
 
-def test_returned_requests_come_first_and_count_none() -> None:
+def test_returned_requests_come_first_and_are_given_out_anew() -> None:
     model = Model(DynamicBatching())
     model.put(1)
     model.put(2)
     model.see(VersionWithdrawn("a", 1))
     assert model.give_back(1) == []
     assert model.see(VersionServed("b", 1, "h1", 1)) == ["b: 1 2"]
-    assert model.batches[1].attempts == (1, 1)
+    # every giving-out is an attempt of its own, so that one that was not returned for good is fenced
+    assert model.batches[1].attempts == (2, 1)
 
 
 def test_stale_and_repeated_facts_are_ignored() -> None:
