@@ -137,6 +137,17 @@ OPTIONS: tuple[Option, ...] = (
     Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
     Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
     Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
+    # response cache
+    Option(
+        "cache-config",
+        "str",
+        (),
+        _G,
+        "<cache>,<key>=<value>: local,size=<bytes> caches responses in the log; repeatable",
+        repeat=True,
+    ),
+    Option("cache-directory", "str", "", _G, "accepted for compatibility; caches are built in"),
+    Option("response-cache-byte-size", "int", None, _G, "old spelling of --cache-config local,size=<bytes>"),
     # webhooks
     Option("allow-webhooks", "bool", True, _G, "take webhooks; serve starts a sender of them"),
     Option("webhook-secrets", "str", "", _W, "file of signing secrets; serve makes one in its state directory without"),
@@ -179,9 +190,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("model-load-gpu-limit"),
     _later("buffer-manager-thread-count"),
     _later("allow-client-shm"),
-    _later("cache-config"),
-    _later("cache-directory"),
-    _later("response-cache-byte-size"),
     _later("rate-limit"),
     _later("rate-limit-resource"),
     _later("trace-config"),
@@ -219,6 +227,7 @@ _RANGES = {
     "job-retention-secs": (1, _ANY[1]),
     "job-retention-bytes": (0, _ANY[1]),
     "drain-delay-secs": (0, 3_600),
+    "response-cache-byte-size": (0, _ANY[1]),
     "journal-retention-secs": (0, _ANY[1]),
     "journal-retention-bytes": (0, _ANY[1]),
 }

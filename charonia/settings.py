@@ -94,6 +94,8 @@ class GatewaySettings:
     journal_retention_size_bytes: int = 256 * 1024**2
     tenant_header: str = ""
     api_keys: str = ""
+    response_cache_size_bytes: int = 0
+    """0 for no cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
+from charonia.models.caching import CachingRules
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
@@ -51,6 +52,8 @@ class Admission:
         self._version = version
         self._content_hash = content_hash
         self._known: dict[Any, Admitted] = {}
+        self.caching: CachingRules | None = None
+        """Set when this gateway caches the responses."""
 
     def admit(self, request: InferenceRequest) -> Admitted:
         """Raises `InvalidArgument` with the interface's text; the first failure in I2's order wins."""

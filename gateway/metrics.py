@@ -12,6 +12,7 @@ from charonia.errors import CharoniaError, ErrorCode
 from charonia.models.catalog import Catalog
 from charonia.telemetry import log_epoch_changes, render
 
+from .cache_store import CacheStore
 from .dataplane import DataPlane
 from .statistics import FAILURE_REASONS
 
@@ -19,13 +20,15 @@ _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCod
 
 
 class RequestCounts:
-    """One model version's counts: successes, their duration in ns, failures by reason."""
+    """One model version's counts: successes, their duration in ns, failures by reason; hits and misses of the cache."""
 
-    __slots__ = ("duration_ns", "failures", "success")
+    __slots__ = ("cache_hit_ns", "cache_hits", "cache_miss_ns", "cache_misses", "duration_ns", "failures", "success")
 
     def __init__(self) -> None:
         self.success = 0
         self.duration_ns = 0
+        self.cache_hits = self.cache_hit_ns = 0
+        self.cache_misses = self.cache_miss_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
 
 
@@ -62,6 +65,8 @@ class GatewayMetrics(Collector):
         self._jobs = jobs
         self._counts: dict[tuple[str, int], RequestCounts] = {}
         self.log_epoch_changes: Callable[[], int] = lambda: 0
+        self.cache: CacheStore | None = None
+        """Set where responses are cached."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -101,6 +106,8 @@ class GatewayMetrics(Collector):
         yield success
         yield failure
         yield duration
+        if self.cache is not None:
+            yield from self._of_cache(self.cache, served)
         appended = self._dataplane.counts
         yield CounterMetricFamily(
             "charonia_log_requests_appended", "Requests this gateway wrote to the log", value=appended.requests
@@ -120,6 +127,33 @@ class GatewayMetrics(Collector):
             value=self._dataplane.pending_requests,
         )
         yield from self._of_jobs()
+
+    def _of_cache(self, cache: CacheStore, served: list[tuple[str, int]]) -> Iterable[Metric]:
+        """M6, for models with the cache on."""
+        hits, misses, hit_us, miss_us = (
+            CounterMetricFamily(name, text, labels=["model", "version"])
+            for name, text in (
+                ("nv_cache_num_hits_per_model", "Number of cache hits per model"),
+                ("nv_cache_num_misses_per_model", "Number of cache misses per model"),
+                ("nv_cache_hit_duration_per_model", "Total cache hit duration per model, in microseconds"),
+                ("nv_cache_miss_duration_per_model", "Total cache miss duration per model, in microseconds"),
+            )
+        )
+        for model, version in served:
+            if self._catalog.served(model)[version].config.response_cache.enable:
+                counts, labels = self.counts(model, version), [model, str(version)]
+                hits.add_metric(labels, counts.cache_hits)
+                misses.add_metric(labels, counts.cache_misses)
+                hit_us.add_metric(labels, counts.cache_hit_ns // 1000)
+                miss_us.add_metric(labels, counts.cache_miss_ns // 1000)
+        yield from (hits, misses, hit_us, miss_us)
+        yield CounterMetricFamily(
+            "charonia_cache_evictions", "Responses this gateway took out of the cache to make room", cache.evictions
+        )
+        yield GaugeMetricFamily("charonia_cache_here_entries", "Cached responses in this process", len(cache))
+        yield GaugeMetricFamily(
+            "charonia_cache_here_size_bytes", "Bytes of cached responses in this process", cache.size_here_bytes
+        )
 
     def _of_jobs(self) -> Iterable[Metric]:
         jobs = self._jobs

@@ -1,11 +1,12 @@
-"""Counts requests that never got into the log as failures of their model (X4): gathered, so that a flood of them costs
-few commands.
+"""Counts requests that never got into the log, as failures of their model (X4) or as answered by the response cache
+(X2): gathered, so that a flood of them costs few commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from charonia import keys
 from charonia.errors import CharoniaError
@@ -16,7 +17,7 @@ _FLUSH_S = 0.2
 
 
 class RefusedRequests:
-    """What was refused since the last flush, by statistics key."""
+    """What was counted since the last flush, by statistics key."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -26,10 +27,12 @@ class RefusedRequests:
 
     def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
         """One more refused request of a resolved model; `reason` is M1's."""
+        self.add(served, {"fail_count": 1, "fail_ns": duration_ns, f"fail_{reason}": 1})
+
+    def add(self, served: ServedVersion, amounts: Mapping[str, int]) -> None:
+        """These statistics more; `last_*` are maxima, the others sums."""
         key = keys.statistics(served.model, served.version, served.content_hash)
-        increments = self._refused.setdefault(key, {"fail_count": 0, "fail_ns": 0})
-        for name, amount in (("fail_count", 1), ("fail_ns", duration_ns), (f"fail_{reason}", 1)):
-            increments[name] = increments.get(name, 0) + amount
+        _add(self._refused.setdefault(key, {}), amounts)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
 
@@ -54,7 +57,11 @@ class RefusedRequests:
                 await self._log.add_statistics(key, increments)
             except CharoniaError:
                 for kept, amounts in [(key, increments), *refused.items()]:
-                    totals = self._refused.setdefault(kept, {})
-                    for name, amount in amounts.items():
-                        totals[name] = totals.get(name, 0) + amount
+                    _add(self._refused.setdefault(kept, {}), amounts)
                 raise
+
+
+def _add(totals: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():
+        known = totals.get(name, 0)
+        totals[name] = max(known, amount) if name.startswith("last_") else known + amount

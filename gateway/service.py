@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from charonia import keys
@@ -20,10 +22,13 @@ from charonia.eventlog.port import EventLog
 from charonia.events import LanesWeighed
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent
+from charonia.models.caching import CachingRules
 from charonia.models.catalog import ServedVersion
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.wire import ResponseRecord
 
 from .admission import Admission, Admitted
+from .caching import cachable, rules_of
 from .controlplane import ModelControl
 from .dataplane import DataPlane
 from .deadlines import check_deadline
@@ -41,6 +46,7 @@ from .metrics import GatewayMetrics, RequestCounts, failure_reason
 from .payloads import Payloads
 from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
+from .response_cache import ResponseCache
 from .restrictions import RawHeaders
 from .statistics import model_statistics
 from .tenants import Tenants
@@ -48,6 +54,8 @@ from .terms import TermsBook
 
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
@@ -76,6 +84,7 @@ class GatewayService:
         control: ControlPlane,
         settings: GatewaySettings,
         directory: PayloadDirectory | None = None,
+        cache_log: EventLog | None = None,
     ) -> None:
         self._log = log
         self._control = control
@@ -91,10 +100,18 @@ class GatewayService:
         self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(self._catalog, self._dataplane, self.jobs.counts)
+        self._cache: ResponseCache | None = None
+        if settings.response_cache_size_bytes:
+            self._cache = ResponseCache(
+                cache_log or log, settings.response_cache_size_bytes, self._catalog, self._refused
+            )
+            self.metrics.cache = self._cache.store
 
     async def start(self) -> None:
         await self._dataplane.start()
         self.jobs.start()
+        if self._cache is not None:
+            self._cache.start()
         if self._tenants is not None:
             self._tenants.on_change = lambda: self._dataplane.spawn(self._weights_changed())
         await self.say_weights()
@@ -113,6 +130,8 @@ class GatewayService:
     def begin_anew(self) -> None:
         """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
         self._dataplane.pending.lose_all()
+        if self._cache is not None:
+            self._cache.store.forget()
         self.jobs.begin_anew()
         self._control.begin_anew()
 
@@ -131,6 +150,8 @@ class GatewayService:
     async def close(self) -> None:
         with contextlib.suppress(CharoniaError):
             await self._refused.flush()
+        if self._cache is not None:
+            await self._cache.close()
         await self.jobs.close()
         await self._dataplane.close()
 
@@ -184,8 +205,12 @@ class GatewayService:
         started_ns = monotonic_ns()
         served, counts, admission, admitted = self._admit(request, started_ns)
         level = admission.level(request.priority)
+        rules = admission.caching
         try:
-            if options is None or not is_job(options):
+            if rules is not None and cachable(request, options):
+                send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
+                record = await self._cached(request, served, rules, options, send, counts)
+            elif options is None or not is_job(options):
                 record = await self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
             else:
                 record = await self.jobs.infer(request, admitted, level, served, options)
@@ -208,6 +233,19 @@ class GatewayService:
             by_name = {t.name: t for t in outputs}
             outputs = [by_name[name] for name in request.outputs if name in by_name]
         return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
+
+    async def _cached(
+        self,
+        request: InferenceRequest,
+        served: ServedVersion,
+        rules: CachingRules,
+        options: DeliveryOptions | None,
+        send: Callable[[], Awaitable[ResponseRecord]],
+        counts: RequestCounts,
+    ) -> ResponseRecord:
+        assert self._cache is not None
+        tenant = options.caller.tenant if options is not None else ""
+        return await self._cache.answer(request, served, rules, tenant, send, counts)
 
     def _admit(
         self, request: InferenceRequest, started_ns: int
@@ -234,6 +272,13 @@ class GatewayService:
         if known is not None and known[0] == served.content_hash:
             return known[1]
         admission = Admission(served.interface, served.version, served.content_hash)
+        if self._cache is not None:
+            admission.caching = rules_of(served)
+        elif served.config.response_cache.enable:
+            _log.warning(
+                "model '%s' wants its responses cached, but this server has no cache (--cache-config): they are not",
+                served.model,
+            )
         self._admissions[key] = (served.content_hash, admission)
         return admission
 

@@ -1,7 +1,7 @@
 """Folds the counters of `s:{m}` into the statistics clients read (X1-X4). Pure.
 
-Field names are written by executors and the owning batcher: `<what>_count`, `<what>_ns`, `b<rows>_…` per executed batch
-size, `fail_<REASON>`, `last_inference_ms`.
+Field names are written by executors, the owning batcher and, for what the response cache answers, by gateways:
+`<what>_count`, `<what>_ns`, `b<rows>_…` per executed batch size, `fail_<REASON>`, `last_inference_ms`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> Mode
         compute_input=duration("compute_input"),
         compute_infer=duration("compute_infer"),
         compute_output=duration("compute_output"),
+        cache_hit=duration("cache_hit"),
+        cache_miss=duration("cache_miss"),
         batches=tuple(batches),
         failures={reason: get(f"fail_{reason}", 0) for reason in FAILURE_REASONS},
     )

@@ -358,7 +358,9 @@ class MemoryLog(MemoryStreams):
         for member in drop:
             kept.pop(member, None)
         for member, (at_us, size_bytes) in uses.items():
-            kept[member] = (max(at_us, kept[member][0]) if member in kept else at_us, size_bytes)
+            before_us, before_bytes = kept.get(member, (0, -1))
+            if size_bytes >= 0 or before_bytes >= 0:
+                kept[member] = (max(at_us, before_us), size_bytes if size_bytes >= 0 else before_bytes)
         total_bytes = sum(size_bytes for _, size_bytes in kept.values())
         taken: list[bytes] = []
         for _, member in sorted((at_us, member) for member, (at_us, _) in kept.items()):

@@ -291,7 +291,8 @@ class EventLog(Protocol):
     ) -> list[bytes]:
         """Put members with (time in us, size in bytes) into a set; take out the oldest while their sizes are too much.
 
-        First the members of `drop` are forgotten. A member that is known keeps the later time and gets the new size.
+        First the members of `drop` are forgotten. A member that is known keeps the later time and gets the new size;
+        one with size -1 keeps its size when it is known, and is not put in when it is not.
         Returns what was taken out because of `limit_bytes`, at most `MOST_TAKEN`: when so many, ask again. The key
         has a hash tag.
         """

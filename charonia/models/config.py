@@ -14,6 +14,7 @@ from charonia.errors import ConfigError
 from protos.model_config_pb2 import ModelConfig
 
 from .batching_validation import check_dynamic_batching
+from .caching import caching_rules
 from .ensemble_validation import check_ensemble
 from .errors import InstanceError, StructureError, poll_failure
 from .io_validation import check_batch_io, check_instance_groups, check_tensors
@@ -87,6 +88,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
         check_states(config)
     check_file_names(config)
     check_warmups(config)
+    caching_rules(config)
 
 
 def _check_metrics(config: ModelConfig) -> None:

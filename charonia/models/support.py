@@ -26,8 +26,6 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield "'ensemble_scheduling'"
     if config.model_transaction_policy.decoupled:
         yield "the 'decoupled' transaction policy"
-    if config.response_cache.enable:
-        yield "'response_cache'"
     if config.batch_input:
         yield "'batch_input'"
     if config.batch_output:

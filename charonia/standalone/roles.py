@@ -25,6 +25,7 @@ from charonia.eventlog.port import EventLog
 from charonia.options import Values
 from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
+from .cache_options import cache_size_bytes
 from .logs import configure_logging
 
 _log = logging.getLogger(__name__)
@@ -206,6 +207,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         journal_retention_size_bytes=values["journal_retention_bytes"],
         tenant_header=values["tenant_header"],
         api_keys=values["api_keys"],
+        response_cache_size_bytes=cache_size_bytes(values),
     )
 
 

@@ -74,6 +74,13 @@ async def test_the_oldest_are_taken_out_while_all_are_too_large(log: EventLog) -
     assert await log.keep_recent(RECENT, {b"g": (now_us, 100)}, 100) == []
 
 
+async def test_a_use_alone_puts_nothing_in(log: EventLog) -> None:
+    await log.keep_recent(RECENT, {b"a": (1, 50), b"b": (2, 50)}, 100)
+    assert await log.keep_recent(RECENT, {b"a": (3, -1), b"unknown": (4, -1)}, 100) == []
+    assert await log.keep_recent(RECENT, {b"c": (5, 50)}, 100) == [b"b"]
+    assert await log.keep_recent(RECENT, {}, 0) == [b"a", b"c"]
+
+
 async def test_what_is_dropped_makes_room(log: EventLog) -> None:
     await log.keep_recent(RECENT, {b"a": (1, 50), b"b": (2, 50)}, 100)
     assert await log.keep_recent(RECENT, {b"c": (3, 50)}, 100, drop=[b"b", b"unknown"]) == []

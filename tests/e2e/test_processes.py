@@ -127,7 +127,7 @@ def _fails(*arguments: str, cwd: Path) -> str:
         (["--model-repository", "nowhere"], "model repository 'nowhere' is not a directory"),
         ([], "needs --model-repository"),
         (["--model-repository", ".", "--nonsense"], "unknown option '--nonsense'"),
-        (["--model-repository", ".", "--cache-config=local,size=1"], "'--cache-config' is known but not supported"),
+        (["--model-repository", ".", "--vertex-ai-port=1"], "'--vertex-ai-port' is known but not supported"),
         (["--model-repository", ".", "--http-port=x"], "--http-port must be a number, got 'x'"),
         (
             ["--model-repository", ".", "--model-control-mode=often"],

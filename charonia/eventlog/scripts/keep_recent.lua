@@ -6,7 +6,7 @@
 --
 -- ARGV[1] how many bytes all members may have
 -- ARGV[2] how many members are taken out at most
--- ARGV[3] how many members are used; then for each: member, time, size
+-- ARGV[3] how many members are used; then for each: member, time, size (-1: only if known)
 -- then members to forget first
 --
 -- Returns the members taken out because of the bound.
@@ -20,9 +20,14 @@ for at = 4 + 3 * used, #ARGV do
   redis.call('HDEL', KEYS[2], ARGV[at])
 end
 for at = 4, 3 + 3 * used, 3 do
-  total = total + tonumber(ARGV[at + 2]) - tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or 0)
-  redis.call('ZADD', KEYS[1], 'GT', ARGV[at + 1], ARGV[at])
-  redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
+  local member, size = ARGV[at], tonumber(ARGV[at + 2])
+  if size < 0 then
+    redis.call('ZADD', KEYS[1], 'XX', 'GT', ARGV[at + 1], member)
+  else
+    total = total + size - tonumber(redis.call('HGET', KEYS[2], member) or 0)
+    redis.call('ZADD', KEYS[1], 'GT', ARGV[at + 1], member)
+    redis.call('HSET', KEYS[2], member, size)
+  end
 end
 
 local taken = {}

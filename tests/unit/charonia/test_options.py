@@ -52,7 +52,7 @@ def test_precedence() -> None:
         (["--exit-timeout-secs=-1"], {}, {}, "--exit-timeout-secs must be at least 0, got '-1'"),
         (["--repository-poll-secs=nan"], {}, {}, "--repository-poll-secs must be at least 0, got 'nan'"),
         (["--allow-http=maybe"], {}, {}, "--allow-http must be true or false, got 'maybe'"),
-        (["--cache-config=local,size=1"], {}, {}, "option '--cache-config' is known but not supported"),
+        (["--vertex-ai-port=1"], {}, {}, "option '--vertex-ai-port' is known but not supported"),
         ([], {"CHARONIA_HTTP_PORT": "x"}, {}, "CHARONIA_HTTP_PORT must be a number, got 'x'"),
         ([], {"CHARONIA_TRACE_FILE": "x"}, {}, "'CHARONIA_TRACE_FILE' in the environment is known but not supported"),
         ([], {}, {"none": 1}, "unknown option 'none' in the configuration file"),

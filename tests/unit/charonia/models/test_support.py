@@ -11,7 +11,6 @@ CASES = [
     ("sequence_batching { }", "'sequence_batching' is not supported yet"),
     ("platform: 'ensemble' ensemble_scheduling { }", "'ensemble_scheduling' is not supported yet"),
     ("model_transaction_policy { decoupled: true }", "the 'decoupled' transaction policy is not supported yet"),
-    ("response_cache { enable: true }", "'response_cache' is not supported yet"),
     ("batch_input { }", "'batch_input' is not supported yet"),
     ("batch_output { }", "'batch_output' is not supported yet"),
     ("input { name: 'x' allow_ragged_batch: true }", "'allow_ragged_batch' (input 'x') is not supported yet"),
@@ -60,6 +59,6 @@ def test_what_is_built_is_not_named() -> None:
         "instance_group { count: 2 passive: true } model_warmup { name: 'w' } version_policy { all { } }"
         "parameters { key: 'a' value { string_value: 'b' } } metric_tags { key: 'a' value: 'b' }"
         "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true }"
-        "response_cache { enable: false } model_transaction_policy { decoupled: false }"
+        "response_cache { enable: true } model_transaction_policy { decoupled: false }"
     )
     assert unsupported_features(normalise(config)) == []

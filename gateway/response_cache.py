@@ -1,0 +1,140 @@
+"""Answers requests of models that cache their responses: from the cache, with others who ask the same, or by execution.
+
+A hit enters no queue (K3). Equal requests in flight at this gateway share one execution; those at two gateways may both
+be executed once. Only successful answers are kept. What makes requests equal is `caching`'s, who waits for whom
+`flights`', where responses lie `cache_store`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog
+from charonia.inference import InferenceRequest
+from charonia.models.caching import CachingRules
+from charonia.models.catalog import Catalog, ServedVersion
+from charonia.wire import ResponseRecord
+
+from .cache_store import CacheStore
+from .caching import cache_key
+from .flights import Flight, Passenger
+from .metrics import RequestCounts, failure_reason
+from .refused import RefusedRequests
+
+_HASH_ASIDE_BYTES = 256 * 1024
+"""More than this is hashed in a thread: a millisecond of it is a millisecond for everybody."""
+
+
+class ResponseCache:
+    """One gateway's. `log` is where the responses of all gateways are, bounded by `limit_bytes`."""
+
+    def __init__(self, log: EventLog, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
+        self.store = CacheStore(log, limit_bytes)
+        self._catalog = catalog
+        self._tally = tally
+        self._flights: dict[bytes, Flight] = {}
+
+    def start(self) -> None:
+        self.store.start()
+
+    async def close(self) -> None:
+        for flight in list(self._flights.values()):
+            flight.cancel()
+        await self.store.close()
+
+    async def answer(
+        self,
+        request: InferenceRequest,
+        served: ServedVersion,
+        rules: CachingRules,
+        tenant: str,
+        run: Callable[[], Awaitable[ResponseRecord]],
+        counts: RequestCounts,
+    ) -> ResponseRecord:
+        """The answer of a cachable, admitted request, with `error` set when the model failed.
+
+        `run` sends the request; it is called when nobody else's answer serves. Raises what `run` raises, also for the
+        equal request of another caller, and `DeadlineExceeded`.
+        """
+        started_ns = monotonic_ns()
+        if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:
+            key = cache_key(request, served, rules, tenant)
+        else:
+            key = await asyncio.to_thread(cache_key, request, served, rules, tenant)
+        cached = self.store.here(key)
+        if cached is not None:
+            self._count_hit(served, counts, monotonic_ns() - started_ns)
+            return cached.answer()
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = self._flight(key, served, rules, counts)
+        passenger = Passenger(request, tenant, run)
+        try:
+            landed = await flight.take(passenger)
+        except CharoniaError as error:
+            if not passenger.sent:
+                self._tally.count(served, monotonic_ns() - started_ns, failure_reason(error, executed=False))
+            raise
+        except asyncio.CancelledError:
+            if not passenger.sent:
+                self._tally.count(served, monotonic_ns() - started_ns, "CANCELED")
+            raise
+        failure = landed.record.error
+        if failure is not None and not landed.executed:
+            self._tally.count(served, monotonic_ns() - started_ns, failure_reason(failure, executed=True))
+        elif not landed.executed:
+            self._count_hit(served, counts, monotonic_ns() - started_ns)
+        return landed.record
+
+    def _flight(self, key: bytes, served: ServedVersion, rules: CachingRules, counts: RequestCounts) -> Flight:
+        lookup_ns = 0
+
+        async def look() -> ResponseRecord | None:
+            nonlocal lookup_ns
+            started_ns = monotonic_ns()
+            cached = await self.store.look(key)
+            lookup_ns = monotonic_ns() - started_ns
+            return cached.answer() if cached is not None else None
+
+        def landed(record: ResponseRecord) -> None:
+            answered_ns = monotonic_ns()
+            now = self._catalog.served(served.model).get(served.version)
+            # a request that waited over a reload was answered by the new content
+            reloaded = now is None or now.content_hash != served.content_hash
+            stored = None if reloaded else self.store.put(key, record, rules.ttl_s)
+
+            def count(_: object = None) -> None:
+                self._count_miss(served, counts, lookup_ns + monotonic_ns() - answered_ns)
+
+            if stored is None:
+                count()
+            else:
+                stored.add_done_callback(count)
+
+        def ended(flight: Flight) -> None:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+        return Flight(look, landed, ended)
+
+    def _count_hit(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
+        """X2: a hit counts as a success that waited in no queue, not as an inference."""
+        counts.cache_hits += 1
+        counts.cache_hit_ns += took_ns
+        amounts = {
+            "success_count": 1,
+            "success_ns": took_ns,
+            "queue_count": 1,
+            "cache_hit_count": 1,
+            "cache_hit_ns": took_ns,
+            "last_inference_ms": wall_ns() // 1_000_000,
+        }
+        self._tally.add(served, amounts)
+
+    def _count_miss(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
+        counts.cache_misses += 1
+        counts.cache_miss_ns += took_ns
+        self._tally.add(served, {"cache_miss_count": 1, "cache_miss_ns": took_ns})
