@@ -198,9 +198,9 @@ def _check_jobs(server: Stack, told: Told) -> list[str]:
     """Every job its caller knows of has ended, and as the caller was told."""
     problems = []
     client = Client(server.address())
-    deadline_s = time.monotonic() + SETTLE_WITHIN_S
     for job, said in told.jobs.items():
         state = ""
+        deadline_s = time.monotonic() + SETTLE_WITHIN_S
         while time.monotonic() < deadline_s:
             try:
                 status, _, view = client.ask("GET", f"/v2/jobs/{job}")
