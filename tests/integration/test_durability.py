@@ -100,6 +100,29 @@ async def test_the_server_flushes_before_the_receipt(start) -> None:  # type: ig
     await log.close()
 
 
+async def test_a_receipt_of_a_server_that_was_not_asked_is_none(start) -> None:  # type: ignore[no-untyped-def]
+    """A failover between the look and the write may lead to a server that flushes every second only."""
+    server = start(appendfsync="always")
+    log = await opened(server.url, "fsync")
+    writes = await log._durability.writes(None)
+    await writes.reached()
+    server.ask("CONFIG", "SET", "appendfsync", "everysec")
+    server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await log.epoch()
+                break
+            except LogUnavailable:
+                await asyncio.sleep(0)
+    with pytest.raises(LogUnavailable, match="became another server"):
+        await writes.reached()
+    with pytest.raises(LogUnavailable, match="'fsync' cannot be reached"):
+        await log.accept("m", 0, 0, [(b"a" * 16, 1)], FIELDS, Limits())
+    assert await log.pending("m") == (0, 0)
+    await log.close()
+
+
 async def test_replicated_waits_for_replicas_and_says_so_when_they_do_not_answer(start, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(levels, "PATIENCE_MS", 300)
     primary = start()

@@ -111,7 +111,7 @@ def _field(info: Any, pattern: bytes) -> str:
 
 
 class Writes:
-    """One call's writes towards a level; this one is for levels that a reply alone proves."""
+    """One call's writes towards a level; this one is for `memory`, which any reply proves."""
 
     __slots__ = ("_connection", "level")
 
@@ -132,6 +132,24 @@ class Writes:
 
     async def cover_earlier(self) -> None:
         """Like `reached`, for what others have written before this call too."""
+
+
+class _FlushedWrites(Writes):
+    """Writes whose reply proves the level, as long as it comes from the server that was asked what it is."""
+
+    __slots__ = ("_durability", "_server")
+
+    def __init__(self, connection: Connection, durability: Durability, server: Server) -> None:
+        super().__init__(connection, FSYNC)
+        self._durability = durability
+        self._server = server
+
+    async def reached(self) -> None:
+        if self._durability.server is not self._server:
+            raise LogUnavailable("the event log became another server meanwhile, the outcome is unknown")
+
+    async def cover_earlier(self) -> None:
+        await self.reached()
 
 
 class _GroupedWrites(Writes):
@@ -256,14 +274,15 @@ class Durability:
         self.default = default
         self._common = common
         self._connect = connect
-        self._server: Server | None = None
-        self._plain: dict[Level, Writes] = {}
+        self.server: Server | None = None
+        """What the common connection leads to, another object with each connect."""
+        self._in_memory = Writes(common, MEMORY)
         self._groups: dict[Level, Group] = {}
         self._opening = asyncio.Lock()
 
     def connected_to(self, server: Server) -> None:
         """The common connection leads to this server now."""
-        previous, self._server = self._server, server
+        previous, self.server = self.server, server
         if server != previous and (problem := server.shortfall(self.default)):
             _logger.error("the event log cannot promise durability '%s': %s", self.default.text, problem)
         if server != previous and server.evicts and self.default == MEMORY:
@@ -272,22 +291,17 @@ class Durability:
     async def writes(self, level: Level | None) -> Writes:
         """For one call. Raises `Unsupported` or, for the server's own level, `LogUnavailable` when it has none now."""
         wanted = level or self.default
-        server = self._server
+        if wanted == MEMORY:
+            return self._in_memory
+        server = self.server
         if server is None:
-            return self._at_once(wanted)  # not connected: the write will say so
-        problem = server.shortfall(wanted) if wanted != MEMORY else ""
-        if problem:
+            raise LogUnavailable("the event log has not been reached yet")
+        if problem := server.shortfall(wanted):
             text = f"durability '{wanted.text}' cannot be reached by the event log: {problem}"
             raise Unsupported(text) if level is not None and level != self.default else LogUnavailable(text)
-        if wanted == MEMORY or (wanted == FSYNC and server.flushes_before_replies):
-            return self._at_once(wanted)
+        if wanted == FSYNC and server.flushes_before_replies:
+            return _FlushedWrites(self._common, self, server)
         return _GroupedWrites(await self._group(wanted))
-
-    def _at_once(self, level: Level) -> Writes:
-        found = self._plain.get(level)
-        if found is None:
-            found = self._plain[level] = Writes(self._common, level)
-        return found
 
     async def _group(self, level: Level) -> Group:
         found = self._groups.get(level)
