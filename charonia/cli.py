@@ -30,7 +30,7 @@ commands
   executor    run one executor against --log-url
   webhooks    run one sender of webhooks against --log-url
   audit       check the journal: one end for each request, nothing run after it
-  queue       ls, inspect, pause, resume, cancel: what waits for a model
+  queue       ls, inspect, pause, resume, cancel, move: what waits for a model
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
   completion  print a shell completion script (bash)

@@ -213,6 +213,18 @@ class RequestsEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsMoved:
+    """An operator gives queued requests another entry of their queue (`ids` are 16 bytes each, joined).
+
+    The owner forgets those that it has not given out and reads them again from there; the old entry is the operator's
+    to delete. Both entries are in the log for a moment, so that none is ever in neither.
+    """
+
+    kind: ClassVar[str] = "requests_moved"
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionUnwanted:
     """The owner to an executor, in its batch stream: these requests of a batch are settled already (`ids` joined)."""
 
@@ -256,6 +268,7 @@ Fact = (
     | RequestCancelled
     | BatchDied
     | RequestsEnded
+    | RequestsMoved
     | ExecutionUnwanted
     | QueueCommanded
     | LanesWeighed

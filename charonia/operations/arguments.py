@@ -113,6 +113,11 @@ def _queue(actions: Commands) -> None:
     command.add_argument("--all", action="store_true", help="every request that the other options let through")
     command.add_argument("--older-than", type=duration_s, default=0.0, metavar="S", help="only those older (90, 5m)")
     command.add_argument("--level", type=int, default=None, metavar="N", help="only those of this priority level")
+    text = "move queued jobs to another priority level, behind what waits there; the model must be paused"
+    command = _add(actions, "move", text)
+    command.add_argument("model")
+    command.add_argument("--id", type=request_id, action="append", required=True, help="this job; repeatable")
+    command.add_argument("--level", type=positive, required=True, metavar="N", help="where to")
 
 
 def _jobs(actions: Commands) -> None:

@@ -19,7 +19,7 @@ from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.jobs import JobState
 
-from . import arguments, dead_letters, jobs, queues, reports
+from . import arguments, dead_letters, jobs, moving, queues, reports
 from .auditing import Scope, audit_models
 
 Answer = tuple[dict[str, Any], bool]
@@ -123,6 +123,11 @@ async def _queue_cancel(log: EventLog, options: argparse.Namespace) -> Answer:
     return document, not document["missing"]
 
 
+async def _queue_move(log: EventLog, options: argparse.Namespace) -> Answer:
+    document = await moving.move(log, options.model, options.id, options.level)
+    return document, not document["left"]
+
+
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +201,7 @@ _HANDLERS = {
     ("queue", "pause"): _queue_pause,
     ("queue", "resume"): _queue_pause,
     ("queue", "cancel"): _queue_cancel,
+    ("queue", "move"): _queue_move,
     ("jobs", "ls"): _jobs_ls,
     ("jobs", "show"): _jobs_show,
     ("jobs", "timeline"): _jobs_timeline,

@@ -159,6 +159,12 @@ def _queue_cancel(document: dict[str, Any]) -> list[str]:
     return lines + [f"{text} is not in the queue" for text in document["missing"]]
 
 
+def _queue_move(document: dict[str, Any]) -> list[str]:
+    lines = [f"{request} moved to level {document['level']}" for request in document["moved"]]
+    lines += [f"{request} stays: {reason}" for request, reason in document["left"].items()]
+    return lines if document["applied"] else [*lines, "the owner does not answer: it counts from the next owner on"]
+
+
 def _jobs_ls(document: dict[str, Any]) -> list[str]:
     if not document["jobs"]:
         return ["no jobs"]
@@ -256,6 +262,7 @@ _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("queue", "pause"): _queue_pause,
     ("queue", "resume"): _queue_pause,
     ("queue", "cancel"): _queue_cancel,
+    ("queue", "move"): _queue_move,
     ("jobs", "ls"): _jobs_ls,
     ("jobs", "show"): _jobs_show,
     ("jobs", "timeline"): _jobs_timeline,

@@ -48,6 +48,8 @@ def cured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(cured: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     gated(models, "gated", "max_batch_size: 1 instance_group [ { count: 1 kind: KIND_CPU } ]")
+    levels = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
+    gated(models, "levels", levels + " instance_group [ { count: 1 kind: KIND_CPU } ]")
     python(models, "deadly", DEADLY.replace("CURED", repr(str(cured))), DEADLY_CONFIG)
     with serving(models, tmp_path_factory.mktemp("state"), "--journal=all") as running:
         yield running
@@ -122,6 +124,33 @@ def test_a_queue_is_seen_held_and_cancelled(server: Any, tmp_path: Path) -> None
     assert (code, document["findings"]) == (0, [])
     gated_report = next(model for model in document["models"] if model["model"] == "gated")
     assert gated_report["ended"] == {"cancelled": 2, "succeeded": 2}
+
+
+def test_a_moved_job_overtakes_those_of_lower_levels(server: Any, tmp_path: Path) -> None:
+    gate, entered = tmp_path / "gate", tmp_path / "entered"
+    running = submit(server, "levels", value_of(0, gate=str(gate), entered=str(entered)))
+    until("the first is executed", entered.exists)
+    waiting = [submit(server, "levels", value_of(number)) for number in (1, 2, 3, 4)]
+    assert charonia(server, "queue", "pause", "levels")[0] == 0
+    code, document = charonia(server, "queue", "move", "levels", "--id", waiting[3], "--level", "1")
+    assert (code, document["applied"], document["left"]) == (0, True, {})
+    code, document = charonia(server, "queue", "move", "levels", "--id", running, "--level", "1")
+    assert (code, list(document["left"].values())) == (1, ["it is running"])
+    charonia(server, "queue", "resume", "levels")
+    gate.touch()
+    for job in (running, *waiting):
+        assert charonia(server, "jobs", "wait", job, "--timeout", "30")[0] == 0
+
+    batched = {}
+    for job in (running, *waiting):
+        _, document = charonia(server, "jobs", "timeline", job)
+        batched[job] = [event["time_us"] for event in document["events"] if event["event"] == "batched"]
+    assert all(len(times) == 1 for times in batched.values())
+    # what had been given to the instance ahead of time stays ahead
+    assert batched[waiting[3]] < min(batched[waiting[1]], batched[waiting[2]])
+    until("the queue is empty", lambda: not charonia(server, "queue", "ls", "--model", "levels")[1]["queues"])
+    code, document = charonia(server, "audit", "--model", "levels")
+    assert (code, document["findings"]) == (0, [])
 
 
 def test_a_dead_letter_is_understood_and_replayed(server: Any, cured: Path) -> None:

@@ -42,7 +42,8 @@ def test_request_ids_may_name_their_model() -> None:
         "audit --since yesterday",
         "audit extra",
         "queue",
-        "queue move m",
+        "queue move m --level 1",
+        "queue move m --level 0 --id " + "ab" * 16,
         "queue cancel m",
         "queue cancel m --all --id " + "ab" * 16,
         "queue cancel m --id short",
@@ -78,7 +79,7 @@ def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words()
     assert set(offered) == {"audit", "queue", "jobs", "dlq"}
     assert "--since" in offered["audit"][""]
-    assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel"}
+    assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
     for command, actions in offered.items():
         for action, flags in actions.items():
             assert {"--json", "--log-url", "--state-dir"} <= set(flags), (command, action)

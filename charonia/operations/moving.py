@@ -1,0 +1,129 @@
+"""Moves queued jobs to another priority level: `charonia queue move`. Only while the model is paused.
+
+A request is known by its id, an entry of the queue only carries it. So a move is: the owner forgets the request
+(`RequestsMoved`), a second entry carries it at the other level, the first is deleted. Whatever stops in between, an
+entry is left in the log; where both are, an owner takes the first it reads, and `begin_attempt` keeps a job from being
+given out after its end. Requests that are no jobs stay: the log is not told of their first run, so nobody can say that
+they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from charonia import keys
+from charonia.errors import InvalidArgument, NotFound
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog, Limits
+from charonia.events import FIELD_FACT, RequestsMoved, pack_fact
+from charonia.jobs import JobState
+from charonia.models.catalog import Catalog
+from charonia.wire import RequestRecord, pack_request, record_fields
+
+from .queued import Queued, find_queued, must_be_known
+
+_OWNER = "batcher"
+_PATIENCE_S = 5.0
+_LOOK_S = 0.01
+
+
+async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> dict[str, Any]:
+    """Give queued jobs another level; they come after what waits there. `left` says which stayed, and why.
+
+    Raises `InvalidArgument` unless the model is paused and has that level, `NotFound` for an unknown model.
+    """
+    await must_be_known(log, model)
+    if not await log.paused(model):
+        raise InvalidArgument(
+            f"the queue of model '{model}' is not paused; pause it first: charonia queue pause {model}"
+        )
+    await _check_level(log, model, level)
+    left: dict[str, str] = {}
+    moving: list[Queued] = []
+    for request_id in ids:
+        found, reason = await _movable(log, model, request_id, level)
+        if found is None:
+            left[request_id.hex()] = reason
+        else:
+            moving.append(found)
+    applied = await _forgotten_by_owner(log, model, moving) if moving else True
+    for queued in list(moving):
+        # it may have been on its way to an executor when the queue was paused
+        if await log.unsettled(model, [queued.record.id]) != [queued.attempt]:
+            left[queued.record.id.hex()] = "it began or ended meanwhile"
+            moving.remove(queued)
+    for queued in moving:
+        await log.accept(model, level, queued.lane, [], record_fields([_at_level(queued.record, level)]), Limits())
+        await log.delete_entries(keys.queue(model, queued.level, queued.lane), [queued.entry_id])
+        await log.add_job_event(model, queued.record.id, "moved", {"level": level, "from_level": queued.level})
+    moved = [queued.record.id.hex() for queued in moving]
+    return {"model": model, "level": level, "moved": moved, "left": left, "applied": applied}
+
+
+async def _movable(log: EventLog, model: str, request_id: bytes, level: int) -> tuple[Queued | None, str]:
+    job = await log.job(model, request_id)
+    if job is None:
+        return None, "it is no job"
+    if job.state is not JobState.QUEUED:
+        return None, f"it is {job.state.value}"
+    found = await find_queued(log, model, request_id, job.accepted_us)
+    if found is None:
+        return None, "it is not in the queue"
+    return (None, "it is there already") if found.level == level else (found, "")
+
+
+async def _check_level(log: EventLog, model: str, level: int) -> None:
+    catalog = Catalog()
+    after = START
+    while entries := await log.range(keys.CONTROL, after):
+        after = entries[-1].id
+        for entry in entries:
+            for fact in facts_of(entry):
+                catalog.apply(fact)
+    versions = catalog.held(model)
+    if not versions:
+        raise NotFound(f"model '{model}' is served by nobody at the moment, its levels are not known")
+    batching = versions[max(versions)].interface.dynamic_batching
+    levels = batching.priority_levels if batching is not None else 0
+    if not 1 <= level <= levels:
+        has = f"has the levels 1 to {levels}" if levels else "has no priority levels"
+        raise InvalidArgument(f"model '{model}' {has}, not {level}")
+
+
+async def _forgotten_by_owner(log: EventLog, model: str, moving: Sequence[Queued]) -> bool:
+    """Tell the owner and wait until it has read that, if there is one that lives; False when it does not read."""
+    owner, _ = await log.owner(model)
+    if not owner or not (await log.alive(_OWNER, [owner]))[0]:
+        return True
+    stream = keys.facts(model)
+    fact = pack_fact(RequestsMoved(b"".join([queued.record.id for queued in moving])))
+    told = await log.append(stream, [FIELD_FACT, fact])
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + _PATIENCE_S
+    while any(entry.id == told for entry in await log.range(stream)):
+        if loop.time() > give_up_s:
+            # nobody may act on it later: the request would then have been read from its new entry already
+            await log.delete_entries(stream, [told])
+            return False
+        await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read
+    return True
+
+
+def _at_level(record: RequestRecord, level: int) -> bytes:
+    return pack_request(
+        record.id,
+        record.endpoint.encode(),
+        record.client_id.encode(),
+        record.meta,
+        [record.data],
+        rows=record.rows,
+        signature=record.signature,
+        level=level,
+        accepted_ns=record.accepted_ns,
+        deadline_ns=record.deadline_ns,
+        timeout_us=record.timeout_us,
+        flags=record.flags,
+        reference=record.reference,
+    )
