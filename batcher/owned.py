@@ -29,6 +29,7 @@ from charonia.events import (
     QueueCommanded,
     RequestCancelled,
     RequestsEnded,
+    RequestsMoved,
 )
 from charonia.models.catalog import ServedVersion
 from charonia.wire import BatchHeader
@@ -266,6 +267,8 @@ class OwnedModel:
             self.observe(seen.RequestCancelled(fact.id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended([fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)])
+        elif isinstance(fact, RequestsMoved):
+            self._on_moved([fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)])
         elif isinstance(fact, QueueCommanded):
             self.observe(seen.QueueHeld(fact.action == "pause"))
         elif isinstance(fact, LaneOpened):
@@ -300,6 +303,18 @@ class OwnedModel:
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
         for request in found:
             self.request_settled(request)
+
+    def _on_moved(self, ids: list[bytes]) -> None:
+        """An operator carries these in another entry from now on: what is not given out is forgotten here."""
+        for request_id in ids:
+            request = self.scheduler.find(request_id)
+            if request is not None and request.state is not seen.RequestState.DISPATCHED:
+                self.observe(seen.RequestSettled(request_id))
+                carrier = carrier_of(request)
+                if not carrier.settled:
+                    carrier.settled = True
+                    carrier.entry.remaining -= 1
+                    self.windows.settled(carrier.entry)
 
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""
