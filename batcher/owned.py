@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from charonia import failpoints, keys
-from charonia.clock import monotonic_ns, wall_ns
+from charonia.clock import monotonic_ns
 from charonia.errors import Cancelled, CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Entry, EventLog, StreamReader
@@ -34,7 +34,8 @@ from charonia.events import (
 from charonia.models.catalog import ServedVersion
 from charonia.wire import BatchHeader
 
-from .carriers import Carried, CarrierEntry, Deletions, carrier_of, requests_of
+from .arrivals import arrivals
+from .carriers import CarrierEntry, Deletions, carrier_of, requests_of
 from .dispatching import Dispatcher
 from .given import GivenBatches
 from .held_replies import HeldReplies
@@ -215,37 +216,8 @@ class OwnedModel:
         self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
     ) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
+        queued = arrivals(stream, entries, attempts, self.windows, self._deletions)
         now = monotonic_ns()
-        offset = now - wall_ns()
-        lane = self.windows.lane(stream)
-        queued: list[seen.RequestQueued] = []
-        for entry in entries:
-            records = requests_of(entry)
-            if attempts is not None:
-                records = [record for record in records if attempts.get(record.id, -1) >= 0]
-            if not records:
-                self._deletions.add(stream, entry.id)
-                continue
-            carrier = CarrierEntry(stream, entry.id, len(records))
-            self.windows.took(carrier)
-            for record in records:
-                enqueued_ns = record.accepted_ns + offset
-                begun = attempts[record.id] if attempts is not None else 0
-                queued.append(
-                    seen.RequestQueued(
-                        record.id,
-                        record.meta.version,
-                        record.level,
-                        record.rows,
-                        record.signature,
-                        record.timeout_us,
-                        record.deadline_ns + offset if record.deadline_ns else 0,
-                        enqueued_ns if enqueued_ns < now else now,
-                        begun,
-                        Carried(record, carrier, begun, restored=attempts is not None),
-                        lane,
-                    )
-                )
         decisions = self.scheduler.observe_all(queued, now)
         if self._held is not None and any(request.version not in self._held for request in queued):
             # accepted by a gateway that had not seen the unload yet
