@@ -60,10 +60,13 @@ class GivenBatches:
         for batch_id in list(self._batches):
             self.end(batch_id)
 
-    def lose(self, executor: str) -> None:
-        """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow."""
-        for batch_id in [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]:
-            self.end(batch_id)
+    def lose(self, executor: str) -> list[RequestQueued]:
+        """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow.
+
+        Returns what it had.
+        """
+        lost = [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]
+        return [request for batch_id in lost for request in self.end(batch_id)]
 
     def requests(self, batch_id: str) -> list[RequestQueued]:
         return self._batches[batch_id][1] if batch_id in self._batches else []

@@ -51,6 +51,7 @@ from .scheduling.decisions import (
     StopExecution,
 )
 from .scheduling.scheduler import ModelScheduler
+from .timeline import tell_returned, waiting_jobs
 from .turns_apart import TurnsApart
 from .windows import Windows
 
@@ -232,7 +233,7 @@ class OwnedModel:
             self.held_replies.hold(fact.batch_id, fact.replies, keeper)
             self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies))
         elif isinstance(fact, BatchReturned):
-            self.batch_returned(fact.batch_id, fact.executor)
+            self.batch_returned(fact.batch_id, fact.executor, fact.reason)
         elif isinstance(fact, BatchDied):
             self.on_death(fact)
         elif isinstance(fact, RequestCancelled):
@@ -253,19 +254,25 @@ class OwnedModel:
             self.request_settled(request)
         self.observe(seen.BatchFinished(batch_id, executor, held))
 
-    def batch_returned(self, batch_id: str, executor: str) -> None:
+    def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
         """A batch did not run, and nobody is to blame."""
-        self.given.end(batch_id)
+        self._came_back(self.given.end(batch_id), executor, reason)
         self.observe(seen.BatchReturned(batch_id, executor))
         self._refuse_unheld()
+
+    def _came_back(self, requests: list[seen.RequestQueued], executor: str, reason: str) -> None:
+        for job_id in waiting_jobs(requests):
+            self.spawn(tell_returned(self.log, self.model, job_id, executor, reason))
 
     def on_death(self, fact: BatchDied) -> None:
         """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
         ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
-        for request in self.given.end(fact.batch_id):
+        members = self.given.end(fact.batch_id)
+        for request in members:
             if request.id not in ids:
                 self.request_settled(request)
         reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
+        self._came_back(members, fact.executor, reason)
         self.observe(seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, fact.blameless))
         self._refuse_unheld()
 
@@ -329,8 +336,8 @@ class OwnedModel:
     def on_executor_lost(self, executor: str, *, drained: bool) -> None:
         if not self.closed:
             for batch_id in self.given.unsent(executor):
-                self.batch_returned(batch_id, executor)  # it never had these
-            self.given.lose(executor)
+                self.batch_returned(batch_id, executor, "not sent")  # it never had these
+            self._came_back(self.given.lose(executor), executor, "drained" if drained else "the executor was lost")
             self.observe(seen.ExecutorLost(executor, drained))
             self._refuse_unheld()
 
@@ -396,7 +403,7 @@ class OwnedModel:
 
     def _not_dispatched(self, decision: DispatchBatch) -> None:
         if not self.closed:
-            self.batch_returned(decision.batch_id, decision.executor)
+            self.batch_returned(decision.batch_id, decision.executor, "not sent")
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 

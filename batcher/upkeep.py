@@ -47,7 +47,7 @@ async def verify(owned: OwnedModel, min_age_ns: int) -> None:
                 owned.batch_finished(batch_id, executor)
             else:
                 _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, owned.model)
-                owned.batch_returned(batch_id, executor)
+                owned.batch_returned(batch_id, executor, "lost on its way")
 
 
 class Upkeep:

@@ -143,6 +143,9 @@ async def test_innocents_of_a_deadly_batch_succeed_and_the_culprit_is_kept(clust
     record = await ended(log, culprit)
     assert record.attempts == 4
     assert record.events[-1].detail["dead_letter"] is True
+    record = await log.job(MODEL, culprit)
+    assert record is not None
+    assert [event.kind for event in record.events] == ["accepted", *["batched", "returned"] * 4, "failed"]
     result = await log.job_result(MODEL, culprit)
     assert result is not None
     assert unpack_response(result).error.message == "Stub process 'echo_0' is not healthy."  # type: ignore[union-attr]
