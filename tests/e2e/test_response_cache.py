@@ -1,0 +1,210 @@
+"""Answers given again: a python model that counts its executions, by both protocols, over a reload, by two gateways."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e_asking import Gate, client, infer, post, statistics, until
+from e2e_models import gated, python
+from e2e_server import REPOSITORY, Server
+
+from charonia.eventlog.embedded import PrivateServer, find_server
+
+CHARONIA = str(Path(sys.executable).parent / "charonia")
+CACHE = "--cache-config=local,size=1000000"
+
+COUNTING = '''
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """VALUE -> VALUE * FACTOR, and a line in a file for each request executed."""
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            with open(FILE, "a") as file:
+                file.write("executed\\n")
+            value = pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SCALED", value * FACTOR)]))
+        return responses
+'''
+
+COUNTING_IO = """
+max_batch_size: 4
+input [
+  { name: "VALUE" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "TRACE" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+output [ { name: "SCALED" data_type: TYPE_INT32 dims: [ -1 ] } ]
+response_cache { enable: true }
+parameters { key: "charonia.cache_inputs" value { string_value: "VALUE" } }
+"""
+
+ROW = np.arange(6, dtype=np.int32).reshape(1, 6)
+
+
+class Counting:
+    """The model `counting` in a repository, and how often it was executed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.models = directory / "models"
+        self._file = directory / "executions"
+        self._file.touch()
+        self.write(2)
+
+    def write(self, factor: int) -> None:
+        source = f"FILE = {str(self._file)!r}\nFACTOR = {factor}\n" + COUNTING
+        python(self.models, "counting", source, COUNTING_IO)
+
+    @property
+    def executions(self) -> int:
+        return len(self._file.read_text().splitlines())
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Counting:
+    return Counting(tmp_path)
+
+
+def scaled(server: Any, kind: str, value: np.ndarray = ROW, **more: np.ndarray) -> np.ndarray:
+    return np.asarray(infer(server, "counting", kind, VALUE=value, **more).as_numpy("SCALED"))
+
+
+def metric(page: str, name: str, model: str) -> float:
+    found = re.findall(rf'^{name}{{[^}}]*model="{model}"[^}}]*}} (\S+)', page, re.M)
+    assert found, page
+    return sum(float(number) for number in found)
+
+
+def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: Callable[..., Any]) -> None:
+    server = serve(counting.models, CACHE, "--model-control-mode=explicit", "--load-model=*")
+    for kind in ("http", "grpc", "http", "grpc"):
+        assert (scaled(server, kind) == 2 * ROW).all()
+    assert counting.executions == 1
+    # an input that is not part of the key changes nothing, another value and another shape do
+    trace = np.array([[b"abc"]], np.object_)
+    assert (scaled(server, "http", TRACE=trace) == 2 * ROW).all()
+    assert counting.executions == 1
+    assert (scaled(server, "grpc", ROW + 1) == 2 * (ROW + 1)).all()
+    assert scaled(server, "http", np.repeat(ROW, 2, 0)).shape == (2, 6)
+    assert counting.executions == 3
+
+    until("hits and misses are counted", lambda: statistics(server, "counting")["inference_stats"].get("cache_miss"))
+    until(
+        "all misses are counted",
+        lambda: int(statistics(server, "counting")["inference_stats"]["cache_miss"]["count"]) == 3,
+    )
+    stats = statistics(server, "counting")
+    assert {k: int(v["count"]) for k, v in stats["inference_stats"].items()} == {
+        "success": 7,
+        "fail": 0,
+        "queue": 7,
+        "compute_input": 3,
+        "compute_infer": 3,
+        "compute_output": 3,
+        "cache_hit": 4,
+        "cache_miss": 3,
+    }
+    assert (int(stats["execution_count"]), int(stats["inference_count"])) == (3, 4)
+    assert int(stats["inference_stats"]["cache_hit"]["ns"]) > 0
+    with client("grpc", server) as asking:
+        grpc_stats = asking.get_inference_statistics("counting").model_stats[0].inference_stats
+    assert (grpc_stats.cache_hit.count, grpc_stats.cache_miss.count) == (4, 3)
+    page = server.scrape()
+    assert metric(page, "nv_cache_num_hits_per_model", "counting") == 4
+    assert metric(page, "nv_cache_num_misses_per_model", "counting") == 3
+    assert metric(page, "nv_cache_hit_duration_per_model", "counting") > 0
+    assert metric(page, "nv_cache_miss_duration_per_model", "counting") > 0
+    assert metric(page, "nv_inference_request_success", "counting") == 7
+    assert metric(page, "nv_inference_exec_count", "counting") == 3
+
+    # a reload starts anew
+    counting.write(3)
+    assert post(server, "/v2/repository/models/counting/load") == (200, None)
+    assert (scaled(server, "http") == 3 * ROW).all()
+    assert (scaled(server, "grpc") == 3 * ROW).all()
+    assert counting.executions == 4
+
+
+def test_what_is_asked_at_once_is_executed_once(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    models = tmp_path / "models"
+    gated(models, "gated", "max_batch_size: 1 response_cache { enable: true }")
+    server = serve(models, CACHE)
+    value = np.ones((1, 3), np.int32)
+    with ThreadPoolExecutor(8) as pool:
+        with Gate(server, "gated", tmp_path, pool):
+            # the only instance is busy: these come while the first of them waits in the queue
+            asked = [pool.submit(infer, server, "gated", ["http", "grpc"][n % 2], VALUE=value) for n in range(6)]
+        assert {int(task.result(60).as_numpy("EXECUTION")[0, 0]) for task in asked} == {2}
+    assert int(statistics(server, "gated")["execution_count"]) == 2
+
+
+class Part(Server):
+    """One gateway or another role over a shared log."""
+
+    def __init__(self, role: str, name: str, directory: Path, log_url: str, *flags: str) -> None:
+        log_file = directory / f"{name}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [CHARONIA, role, "--log-url", log_url, "--metrics-port=0", "--metrics-address=127.0.0.1", *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+            )
+        super().__init__(process, directory, log_file)
+
+    def read_endpoints(self) -> None:
+        said = re.search(r"gateway is up, http on ([\d.:]+), grpc on ([\d.:]+)", self.log())
+        if said is None:
+            raise KeyError("gateway is not up")
+        self.http, self.grpc = said[1], said[2]
+
+
+@pytest.fixture
+def gateways(counting: Counting, tmp_path: Path) -> Iterator[list[Part]]:
+    log = PrivateServer(tmp_path / "log", find_server())
+    (tmp_path / "log").mkdir()
+    log.start()
+    with ExitStack() as stack:
+        stack.callback(log.stop)
+
+        def start(role: str, name: str, *flags: str) -> Part:
+            part = Part(role, name, tmp_path, log.url, *flags)
+            stack.callback(part.stop)
+            return part
+
+        ports = ("--http-port=0", "--grpc-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
+        started = [start("gateway", f"gateway{n}", CACHE, *ports) for n in range(2)]
+        start("batcher", "batcher")
+        start("executor", "executor", f"--model-repository={counting.models}")
+        for gateway in started:
+            gateway.wait_ready()
+        yield started
+
+
+def test_gateways_share_what_was_answered(counting: Counting, gateways: list[Part]) -> None:
+    one, other = gateways
+    assert (scaled(one, "http") == 2 * ROW).all()
+    until(
+        "the answer is stored",
+        lambda: int(statistics(one, "counting")["inference_stats"]["cache_miss"]["count"]) == 1,
+    )
+    for kind in ("http", "grpc"):
+        assert (scaled(other, kind) == 2 * ROW).all()
+    assert counting.executions == 1
+    for gateway in gateways:
+        until(
+            "hits are counted for all",
+            lambda gateway=gateway: int(statistics(gateway, "counting")["inference_stats"]["cache_hit"]["count"]) == 2,
+        )
