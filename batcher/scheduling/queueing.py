@@ -163,8 +163,10 @@ class SharedLevel(LevelQueue):
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In order of service."""
         turns = self._turns.copy()
-        lanes = {number: iter(lane) for number, lane in self._lanes.items()}
+        lanes: dict[int, Iterator[QueuedRequest]] = {}
         while (number := turns.current()) is not None:
+            if number not in lanes:
+                lanes[number] = iter(self._lanes[number])
             request = next(lanes[number], None)
             if request is None:
                 turns.pass_on(number)
