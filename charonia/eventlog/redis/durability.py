@@ -102,7 +102,9 @@ class Server:
             return ""
         if self.appendfsync == "everysec" and not self.valkey and self.version >= _HONEST_WAITAOF:
             return ""
-        return f"it must run with 'appendfsync always', not '{self.appendfsync or 'unknown'}'"
+        if not self.appendfsync:
+            return "it does not tell its appendfsync: the log's user must be allowed to ask (ACL +config|get)"
+        return f"it must run with 'appendfsync always', not '{self.appendfsync}'"
 
 
 def _field(info: Any, pattern: bytes) -> str:

@@ -1,0 +1,351 @@
+"""The users of `infra/redis/users.acl.template`: each role works as its own user and is refused what it must not do."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from charonia import keys
+from charonia.errors import StartupError
+from charonia.eventlog.redis import RedisLog
+
+pytestmark = pytest.mark.integration
+
+_HERE = Path(__file__).parent
+_REDIS = _HERE.parents[1] / "infra" / "redis"
+ROLES = ("gateway", "batcher", "executor", "webhooks", "operator")
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+servers = _load("log_servers")
+roles = _load("role_processes")
+
+
+def _acl_file(directory: Path, template: Path) -> Path:
+    """The ACL file as the compose stack makes it; the passwords are `<role>'s:password`."""
+    for role in ROLES:
+        (directory / f"redis_{role}").write_text(f"{role}'s:password\n")
+    words = ["sh", str(_REDIS / "users.sh"), str(template), str(directory)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    path = directory / "users.acl"
+    path.write_text(done.stdout)
+    return path
+
+
+class GuardedServer(servers.LogServer):  # type: ignore[misc, name-defined]
+    """A log server with the users of the template and one more, `watcher`, who may do everything."""
+
+    def __init__(self, directory: Path, template: Path, **options: str) -> None:
+        acl = _acl_file(directory, template)
+        with acl.open("a") as file:
+            file.write("user watcher reset on >watcher ~* +@all\n")
+        super().__init__(aclfile=str(acl), acllog_max_len="1000", appendfsync="always", **options)
+
+    def client(self) -> redis.Redis:
+        return self.client_of("watcher", "watcher")
+
+    def client_of(self, user: str, password: str = "") -> redis.Redis:
+        return redis.Redis("127.0.0.1", self.port, username=user, password=password or f"{user}'s:password")
+
+    def refusals(self) -> list[str]:
+        with self.client() as client:
+            return [
+                f"{entry['username']} {entry['context']} {entry['reason']} {entry['object']}"
+                for entry in client.acl_log()
+            ]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[GuardedServer]:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    server = GuardedServer(secrets, _REDIS / "users.acl.template")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
+    """Every role as a process with its own user, the password in a file."""
+    models = roles.held_model(tmp_path / "models")
+    with ExitStack() as stack:
+
+        def start(role: str, *flags: str) -> Any:
+            password = tmp_path / "secrets" / f"redis_{role}"
+            url = f"redis://{role}@127.0.0.1:{server.port}/0"
+            process = roles.Role(
+                role, tmp_path, f"--log-url={url}", f"--log-password-file={password}", "--log-verbose=0", *flags
+            )
+            stack.callback(lambda: process.process.poll() is None and process.kill())
+            return process
+
+        def executor() -> Any:
+            return start("executor", f"--model-repository={models}")
+
+        secrets = tmp_path / "webhook-secrets.toml"
+        secrets.write_text('default = ["whsec_QUJDQUJDQUJDQUJDQUJDQUJDQUJDQUJD"]\n')
+        allow = "--webhook-allow=127.0.0.0/8"
+        parts = SimpleNamespace(
+            gateway=start("gateway", "--durability=fsync", "--journal=all", allow),
+            batcher=start("batcher"),
+            executor=executor(),
+            webhooks=start("webhooks", f"--webhook-secrets={secrets}", allow),
+        )
+        for part in vars(parts).values():
+            part.until_up()
+        parts.new_executor = executor
+        parts.new_batcher = lambda: start("batcher")
+        try:
+            parts.gateway.until_serves("held")
+            yield parts
+        finally:
+            for part in (parts.gateway, parts.batcher, parts.executor, parts.webhooks):
+                sys.stderr.write(f"--- {part.role}\n{part.log()}\n")
+            sys.stderr.write(f"--- refused by the server: {server.refusals()}\n")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Any]:
+    """Takes one webhook."""
+    called = Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(204)
+            self.end_headers()
+            called.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listening = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=listening.serve_forever)
+    thread.start()
+    yield SimpleNamespace(url=f"http://127.0.0.1:{listening.server_port}/", called=called)
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+def test_every_role_does_its_work_as_its_own_user(
+    server: GuardedServer, house: Any, endpoint: Any, tmp_path: Path
+) -> None:
+    gateway = house.gateway
+    status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request([1.0, 2.0]))
+    assert (status, answer["outputs"][0]["data"]) == (200, [1.0, 2.0])
+    # over 32 KB: beside the log, as no directory is shared
+    large = [float(n) for n in range(20_000)]
+    status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request(large))
+    assert (status, answer["outputs"][0]["data"]) == (200, large)
+    # a job with a key and a webhook, under fsync
+    headers = {"Idempotency_Key": "k", "Charonia_Webhook": endpoint.url}
+    job = gateway.submit(roles.request([3.0]), **headers)
+    gateway.until_state(job, "succeeded")
+    assert gateway.submit(roles.request([3.0]), **headers) == job
+    assert endpoint.called.wait(roles.PATIENCE_S)
+    roles.until(
+        "its delivery is told", lambda: gateway.until_state(job, "succeeded")["webhook"]["state"] == "delivered"
+    )
+
+    # one that runs, one that waits and is cancelled, while the executor is killed
+    gate, entered = tmp_path / "gate", tmp_path / "entered"
+    running = gateway.submit(roles.request([4.0], gate=str(gate), entered=str(entered)))
+    roles.until("it runs", entered.exists)
+    waiting = gateway.submit(roles.request([5.0]))
+    assert gateway.ask("DELETE", f"/v2/jobs/{waiting}")[0] in (200, 202)
+    gateway.until_state(waiting, "cancelled")
+    entered.unlink()
+    house.executor.kill()
+    executor = house.new_executor()
+    executor.until_up()
+    roles.until("it runs again", entered.exists)
+    # and a batcher that takes over from a killed one
+    house.batcher.kill()
+    batcher = house.new_batcher()
+    batcher.until_up()
+    gate.touch()
+    assert gateway.until_state(running, "succeeded")["attempts"] >= 2
+    status, _ = gateway.ask("POST", "/v2/models/held/infer", roles.request([6.0]))
+    assert status == 200
+
+    environment = {
+        **os.environ,
+        "CHARONIA_LOG_URL": f"redis://operator@127.0.0.1:{server.port}/0",
+        "CHARONIA_LOG_PASSWORD_FILE": str(tmp_path / "secrets" / "redis_operator"),
+    }
+
+    def operate(*words: str) -> Any:
+        done = subprocess.run([roles.CHARONIA, *words, "--json"], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert operate("audit")["findings"] == []
+    assert len(operate("jobs", "ls")["jobs"]) == 3
+    operate("queue", "pause", "held")
+    held = gateway.submit(roles.request([7.0]))
+    assert operate("queue", "ls")["queues"][0]["requests"] == 1
+    operate("jobs", "cancel", held)
+    gateway.until_state(held, "cancelled")
+    operate("queue", "resume", "held")
+    operate("dlq", "ls")
+    for part in (gateway, batcher, executor, house.webhooks):
+        assert part.stop() == 0, part.log()
+    # asked of whoever connects; only who promises `fsync` needs the answer
+    assert {refusal for refusal in server.refusals() if not refusal.endswith("command config|get")} == set()
+
+
+_FORBIDDEN_TO_ALL = (
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("CONFIG", "SET", "appendonly", "no"),
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("ACL", "LIST"),
+    ("MONITOR",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("SAVE",),
+    ("EVAL", "return 1", "0"),
+    ("SET", "anything", "1"),
+    ("XADD", "r2d2", "*", "a", "b"),
+    ("DEL", "ctl"),
+    ("XDEL", "ctl", "1-1"),
+    ("DEL", "epoch"),
+)
+_FORBIDDEN = {
+    "gateway": (
+        ("XRANGE", "dlq:{m}", "-", "+"),
+        ("XADD", "x:executor-1", "*", "a", "b"),
+        ("XREAD", "STREAMS", "x:executor-1", "0"),
+        ("SET", "whs:{m}:00", "1"),
+        ("ZADD", "wht:{m}", "1", "a"),
+        ("SET", "alive:executor:e", "1"),
+    ),
+    "batcher": (
+        ("CONFIG", "GET", "*"),
+        ("XRANGE", "r:gateway-1", "-", "+"),
+        ("GET", "blob:1"),
+        ("XRANGE", "dlq:{m}", "-", "+"),
+        ("GET", "whs:{m}:00"),
+        ("SET", "alive:gateway:g", "1"),
+        ("DEL", "c:00"),
+    ),
+    "executor": (
+        ("CONFIG", "GET", "*"),
+        ("XRANGE", "q:{m}:0:0", "-", "+"),
+        ("XADD", "q:{m}:0:0", "*", "a", "b"),
+        ("XRANGE", "r:gateway-1", "-", "+"),
+        ("XREAD", "STREAMS", "f:{m}", "0"),
+        ("SMEMBERS", "jm"),
+        ("SET", "blob:1", "1"),
+        ("XADD", "dlq:{m}", "*", "a", "b"),
+        ("GET", "whs:{m}:00"),
+        ("GET", "c:00"),
+        ("SET", "alive:batcher:b", "1"),
+    ),
+    "webhooks": (
+        ("CONFIG", "GET", "*"),
+        ("HSET", "job:{m}:00", "s", "s"),
+        ("XRANGE", "q:{m}:0:0", "-", "+"),
+        ("XRANGE", "j:{m}", "-", "+"),
+        ("XADD", "r:gateway-1", "*", "a", "b"),
+        ("GET", "blob:1"),
+        ("HSET", "n:{m}", "paused", "1"),
+        ("SET", "alive:gateway:g", "1"),
+    ),
+    "operator": (
+        ("SET", "whs:{m}:00", "1"),
+        ("XADD", "ctl", "*", "a", "b"),
+        ("XADD", "x:executor-1", "*", "a", "b"),
+        ("SET", "blob:1", "1"),
+        ("SET", "alive:gateway:g", "1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_refused_what_is_not_its_own(server: GuardedServer, role: str) -> None:
+    with server.client_of(role) as client:
+        assert client.ping()
+        for command in (*_FORBIDDEN_TO_ALL, *_FORBIDDEN[role]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+        # a script may do no more than who runs it
+        digest = client.script_load("return redis.call('XRANGE', 'dlq:{m}', '-', '+')")
+        if role != "operator":
+            with pytest.raises(redis.exceptions.ResponseError, match=r"NOPERM|ACL failure|can't access|No permission"):
+                client.evalsha(digest, 0)
+    with server.client() as watcher:
+        assert watcher.dbsize() == 0
+
+
+def test_nobody_comes_in_without_a_password(server: GuardedServer) -> None:
+    with redis.Redis("127.0.0.1", server.port) as client, pytest.raises(redis.exceptions.AuthenticationError):
+        client.ping()
+    with server.client_of("health", "anything") as client:
+        assert client.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.get("epoch")
+    stranger = server.client_of("gateway", "operator's:password")
+    with stranger as client, pytest.raises(redis.exceptions.AuthenticationError):
+        client.ping()
+
+
+async def test_a_role_that_may_not_ask_for_appendfsync_says_what_is_missing(
+    server: GuardedServer, tmp_path: Path
+) -> None:
+    """The level is refused with a sentence that names the way out; without one the server is used as it is."""
+    with server.client() as watcher:
+        watcher.execute_command("ACL", "SETUSER", "gateway", "-config|get")
+    url = f"redis://gateway:gateway's%3Apassword@127.0.0.1:{server.port}"
+    log = RedisLog(url, durability="memory")
+    await log.open()
+    assert await log.epoch()
+    await log.close()
+    with pytest.raises(StartupError, match=r"the log's user must be allowed to ask \(ACL \+config\|get\)"):
+        await RedisLog(url, durability="fsync").open()
+
+
+def test_every_key_of_the_log_is_somebody_s() -> None:
+    """A new kind of key must be given to the roles that need it."""
+    template = (_REDIS / "users.acl.template").read_text()
+    table = (keys.__doc__ or "").split("\n\n")[2]
+    kinds = {
+        kind for line in table.splitlines() for kind in re.findall(r"^    (\w+)|, (\w+):\{", line) for kind in kind
+    }
+    assert {"q", "dlq", "fence", "jd"} <= kinds
+    assert [kind for kind in sorted(kinds - {""}) if not re.search(rf"~{kind}(:\*)?[ )\n]", template)] == []
+
+
+def test_an_empty_secret_makes_no_user(tmp_path: Path) -> None:
+    for role in ROLES:
+        (tmp_path / f"redis_{role}").write_text(f"{role}\n")
+    (tmp_path / "redis_batcher").write_text(" \n")
+    words = ["sh", str(_REDIS / "users.sh"), str(_REDIS / "users.acl.template"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "redis_batcher is empty" in done.stderr
