@@ -143,7 +143,7 @@ OPTIONS: tuple[Option, ...] = (
         "str",
         (),
         _G,
-        "<cache>,<key>=<value>: local,size=<bytes> caches responses in the log; repeatable",
+        "<cache>,<key>=<value>: local,size=<bytes> caches responses in the log, redis,host=<host> beside; repeatable",
         repeat=True,
     ),
     Option("cache-directory", "str", "", _G, "accepted for compatibility; caches are built in"),

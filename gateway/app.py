@@ -45,7 +45,13 @@ def _fronts(settings: GatewaySettings, handler: GatewayService) -> dict[str, tup
 class GatewayApp:
     """One gateway process. `endpoints` maps front to host:port once started."""
 
-    def __init__(self, log: EventLog, settings: GatewaySettings, log_settings: LogSettings) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        settings: GatewaySettings,
+        log_settings: LogSettings,
+        cache_log: EventLog | None = None,
+    ) -> None:
         self._settings = settings
         self._log_is_private = log_settings.private
         self._control = ControlPlane(
@@ -59,7 +65,7 @@ class GatewayApp:
             ttl_ms=log_settings.gateway_ttl_ms,
         )
         self._payloads = PayloadDirectory(settings.shm_dir, settings.incarnation)
-        self.service = GatewayService(log, self._control, settings, self._payloads)
+        self.service = GatewayService(log, self._control, settings, self._payloads, cache_log)
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self._membership.say_again.append(self.service.say_weights)
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes

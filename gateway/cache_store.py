@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from charonia import keys
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import MOST_TAKEN, EventLog
 from charonia.wire import ResponseRecord, pack_response, unpack_response
@@ -30,6 +30,9 @@ MOST_HERE_BYTES = 64 * 1024**2
 _MOST_ON_THE_WAY_BYTES = 64 * 1024**2
 _TELL_USES_S = 1.0
 _SWEEP_S = 60.0
+_LOOK_S = 0.5
+"""One that takes longer is a miss, and for a while no other is tried: a cache must not be slower than its models."""
+_LEFT_ALONE_NS = 5_000_000_000
 _NOBODY = bytes(16)
 
 # when it expires, in us since the epoch; before the response record
@@ -81,6 +84,8 @@ class CacheStore:
         self._uses: dict[bytes, int] = {}
         self._on_the_way_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._left_alone_until_ns = 0
+        self._failing = False
         self.size_here_bytes = 0
         self.evictions = 0
         """Responses that this gateway took out of the log because of the bound."""
@@ -124,10 +129,17 @@ class CacheStore:
 
     async def look(self, key: bytes) -> Cached | None:
         """What any gateway has put into the log; None also when the log cannot be asked."""
-        try:
-            (data,) = await self._log.notes([keys.cached(key)])
-        except CharoniaError:
+        if self._left_alone_until_ns > monotonic_ns():
             return None
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                (data,) = await self._log.notes([keys.cached(key)])
+        except (CharoniaError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._left_alone_until_ns = monotonic_ns() + _LEFT_ALONE_NS
+            self._fails(f"no response can be looked up: {str(error) or 'no answer in time'}")
+            return None
+        self._failing = False
         if data is None:
             return None
         try:
@@ -190,11 +202,17 @@ class CacheStore:
                 self._log.set_times(keys.CACHE_EXPIRIES, {key: cached.expires_us}),
             )
         except CharoniaError as error:
-            _log.warning("a response is not shared with other gateways: %s", error)
+            self._fails(f"a response is not shared with other gateways: {error}")
         finally:
             self._on_the_way_bytes -= len(data)
             if not stored.done():
                 stored.set_result(None)
+
+    def _fails(self, what: str) -> None:
+        """Said once, until a look-up is answered again."""
+        if not self._failing:
+            self._failing = True
+            _log.warning("response cache: %s", what)
 
     async def _use(self, uses: dict[bytes, tuple[int, int]]) -> None:
         """Tell the index of uses, and remove what it gives up."""

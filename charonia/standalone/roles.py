@@ -25,7 +25,7 @@ from charonia.eventlog.port import EventLog
 from charonia.options import Values
 from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
-from .cache_options import cache_size_bytes
+from .cache_options import cache_options
 from .logs import configure_logging
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,9 @@ def _log_settings(values: Values) -> LogSettings:
 async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from gateway.app import GatewayApp
 
-    app = GatewayApp(log, gateway_settings(values), _log_settings(values))
+    settings = gateway_settings(values)
+    cache_log = await _cache_log(values)
+    app = GatewayApp(log, settings, _log_settings(values), cache_log)
     await app.start()
 
     async def report_serving() -> None:
@@ -150,9 +152,27 @@ async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
 
     async def stop() -> bool:
         reporting.cancel()
-        return await app.stop()
+        clean = await app.stop()
+        if cache_log is not None:
+            await cache_log.close()
+        return clean
 
     return app.endpoints, stop
+
+
+async def _cache_log(values: Values) -> EventLog | None:
+    """Where responses are cached when that is not the log. Raises `StartupError` when it cannot be used."""
+    from charonia.eventlog.redis import RedisLog
+
+    url = cache_options(values, os.environ).url
+    if not url:
+        return None
+    log = RedisLog(url)
+    try:
+        await log.open()
+    except StartupError as error:
+        raise StartupError(str(error).replace("the event log", "the response cache")) from None
+    return log
 
 
 def gateway_settings(values: Values) -> GatewaySettings:
@@ -207,7 +227,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         journal_retention_size_bytes=values["journal_retention_bytes"],
         tenant_header=values["tenant_header"],
         api_keys=values["api_keys"],
-        response_cache_size_bytes=cache_size_bytes(values),
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
     )
 
 

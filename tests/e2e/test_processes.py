@@ -128,6 +128,11 @@ def _fails(*arguments: str, cwd: Path) -> str:
         ([], "needs --model-repository"),
         (["--model-repository", ".", "--nonsense"], "unknown option '--nonsense'"),
         (["--model-repository", ".", "--vertex-ai-port=1"], "'--vertex-ai-port' is known but not supported"),
+        (["--model-repository", ".", "--cache-config=disk,size=1"], "unknown cache 'disk' in --cache-config"),
+        (
+            ["--model-repository", ".", "--cache-config=redis,host=127.0.0.1,port=1"],
+            "the response cache at redis://127.0.0.1:1/0",
+        ),
         (["--model-repository", ".", "--http-port=x"], "--http-port must be a number, got 'x'"),
         (
             ["--model-repository", ".", "--model-control-mode=often"],

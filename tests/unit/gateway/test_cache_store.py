@@ -189,7 +189,36 @@ async def test_a_log_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -
     await put(store, 1)
     assert store.here(key(1)) is not None
     assert await store.look(key(2)) is None
-    assert caplog.messages == ["a response is not shared with other gateways: away"]
+    assert caplog.messages == ["response cache: a response is not shared with other gateways: away"]
     store.start()
     await asyncio.sleep(0)
     await store.close()
+
+
+async def test_a_log_that_hangs_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging(MemoryLog):
+        looks = 0
+        hangs = True
+
+        async def notes(self, keys: Any) -> list[bytes | None]:
+            self.looks += 1
+            if self.hangs:
+                await asyncio.Event().wait()
+            return await super().notes(keys)
+
+    now_ns = 1
+    monkeypatch.setattr(cache_store, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cache_store, "monotonic_ns", lambda: now_ns)
+    log = Hanging()
+    store = CacheStore(log, 10_000)
+    assert await store.look(key(1)) is None
+    assert await store.look(key(1)) is None
+    assert log.looks == 1
+    assert caplog.messages == ["response cache: no response can be looked up: no answer in time"]
+    now_ns += 6_000_000_000
+    monkeypatch.setattr(cache_store, "_LOOK_S", 10.0)
+    log.hangs = False
+    assert await store.look(key(1)) is None
+    assert log.looks == 2
