@@ -1,0 +1,76 @@
+"""Executors are killed again and again, with the batcher in them or apart: healthy work ends well, nobody is blamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import redis
+from e2e_asking import until
+from e2e_models import python
+from e2e_server import Server, serving
+
+from charonia import keys
+
+SOURCE = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.3)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy() * 2)])
+            for r in requests
+        ]
+"""
+
+CONFIG = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
+dynamic_batching { }
+"""
+
+JOBS, KILLS = 60, 4
+
+
+def submit(server: Server, value: int) -> str:
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [value]}]}
+    headers = {"Prefer": "respond-async", "Content-Type": "application/json"}
+    status, answer = server.request("POST", "/v2/models/slow/infer", json.dumps(body).encode(), headers)
+    assert status == 202, answer
+    return str(json.loads(answer)["id"])
+
+
+@pytest.mark.parametrize(
+    ("role", "flags"),
+    [("executor+batcher", ()), ("executor", ("--batcher=separate", "--executors=2"))],
+    ids=["together", "apart"],
+)
+def test_healthy_work_survives_executors_killed_again_and_again(
+    role: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    python(tmp_path / "models", "slow", SOURCE, CONFIG)
+    with serving(tmp_path / "models", tmp_path / "state", *flags) as server:
+        jobs = [submit(server, value) for value in range(JOBS)]
+
+        def states() -> list[str]:
+            return [json.loads(server.get(f"/v2/jobs/{job}")[1])["state"] for job in jobs]
+
+        killed = 0
+        while killed < KILLS and {"queued", "running"} & set(states()):
+            done = states().count("succeeded")
+            # progress between two kills: the work is shorter than the time between them
+            until("some more are done", lambda done=done: states().count("succeeded") > min(done, JOBS - 1))
+            for pid in server.pids(role):
+                os.kill(pid, signal.SIGKILL)
+            killed += 1
+        assert killed > 1
+        until("all have ended", lambda: not {"queued", "running"} & set(states()), 90)
+        assert set(states()) == {"succeeded"}
+        with redis.Redis.from_url(server.log_url) as log:
+            assert log.xlen(keys.dead_letters("slow")) == 0
