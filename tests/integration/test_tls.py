@@ -1,0 +1,219 @@
+"""Every role over TLS: a server with a certificate of its own authority, clients with certificates, nothing in clear.
+
+Needs a server that is built with TLS: `CHARONIA_TEST_TLS_SERVER`, else one on PATH (Debian's redis-server is; the wheel
+of the `embedded` extra is not).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+
+from charonia.errors import StartupError
+from charonia.eventlog.redis import RedisLog
+
+_HERE = Path(__file__).parent
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+servers = _load("log_servers")
+roles = _load("role_processes")
+
+
+def _server_with_tls() -> str:
+    """A binary that can do TLS, "" without one. Without a certificate it ends at once and says what it misses."""
+    candidates = [os.environ.get("CHARONIA_TEST_TLS_SERVER", ""), "redis-server", "valkey-server"]
+    for path in filter(None, (shutil.which(name) for name in candidates if name)):
+        said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=10, check=False)
+        if b"Failed to configure TLS" in said.stdout:
+            return path
+    return ""
+
+
+BINARY = _server_with_tls()
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not BINARY, reason="no server with TLS: set CHARONIA_TEST_TLS_SERVER or install redis-server"),
+    pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificates"),
+]
+
+
+def _openssl(directory: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
+
+
+def _authority(directory: Path, name: str) -> None:
+    subject = ("-subj", f"/CN={name}", "-days", "2", "-nodes")
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    _openssl(directory, "req", "-x509", *key, *subject, "-keyout", f"{name}.key", "-out", f"{name}.crt")
+
+
+def _certificate(directory: Path, name: str, authority: str) -> None:
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _openssl(directory, "req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    signing = ("-CA", f"{authority}.crt", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2")
+    _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.crt")
+
+
+class TlsServer(servers.LogServer):  # type: ignore[misc, name-defined]
+    """Takes TLS connections with a certificate of the authority `ours`, and a password; no others."""
+
+    def __init__(self, certificates: Path) -> None:
+        super().__init__()
+        self.certificates = certificates
+        self.options |= {
+            "tls-port": str(self.port),
+            "tls-cert-file": str(certificates / "server.crt"),
+            "tls-key-file": str(certificates / "server.key"),
+            "tls-ca-cert-file": str(certificates / "ours.crt"),
+            "requirepass": "secret",
+        }
+
+    def start(self) -> TlsServer:
+        words = [word for name, value in self.options.items() for word in (f"--{name}", value)]
+        with (self.directory / "output").open("ab") as output:
+            self.process = subprocess.Popen(
+                [BINARY, "--port", "0", "--bind", "127.0.0.1", "127.0.0.2", "--dir", str(self.directory), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        with self.client() as client:
+            servers.wait_until(lambda: servers._pings(client))
+        return self
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(
+            "127.0.0.1",
+            self.port,
+            password="secret",
+            ssl=True,
+            ssl_ca_certs=str(self.certificates / "ours.crt"),
+            ssl_certfile=str(self.certificates / "client.crt"),
+            ssl_keyfile=str(self.certificates / "client.key"),
+        )
+
+    def url_of(
+        self, host: str = "localhost", authority: str = "ours", client: str = "client", password: str = ""
+    ) -> str:
+        query = {"ssl_ca_certs": str(self.certificates / f"{authority}.crt")}
+        if client:
+            query |= {
+                "ssl_certfile": str(self.certificates / f"{client}.crt"),
+                "ssl_keyfile": str(self.certificates / f"{client}.key"),
+            }
+        credentials = f"default:{password}@" if password else "default@"
+        return f"rediss://{credentials}{host}:{self.port}/0?{urlencode(query)}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    directory = tmp_path_factory.mktemp("certificates")
+    for authority in ("ours", "theirs"):
+        _authority(directory, authority)
+    _certificate(directory, "server", "ours")
+    _certificate(directory, "client", "ours")
+    _certificate(directory, "stranger", "theirs")
+    (directory / "password").write_text("secret\n")
+    server = TlsServer(directory)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+def test_every_role_works_over_tls_and_comes_back(server: TlsServer, tmp_path: Path) -> None:
+    models = roles.held_model(tmp_path / "models")
+    secrets = tmp_path / "webhook-secrets.toml"
+    secrets.write_text('default = ["whsec_QUJDQUJDQUJDQUJDQUJDQUJDQUJDQUJD"]\n')
+    url = (f"--log-url={server.url_of()}", f"--log-password-file={server.certificates / 'password'}")
+    with ExitStack() as stack:
+
+        def start(role: str, *flags: str) -> Any:
+            process = roles.Role(role, tmp_path, *url, *flags)
+            stack.callback(lambda: process.process.poll() is None and process.kill())
+            return process
+
+        parts = SimpleNamespace(
+            gateway=start("gateway"),
+            batcher=start("batcher"),
+            executor=start("executor", f"--model-repository={models}"),
+            webhooks=start("webhooks", f"--webhook-secrets={secrets}"),
+        )
+        for part in vars(parts).values():
+            part.until_up()
+        gateway = parts.gateway
+        gateway.until_serves("held")
+        status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request([1.0]))
+        assert (status, answer["outputs"][0]["data"]) == (200, [1.0])
+        # many TLS records, beside the log and back
+        large = [float(n) for n in range(100_000)]
+        status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request(large))
+        assert (status, answer["outputs"][0]["data"]) == (200, large)
+
+        before = gateway.submit(roles.request([2.0]))
+        gateway.until_state(before, "succeeded")
+        server.kill(signal.SIGKILL)
+        server.start()
+        gateway.until_state(before, "succeeded")
+
+        def serves() -> bool:
+            return bool(gateway.ask("POST", "/v2/models/held/infer", roles.request([3.0]))[0] == 200)
+
+        roles.until("it serves again", serves)
+        for part in vars(parts).values():
+            assert part.stop() == 0, part.log()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"authority": "theirs"}, "certificate verify failed"),
+        ({"client": ""}, "certificate required|cannot be reached"),
+        ({"client": "stranger"}, "unknown ca|decrypt error|cannot be reached"),
+        ({"password": "wrong"}, "refused the user name or password"),
+    ],
+)
+async def test_whoever_cannot_prove_who_it_is_does_not_start(
+    server: TlsServer, wrong: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        await RedisLog(server.url_of(**({"password": "secret"} | wrong))).open()
+
+
+async def test_a_name_that_the_certificate_does_not_hold_is_not_the_server(server: TlsServer) -> None:
+    with pytest.raises(StartupError, match=r"doesn't match|not valid for|verify failed"):
+        await RedisLog(server.url_of(host="127.0.0.2", password="secret")).open()
+
+
+async def test_a_clear_connection_gets_nothing(server: TlsServer) -> None:
+    with pytest.raises(StartupError):
+        await RedisLog(f"redis://default:secret@127.0.0.1:{server.port}").open()
+
+
+@pytest.mark.parametrize("file", ["ssl_ca_certs", "ssl_certfile"])
+def test_a_certificate_that_is_not_there_is_one_sentence(file: str) -> None:
+    with pytest.raises(StartupError, match="a certificate of the event log URL cannot be loaded"):
+        RedisLog(f"rediss://localhost/0?{file}=/nowhere.crt")
