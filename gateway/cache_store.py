@@ -1,7 +1,7 @@
 """Where cached responses lie: in the log for all gateways, the hottest in this process as well (K3).
 
-Both are bounded in bytes and give up what was used longest ago. The log's bound is exact at every insertion; uses by
-hits here are told to it now and then. Nothing that fails here fails a request: the cache then knows less.
+Both are bounded in bytes and give up what was used longest ago. The log has at most what gateways are just inserting
+beyond its bound; uses by hits here are told to it now and then. Nothing that fails here fails a request: the cache then knows less.
 """
 
 from __future__ import annotations
@@ -195,12 +195,12 @@ class CacheStore:
         self, key: bytes, data: bytes, cached: Cached, now_us: int, ttl_s: int, stored: asyncio.Future[None]
     ) -> None:
         try:
-            # the index first: what it knows is bounded
-            await self._use({key: (now_us, cached.size_bytes)})
+            # the index last: who takes a member out of it removes a response that is there
             await asyncio.gather(
                 self._log.put_note(keys.cached(key), data, ttl_s),
                 self._log.set_times(keys.CACHE_EXPIRIES, {key: cached.expires_us}),
             )
+            await self._use({key: (now_us, cached.size_bytes)})
         except CharoniaError as error:
             self._fails(f"a response is not shared with other gateways: {error}")
         finally:
