@@ -1,7 +1,8 @@
 """Where cached responses lie: in the log for all gateways, the hottest in this process as well (K3).
 
 Both are bounded in bytes and give up what was used longest ago. The log has at most what gateways are just inserting
-beyond its bound; uses by hits here are told to it now and then. Nothing that fails here fails a request: the cache then knows less.
+beyond its bound; uses by hits here are told to it now and then. Nothing that fails here fails a request: the cache then
+knows less.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class CacheStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_alone_until_ns = 0
         self._failing = False
+        self._too_large: set[str] = set()
         self.size_here_bytes = 0
         self.evictions = 0
         """Responses that this gateway took out of the log because of the bound."""
@@ -162,11 +164,13 @@ class CacheStore:
         data = pack(record, now_us + ttl_s * 1_000_000)
         cached = Cached.of(data)
         if cached.size_bytes > self._limit_bytes:
-            _log.warning(
-                "a response of model '%s' is not cached: its %d bytes are more than the whole cache has",
-                record.model,
-                cached.size_bytes,
-            )
+            if record.model not in self._too_large:
+                self._too_large.add(record.model)
+                _log.warning(
+                    "a response of model '%s' is not cached: its %d bytes are more than the cache has (said once)",
+                    record.model,
+                    cached.size_bytes,
+                )
             return None
         self._keep(key, cached)
         if self._on_the_way_bytes + len(data) > _MOST_ON_THE_WAY_BYTES:
