@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,34 @@ def test_what_is_asked_at_once_is_executed_once(tmp_path: Path, serve: Callable[
             asked = [pool.submit(infer, server, "gated", ["http", "grpc"][n % 2], VALUE=value) for n in range(6)]
         assert {int(task.result(60).as_numpy("EXECUTION")[0, 0]) for task in asked} == {2}
     assert int(statistics(server, "gated")["execution_count"]) == 2
+
+
+def _log_servers() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "integration" / "log_servers.py"
+    spec = importlib.util.spec_from_file_location("e2e_cache_servers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_cache_of_its_own_may_go(counting: Counting, serve: Callable[..., Any]) -> None:
+    place = _log_servers().LogServer()
+    place.start()
+    try:
+        server = serve(counting.models, f"--cache-config=redis,host=127.0.0.1,port={place.port}")
+        for kind in ("http", "grpc"):
+            assert (scaled(server, kind) == 2 * ROW).all()
+        assert counting.executions == 1
+    finally:
+        place.stop()
+    # what the gateway has itself it still has; the rest is executed
+    assert (scaled(server, "http") == 2 * ROW).all()
+    for kind in ("http", "grpc"):
+        assert (scaled(server, kind, ROW + 5) == 2 * (ROW + 5)).all()
+    assert counting.executions == 2
+    assert server.get("/v2/health/ready")[0] == 200
 
 
 class Part(Server):
