@@ -27,7 +27,8 @@ def test_every_counter_has_its_place() -> None:
         "b10_output_ns": 4,
         "b2_count": 1,
     }
-    for number, what in enumerate(("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")):
+    whats = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    for number, what in enumerate(whats):
         fields |= {f"{what}_count": number + 1, f"{what}_ns": 100 * (number + 1)}
     found = model_statistics("m", 1, fields)
     assert (found.last_inference_ms, found.inference_count, found.execution_count) == (7, 12, 2)
@@ -38,7 +39,9 @@ def test_every_counter_has_its_place() -> None:
         found.compute_input,
         found.compute_infer,
         found.compute_output,
-    ] == [Duration(n, 100 * n) for n in range(1, 7)]
+        found.cache_hit,
+        found.cache_miss,
+    ] == [Duration(n, 100 * n) for n in range(1, 9)]
     assert found.batches == (
         BatchStatistics(2, Duration(1, 0), Duration(1, 0), Duration(1, 0)),
         BatchStatistics(10, Duration(1, 2), Duration(1, 3), Duration(1, 4)),
