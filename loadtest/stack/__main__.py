@@ -24,6 +24,7 @@ from loadtest.drill.clients import Client, Disconnected, LoadClient, Told, reque
 from loadtest.model import LoadTestError
 
 from .compose import Stack, wait_for
+from .queries import asked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SLEEP_S = 0.1
@@ -218,6 +219,14 @@ class Test:
             self.told.problem(f"audit: {finding}")
         self.note("audit", "clean" if not findings else f"{len(findings)} findings")
 
+    def queries(self) -> None:
+        """The board's and the alerts' expressions are taken by the stack's own Prometheus, and panels have data."""
+        found = asked(f"127.0.0.1:{self._ports['PROMETHEUS_PORT']}")
+        for panel in ("Answers per second, {{model}}", "Waiting requests, {{model}}", "Parts that answer, {{job}}"):
+            if not found[panel]:
+                self.told.problem(f"the panel '{panel}' has no data")
+        self.note("expressions asked, with data", f"{len(found)}, {sum(map(bool, found.values()))}")
+
     def run(self) -> None:
         stack = self._stack
         self.note("up and healthy", f"{stack.up('--build'):.1f} s")
@@ -239,6 +248,7 @@ class Test:
             self.step(f"{service} upgraded, slowest drain", lambda service=service: stack.roll(service))  # type: ignore[misc]
         self.step("gateway killed", lambda: stack.kill("gateway"), excused=True)
         self.step("redis killed", lambda: stack.kill("redis"), excused=True)
+        self.queries()
         self.end_load()
         self.check()
 

@@ -21,7 +21,9 @@ import redis
 
 from charonia import keys
 from charonia.errors import StartupError
+from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
+from charonia.jobs import NewJob
 
 pytestmark = pytest.mark.integration
 
@@ -303,9 +305,26 @@ def test_a_role_is_refused_what_is_not_its_own(server: GuardedServer, role: str)
         assert watcher.dbsize() == 0
 
 
+async def test_what_roles_wrote_is_there_again_after_a_restart(server: GuardedServer) -> None:
+    """The append-only file is read back as the user `default`, who can do nothing else."""
+    job = NewJob(b"j" * 16, 1, 1, 600)
+    log = RedisLog(f"redis://gateway:gateway's%3Apassword@127.0.0.1:{server.port}", durability="fsync")
+    await log.open()
+    await log.accept_job("m", 0, 0, job, [b"r", job.id], Limits())
+    await log.close()
+    server.kill()
+    server.start()
+    await log.open()
+    assert await log.job("m", job.id) is not None
+    assert await log.pending("m") == (1, 1)
+    await log.close()
+
+
 def test_nobody_comes_in_without_a_password(server: GuardedServer) -> None:
-    with redis.Redis("127.0.0.1", server.port) as client, pytest.raises(redis.exceptions.AuthenticationError):
-        client.ping()
+    for user, password in ((None, None), ("default", ""), ("default", "default")):
+        unknown = redis.Redis("127.0.0.1", server.port, username=user, password=password)
+        with unknown as client, pytest.raises(redis.exceptions.AuthenticationError):
+            client.ping()
     with server.client_of("health", "anything") as client:
         assert client.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):
