@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from charonia import failpoints, keys
@@ -64,7 +64,8 @@ _PAGE = 500
 class OwnedModel:
     """The shell around one `ModelScheduler`. `lost_ownership` is called when the log says somebody else owns it.
 
-    `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned.
+    `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
+    of the given ones that left unheard.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class OwnedModel:
         window_requests: int,
         lane_weights: Mapping[int, int],
         gone: set[str],
+        find_gone: Callable[[set[str]], Awaitable[None]],
         turns: TurnsApart,
         lost_ownership: Callable[[str], None],
     ) -> None:
@@ -97,6 +99,7 @@ class OwnedModel:
         self._reader = reader
         self._local_executor = local_executor
         self._gone = gone
+        self._find_gone = find_gone
         self._lost_ownership = lost_ownership
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,8 +183,10 @@ class OwnedModel:
         """
         queued: dict[bytes, seen.RequestQueued] = {}
         while entries := await self.log.range(stream, self.windows.after(stream), _PAGE):
-            ids = [record.id for entry in entries for record in requests_of(entry)]
+            records = [record for entry in entries for record in requests_of(entry)]
+            ids = [record.id for record in records]
             attempts = dict(zip(ids, await self.log.unsettled(self.model, ids), strict=True))
+            await self._find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
             if self.closed:
                 return queued
             queued |= {request.id: request for request in self._queue(stream, entries, attempts)}

@@ -150,6 +150,7 @@ class BatcherService:
             window_requests=self._settings.window_requests,
             lane_weights=self._catalog.lane_weights,
             gone=self._gone_endpoints,
+            find_gone=self._find_gone,
             turns=self._turns,
             lost_ownership=self._drop_if_owned,
         )
@@ -219,15 +220,27 @@ class BatcherService:
                 self._gone_endpoints.add(fact.incarnation)
                 for owned in self._owned.values():
                     owned.drop_of_gone(owned.scheduler.waiting())
-            self._gone |= dict.fromkeys(_streams(fact), _GONE_REMEMBERED)
-            if self._sweeping is None or self._sweeping.done():
-                self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")
+            self._sweep_soon(_streams(fact))
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             for model in list(self._owned):
                 self._drop(model)
         else:
             self._consider_all()
+
+    async def _find_gone(self, endpoints: set[str]) -> None:
+        """Gateways that queued requests name and that left before this batcher could hear of it."""
+        unheard = sorted(endpoints - self._gone_endpoints - self._catalog.processes.keys())
+        if unheard:
+            alive = await self._log.alive("gateway", unheard)
+            gone = [endpoint for endpoint, lives in zip(unheard, alive, strict=True) if not lives]
+            self._gone_endpoints.update(gone)
+            self._sweep_soon([keys.replies(endpoint) for endpoint in gone])
+
+    def _sweep_soon(self, streams: list[bytes]) -> None:
+        self._gone |= dict.fromkeys(streams, _GONE_REMEMBERED)
+        if self._gone and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")
 
     async def _sweep(self) -> None:
         """Delete the streams only a process that left would read, again and again: work under way still writes them."""

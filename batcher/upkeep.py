@@ -24,6 +24,8 @@ _LOOK_NS = 10_000_000_000
 _TRIM_NS = 30_000_000_000
 _YOUNG_US = 5_000_000
 """Jobs younger than this may be on their way still."""
+_SKEW_MS = 60_000
+"""Between a gateway's clock, which a job's time is of, and the log's, which numbers entries."""
 LOST = "the log lost this request"
 NOTHING_UNFINISHED = b"+"
 
@@ -66,7 +68,18 @@ class Upkeep:
             await self.find_lost()
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
-            await self._owned.log.trim_journal(self._owned.model, self._owned.windows.oldest() or NOTHING_UNFINISHED)
+            await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
+
+    async def _oldest_unfinished(self) -> bytes:
+        """What of the journal must stay. Ids are milliseconds and a number, which each stream counts for itself.
+
+        A job's entry in the queue may be much younger than its beginning in the journal: one that was moved.
+        """
+        oldest = self._owned.windows.oldest()
+        kept_ms = [int(oldest.partition(b"-")[0])] if oldest is not None else []
+        for job in await self._owned.log.jobs(self._owned.model, ended=False, count=1):
+            kept_ms.append(max(0, job.accepted_us // 1000 - _SKEW_MS))
+        return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
 
     async def find_lost(self) -> int:
         """Fail the jobs that are in the log's count and in no stream, once two looks in a row find too many; how many.

@@ -288,6 +288,7 @@ class Cluster:
     async def gateway(self, name: str = "gateway-1") -> GatewayService:
         """A gateway that has heard of the model."""
         log = await self.log()
+        await log.beat("gateway", name, NEVER_MS)
         control = ControlPlane(log, check_interval_ms=NEVER_MS, incarnation=name)
         await control.start()
         service = GatewayService(log, control, GatewaySettings(name))

@@ -17,7 +17,7 @@ from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import Cancelled
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, QueueCommanded, RequestsEnded, pack_fact
+from charonia.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobState, NewJob
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -329,6 +329,64 @@ async def test_what_a_lost_gateway_waited_for_is_not_run_and_its_jobs_are(cluste
     await settled_then(cluster, lambda: batcher.service.owned[MODEL].settled_requests == 4)
     assert executor.executed == [0, 2]
     assert not await log.range(keys.replies("gateway-9"))
+
+
+async def test_what_a_gateway_waited_for_that_left_unheard_is_not_run(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher(prefetch=0)
+    log = executor.log
+    await log.beat("gateway", "gateway-8", 60_000)
+    await submit(log, 0)
+    await until(lambda: len(executor.held) == 1)
+    await submit(log, 1, endpoint=b"gateway-9", job=False)
+    await submit(log, 2, endpoint=b"gateway-9")
+    await submit(log, 3, endpoint=b"gateway-8", job=False)
+    await until(lambda: first.service.owned[MODEL].scheduler.pending_count() == 3)
+    await first.die()
+    await log.append(keys.replies("gateway-9"), [b"r", b"late"])
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher(prefetch=0)
+    await second.owns()
+    executor.release()
+    await settled_then(cluster, lambda: second.service.owned[MODEL].settled_requests == 4)
+    assert executor.executed == [0, 2, 3]
+
+    async def swept() -> bool:
+        return not await log.range(keys.replies("gateway-9"))
+
+    await until_so(swept)
+    assert len(await log.range(keys.replies("gateway-8"))) == 1
+
+
+async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.upkeep._TRIM_NS", 0)
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    log = executor.log
+    running = await submit(log, 0)
+    await until(lambda: len(executor.held) == 1)
+    moved = await submit(log, 1)
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
+    # as `charonia queue move` does it
+    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestsMoved(moved))])
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 0)
+    stream = keys.queue(MODEL, 0, 0)
+    (entry,) = [entry for entry in await log.range(stream) if moved in bytes(entry.fields[1])]
+    await log.delete_entries(stream, [entry.id])
+    executor.release(1)
+    assert (await ended(log, running)).state is JobState.SUCCEEDED
+    await until(lambda: not batcher.service.owned[MODEL].windows.unsettled)
+    await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
+    await until(lambda: len(executor.held) == 1)
+    await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
+    await Upkeep(batcher.service.owned[MODEL]).look()
+    accepted = [bytes(e.fields[3]) for e in await log.range(keys.journal(MODEL)) if bytes(e.fields[1]) == b"accepted"]
+    assert moved in accepted
+    executor.release()
+    assert (await ended(log, moved)).state is JobState.SUCCEEDED
+    await cluster.settled()
 
 
 async def test_another_tenants_request_does_not_wait_for_a_flood(cluster: Cluster) -> None:
