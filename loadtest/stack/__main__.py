@@ -179,11 +179,13 @@ class Test:
     def step(self, name: str, act: Callable[[], float], *, excused: bool = False) -> None:
         """One change under load. `excused`: keyless calls may be cut off meanwhile."""
         self.told.excused = excused
+        before = len(self.told.problems)
         seconds = act()
         self.wait_answered()
         self.told.excused_until_s = time.monotonic() + 1.0
         self.told.excused = False
-        self.note(name, f"{seconds:.1f} s")
+        problems = len(self.told.problems) - before
+        self.note(name, f"{seconds:.1f} s" + (f", {problems} problems" if problems else ""))
 
     def wait_answered(self) -> None:
         """Until a request of ours is answered."""
