@@ -27,7 +27,8 @@ from .compose import Stack, wait_for
 from .queries import asked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SLEEP_S = 0.1
+SLEEP_S = 0.2
+WINDOW_S = 12.0
 _SLEEPER = f"""
 import time
 import triton_python_backend_utils as pb_utils
@@ -117,7 +118,7 @@ class Test:
         wait_for(lambda: self._served_by(executors), f"{executors} executors serve the sleeping model")
         answered = 0
         lock = threading.Lock()
-        end_s = time.monotonic() + 6.0
+        end_s = time.monotonic() + WINDOW_S
 
         def ask() -> None:
             nonlocal answered
@@ -141,7 +142,7 @@ class Test:
             thread.start()
         for thread in threads:
             thread.join()
-        return answered / 6.0
+        return answered / WINDOW_S
 
     def _served_by(self, executors: int) -> bool:
         return len(self._stack.containers("executor")) == executors and self._all_answer(executors)
