@@ -82,8 +82,9 @@ class Upkeep:
         return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
 
     async def find_lost(self) -> int:
-        """Fail the jobs that are in the log's count and in no stream, once two looks in a row find too many; how many.
+        """End what is in the log's count and in no stream, once two looks in a row find too many; how many.
 
+        Jobs fail. Who waits for another request is told by its gateway, which sees that it is over without an answer.
         What is behind its window cannot be counted, so such a model is looked at when it has been read.
         """
         owned = self._owned
@@ -92,12 +93,15 @@ class Upkeep:
         doubted, self._doubted = self._doubted, owned.windows.all_read and pending > max(known, owned.windows.unsettled)
         if not (doubted and self._doubted):
             return 0
-        missing = await self._unheard()
+        jobs = await self._unheard()
+        unsettled = await owned.log.unsettled_ids(owned.model)
+        missing = jobs.keys() | {i for i in unsettled if owned.scheduler.find(i) is None}
         if missing:
             await self._forget_found(missing)
-        if missing and not owned.closed:
-            await self._fail(list(missing.values()))
-        return len(missing)
+        lost = [job for job in jobs.values() if job.id in missing]
+        if lost and not owned.closed:
+            await self._fail(lost)
+        return len(lost) + await self._end_others(list(missing - jobs.keys())[:_PAGE])
 
     async def _unheard(self) -> dict[bytes, JobRecord]:
         """Active jobs the scheduler does not know."""
@@ -110,14 +114,14 @@ class Upkeep:
             after = (page[-1].accepted_us, page[-1].id)
         return found
 
-    async def _forget_found(self, missing: dict[bytes, JobRecord]) -> None:
+    async def _forget_found(self, missing: set[bytes]) -> None:
         """Take out what a queue stream has after all: it is being read, or being settled."""
         for stream in self._owned.windows.streams():
             after = START
             while entries := await self._owned.log.range(stream, after, _PAGE):
                 for entry in entries:
                     for record in requests_of(entry):
-                        missing.pop(record.id, None)
+                        missing.discard(record.id)
                 after = entries[-1].id
 
     async def _fail(self, jobs: list[JobRecord]) -> None:
@@ -133,3 +137,14 @@ class Upkeep:
         requests = [(job.id, max(1, attempt)) for job, attempt in left]
         outcomes = OUTCOME_CODES[JobState.FAILED] * len(left)
         await owned.log.settle(owned.model, requests, None, [], ends=ends, outcomes=outcomes)
+
+    async def _end_others(self, ids: list[bytes]) -> int:
+        """End lost requests that are no jobs; how many."""
+        owned = self._owned
+        ids = [request_id for request_id in ids if await owned.log.job(owned.model, request_id) is None]
+        attempts = await owned.log.unsettled(owned.model, ids)
+        left = [(i, max(1, attempt)) for i, attempt in zip(ids, attempts, strict=True) if attempt >= 0]
+        if not left or owned.closed:
+            return 0
+        _log.error("%d requests of model '%s' are in no stream of the log: they are ended", len(left), owned.model)
+        return sum(await owned.log.settle(owned.model, left, None, []))

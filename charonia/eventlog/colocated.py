@@ -126,6 +126,9 @@ class ColocatedLog:
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
         return await self._shared.unsettled(model, ids)
 
+    async def unsettled_ids(self, model: str) -> list[bytes]:
+        return await self._shared.unsettled_ids(model)
+
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 
     async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:

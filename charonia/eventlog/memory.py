@@ -179,6 +179,9 @@ class MemoryLog(MemoryStreams):
         requests = self._of(model).requests
         return [requests[request_id].attempt if request_id in requests else -1 for request_id in ids]
 
+    async def unsettled_ids(self, model: str) -> list[bytes]:
+        return list(self._of(model).requests)
+
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 
     async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:

@@ -189,6 +189,9 @@ class EventLog(Protocol):
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
         """For each id the attempt it is at (0: accepted, never retried), or -1 when it is settled or unknown."""
 
+    async def unsettled_ids(self, model: str) -> list[bytes]:
+        """Every unsettled request, in no order. Costs the log a look at all of them: for repairs."""
+
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 
     async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:

@@ -512,6 +512,20 @@ async def test_a_settle_of_an_older_attempt_is_fenced(subject: Subject) -> None:
     assert await subject.log.pending("m") == (0, 0)
 
 
+async def test_everything_unsettled_is_named(subject: Subject) -> None:
+    assert await subject.log.unsettled_ids("m") == []
+    together = [b"p" * 15 + bytes([number]) for number in range(4)]
+    await accept(subject.log, "m", *together)
+    await accept(subject.log, "m", b"q" * 15 + b":", b"q" * 15 + b"\xff")
+    await accept(subject.log, "other", b"a")
+    token = await subject.log.take_ownership("m", "me", "")
+    await subject.log.begin_attempt("m", token, [together[2]], 1)
+    await subject.log.settle("m", [(together[1], 0)], None, [])
+
+    left = [together[0], *together[2:], b"q" * 15 + b":", b"q" * 15 + b"\xff"]
+    assert sorted(await subject.log.unsettled_ids("m")) == left
+
+
 async def test_an_attempt_is_raised_and_never_lowered(subject: Subject) -> None:
     await accept(subject.log, "m", b"a", b"b")
     token = await subject.log.take_ownership("m", "me", "")

@@ -428,7 +428,7 @@ async def test_a_queue_longer_than_the_window_is_recovered_piece_by_piece(cluste
     await cluster.settled()
 
 
-async def test_jobs_of_a_lost_stream_are_failed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batcher.upkeep._YOUNG_US", 0)
     executor = await cluster.executor(gated=True)
     first = await cluster.batcher(prefetch=0)
@@ -437,13 +437,16 @@ async def test_jobs_of_a_lost_stream_are_failed(cluster: Cluster, monkeypatch: p
     await until(lambda: len(executor.held) == 1)
     await first.die()
     gone = await submit(log, 2, lane=3)
+    keyless = await submit(log, 3, lane=3, job=False)
     await log.delete_stream(keys.queue(MODEL, 0, 3))
     await cluster.lose("batcher", first.name)
     second = await cluster.batcher(prefetch=0)
     await second.owns()
     upkeep = Upkeep(second.service.owned[MODEL])
     assert await upkeep.find_lost() == 0
-    assert await upkeep.find_lost() == 1
+    assert await upkeep.find_lost() == 2
+    assert await log.unsettled(MODEL, [keyless]) == [-1]
+    assert await log.unsettled_ids(MODEL) == [kept]
     record = await ended(log, gone)
     assert record.state is JobState.FAILED
     assert record.events[-1].detail["error"] == LOST

@@ -73,3 +73,12 @@ def attempt_in(value: bytes | None, last: int) -> int:
     if not 0 <= place < count or value[place] == _SETTLED:
         return -1
     return value[place] - _FRESH
+
+
+def lasts_in(value: bytes) -> bytes:
+    """The last bytes of the requests of a group that are unsettled."""
+    count = 0
+    while value[count] >= _FRESH or value[count] == _SETTLED:
+        count += 1
+    lasts = _SEQUENCE[:count] if value[count : count + 1] == b":" else value[count + 1 : 2 * count + 1]
+    return bytes([last for mark, last in zip(value[:count], lasts, strict=True) if mark != _SETTLED])

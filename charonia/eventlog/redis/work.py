@@ -18,7 +18,7 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands, call_of, is_large
-from .groups import attempt_in, grouped, value_of
+from .groups import attempt_in, grouped, lasts_in, value_of
 from .job_records import STATE_CODES, fields_of, told
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 
@@ -246,6 +246,11 @@ class Work:
         found = await self._commands.execute("HMGET", keys.unsettled(model), *names)
         values: dict[bytes, bytes | None] = dict(zip(names, found, strict=True))
         return [attempt_in(values[one[:-1]], one[-1]) for one in ids]
+
+    async def unsettled_ids(self, model: str) -> list[bytes]:
+        raw = await self._commands.execute("HGETALL", keys.unsettled(model))
+        groups = zip(raw[::2], raw[1::2], strict=True)
+        return [name + bytes((last,)) for name, value in groups for last in lasts_in(value)]
 
     # -- counting -----------------------------------------------------------------------------------------------------
 

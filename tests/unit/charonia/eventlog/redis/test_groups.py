@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.eventlog.redis.groups import attempt_in, grouped, value_of
+from charonia.eventlog.redis.groups import attempt_in, grouped, lasts_in, value_of
 
 P, Q = b"p" * 15, b"q" * 15
 
@@ -66,3 +66,16 @@ def test_values_are_as_the_scripts_read_them(lasts: bytes, sizes: list[int], ten
 )
 def test_attempts_are_found_by_the_last_byte(value: bytes | None, last: int, attempt: int) -> None:
     assert attempt_in(value, last) == attempt
+
+
+@pytest.mark.parametrize(
+    ("value", "lasts"),
+    [
+        (b"\x80:7", b"\0"),
+        (b"\x83.\xff:15", b"\0\2"),
+        (b"\x81;:7", b":"),
+        (b"\x81.\x82;;:\x37" + b"7,3,4:t", b";7"),
+    ],
+)
+def test_who_is_unsettled_is_told_by_the_last_bytes(value: bytes, lasts: bytes) -> None:
+    assert lasts_in(value) == lasts
