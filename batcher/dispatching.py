@@ -13,6 +13,7 @@ from typing import cast
 
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
+from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import START, EventLog
 from charonia.events import FIELD_FACT, ExecutionUnwanted, pack_fact
 from charonia.tensors import Buffer
@@ -34,6 +35,7 @@ class Dispatcher:
         self._model = model
         self._token = token
         self._local_executor = local_executor
+        self._colocated = log if isinstance(log, ColocatedLog) else None
         self.facts_shared = keys.facts(model)
         self.facts_local = keys.LOCAL + self.facts_shared
 
@@ -83,8 +85,19 @@ class Dispatcher:
         with contextlib.suppress(CharoniaError):
             await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
 
+    def hand_over(self, decision: DispatchBatch) -> bool:
+        """Give the batch to the executor in this process at once; False when it is another's, which `send` serves."""
+        if self._colocated is None or decision.executor != self._local_executor:
+            return False
+        self._colocated.append_here(*self._entry(decision))
+        return True
+
     async def send(self, decision: DispatchBatch) -> None:
         """Append the batch. Raises what the log raises: then it was not sent, or it is not known to be."""
+        await self._log.append(*self._entry(decision))
+
+    def _entry(self, decision: DispatchBatch) -> tuple[bytes, list[Buffer]]:
+        """The stream and the fields of a batch."""
         local = decision.executor == self._local_executor
         header = BatchHeader(
             decision.batch_id,
@@ -98,15 +111,12 @@ class Dispatcher:
             decision.via_owner,
         )
         records = [carrier_of(request).record for request in decision.requests]
-        fields: list[Buffer] = [FIELD_HEADER, header.pack()]
         stream = keys.batches(decision.executor)
         if local:
-            # an executor in this process gets the records as they are decoded: nothing is copied or read twice
-            fields += chain.from_iterable(zip(repeat(FIELD_RECORD), cast(list[Buffer], records), strict=False))
-            stream = keys.LOCAL + stream
-        else:
-            fields += record_fields([record.record for record in records])
-        await self._log.append(stream, fields)
+            # an executor in this process gets header and records as they are: nothing is copied or read twice
+            decoded = chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
+            return keys.LOCAL + stream, cast(list[Buffer], [FIELD_HEADER, header, *decoded])
+        return stream, [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
 
     async def held(self, executor: str) -> set[str]:
         """The ids of the batches in an executor's stream: given to it and not settled."""

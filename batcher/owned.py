@@ -107,7 +107,7 @@ class OwnedModel:
         self._timer_at_ns = 0
         self._deletions = Deletions(log)
         self.held_replies = HeldReplies(log, self._deletions, self.spawn, self._keeps)
-        self._refusals = Refusals(log, model, gone, self.request_settled)
+        self._refusals = Refusals(log, model, gone, self._request_settled)
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self._policy_hash = ""
@@ -255,8 +255,7 @@ class OwnedModel:
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
         """Every request of a batch is settled."""
         failpoints.hit("batcher.finished")
-        for request in self.given.end(batch_id):
-            self.request_settled(request)
+        self.requests_settled(self.given.end(batch_id))
         self.observe(seen.BatchFinished(batch_id, executor, held))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
@@ -273,9 +272,7 @@ class OwnedModel:
         """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
         ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
         members = self.given.end(fact.batch_id)
-        for request in members:
-            if request.id not in ids:
-                self.request_settled(request)
+        self.requests_settled([request for request in members if request.id not in ids])
         reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
         self._came_back(members, fact.executor, reason)
         self.observe(seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, fact.blameless))
@@ -285,8 +282,7 @@ class OwnedModel:
         """Somebody settled these requests: they leave the queue, and who runs them is told."""
         found = [request for i in ids if (request := self.scheduler.find(i)) is not None]
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
-        for request in found:
-            self.request_settled(request)
+        self.requests_settled(found)
 
     def _on_moved(self, ids: list[bytes]) -> None:
         """An operator carries these in another entry from now on: what is not given out is forgotten here."""
@@ -359,7 +355,8 @@ class OwnedModel:
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self.given.add(decision.batch_id, decision.executor, decision.requests)
-                self.spawn(self._dispatch(decision))
+                if not self._handed_over(decision):
+                    self.spawn(self._dispatch(decision))
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
             elif isinstance(decision, StopExecution):
@@ -372,13 +369,24 @@ class OwnedModel:
         for (executor, batch_id), ids in unwanted.items():
             self.spawn(self.dispatcher.tell_unwanted(executor, batch_id, ids))
 
+    def _handed_over(self, decision: DispatchBatch) -> bool:
+        """Whether a batch went to the executor in this process, with nothing to be written before."""
+        waits = decision.suspects or self.dispatcher.must_begin(decision) or self.notes.concern(decision)
+        if waits or decision.executor != self._local_executor:
+            return False
+        failpoints.hit("batcher.formed")
+        if not self.dispatcher.hand_over(decision):
+            return False
+        self.given.sent(decision.batch_id, elsewhere=False)
+        failpoints.hit("batcher.dispatched")
+        return True
+
     async def _dispatch(self, decision: DispatchBatch) -> None:
         failpoints.hit("batcher.formed")
         try:
             if self.dispatcher.must_begin(decision):
                 decision, settled = await self.dispatcher.begin_attempts(decision)
-                for request in settled:
-                    self.request_settled(request)
+                self.requests_settled(settled)
                 if self.closed or decision.batch_id not in self.given:
                     return  # its executor was lost meanwhile
                 self.given.replace(decision.batch_id, decision.requests)
@@ -412,15 +420,25 @@ class OwnedModel:
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 
-    def request_settled(self, request: seen.RequestQueued) -> None:
-        """The log has an outcome of a request; saying so again changes nothing."""
-        carrier = carrier_of(request)
-        if not carrier.settled:
-            carrier.settled = True
-            self.settled_requests += 1
-            self._deletions.add_handled(carrier.entry)
+    def requests_settled(self, requests: Iterable[seen.RequestQueued]) -> None:
+        """The log has an outcome of these requests; saying so again changes nothing."""
+        settled: dict[CarrierEntry, int] = {}
+        for request in requests:
+            carrier = carrier_of(request)
+            if not carrier.settled:
+                carrier.settled = True
+                entry = carrier.entry
+                settled[entry] = settled.get(entry, 0) + 1
+        for entry, count in settled.items():
+            self.settled_requests += count
+            entry.remaining -= count
+            if entry.remaining == 0:
+                self._deletions.add(entry.stream, entry.entry_id)
             if not self.closed:
-                self.windows.settled(carrier.entry)
+                self.windows.settled(entry, count)
+
+    def _request_settled(self, request: seen.RequestQueued) -> None:
+        self.requests_settled((request,))
 
     def _arm(self) -> None:
         wakeup_ns = self.scheduler.next_wakeup()

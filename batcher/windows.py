@@ -114,10 +114,10 @@ class Windows:
         if self._following and not behind:
             self._follow(stream)
 
-    def settled(self, carrier: CarrierEntry) -> None:
-        """One of the entry's requests is settled; `remaining` is counted down already."""
+    def settled(self, carrier: CarrierEntry, count: int = 1) -> None:
+        """So many of the entry's requests are settled; `remaining` is counted down already."""
         lane = self._lanes[carrier.stream]
-        lane.unsettled -= 1
+        lane.unsettled -= count
         if carrier.remaining == 0:
             lane.entries.pop(carrier.entry_id, None)
         waits = self._following and not lane.followed and not lane.catching_up

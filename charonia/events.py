@@ -293,8 +293,13 @@ def _is_reply(value: object) -> bool:
     return type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is bytes
 
 
-def unpack_fact(data: Buffer) -> Fact | None:
-    """The fact, or None for a kind of a newer release. Raises `InvalidRecord` for bytes that are no fact."""
+def unpack_fact(data: Buffer | Fact) -> Fact | None:
+    """The fact, or None for a kind of a newer release; one that never left its process is itself.
+
+    Raises `InvalidRecord` for bytes that are no fact.
+    """
+    if isinstance(data, BatchFinished):
+        return data
     try:
         body: dict[str, Any] = msgpack.unpackb(data, use_list=False)
         cls = _KINDS.get(body["kind"])

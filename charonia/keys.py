@@ -41,6 +41,7 @@ record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from urllib.parse import quote
 
 LANES = 64
@@ -52,6 +53,7 @@ FENCE = b"fence"
 LOCAL = b"local:"
 
 
+@lru_cache(maxsize=1024)
 def tag(model: str) -> str:
     """`{m}`: the model's hash tag. Braces, colons and control characters in a name are percent-encoded."""
     return "{" + quote(model, safe="-_.~ ") + "}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from charonia import keys
 from charonia.eventlog.port import Reply
@@ -138,6 +138,11 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
 def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
     """The fact that frees a slot; (endpoint, answer) pairs are for the owner to release in order (S6)."""
     return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
+
+
+def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
+    """The same for an owner in this process, who gets the fact as it is."""
+    return cast(list[bytes], [FIELD_FACT, BatchFinished(executor, batch_id)])
 
 
 def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:

@@ -21,7 +21,7 @@ from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
-from .settlement import Settlement, batch_died, batch_finished, replies, settlement
+from .settlement import Settlement, batch_died, batch_finished, batch_finished_here, replies, settlement
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class Settler:
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in job.unwanted]
             return batch_died(self._executor, header.batch_id, executed.death, left)
         if not header.via_owner:
-            return batch_finished(self._executor, header.batch_id)
+            finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+            return finished(self._executor, header.batch_id)
         told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in told))
 

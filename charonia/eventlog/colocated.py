@@ -39,6 +39,10 @@ class ColocatedLog:
     async def append(self, stream: bytes, fields: Fields) -> bytes:
         return await self._of(stream).append(stream, fields)
 
+    def append_here(self, stream: bytes, fields: Fields) -> None:
+        """Append to a stream of this process at once; nothing of it can fail or take time."""
+        self._local.append_here(stream, fields)
+
     async def delete_entries(self, stream: bytes, ids: Sequence[bytes]) -> None:
         await self._of(stream).delete_entries(stream, ids)
 
@@ -101,10 +105,10 @@ class ColocatedLog:
         near, far = _parted(replies)
         near_facts, far_facts = _parted(facts)
         for reply in near:
-            await self._local.append(reply.stream, reply.fields)
+            self._local.append_here(reply.stream, reply.fields)
         won = await self._shared.settle(model, requests, statistics, far, far_facts, ends=ends, outcomes=outcomes)
         for fact in near_facts:
-            await self._local.append(fact.stream, fact.fields)
+            self._local.append_here(fact.stream, fact.fields)
         return won
 
     async def begin_attempt(

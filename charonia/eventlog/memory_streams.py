@@ -31,6 +31,10 @@ class MemoryStreams:
     async def append(self, stream: bytes, fields: Fields) -> bytes:
         return self._append(stream, fields)
 
+    def append_here(self, stream: bytes, fields: Fields) -> bytes:
+        """The same without waiting: all of it is here."""
+        return self._append(stream, fields)
+
     def _append(self, stream: bytes, fields: Fields) -> bytes:
         if not fields or len(fields) % 2:
             raise ValueError("fields of an entry alternate names and values")

@@ -47,8 +47,10 @@ class BatchHeader:
         )
 
     @staticmethod
-    def unpack(data: Buffer) -> BatchHeader:
-        """Raises `InvalidRecord`."""
+    def unpack(data: Buffer | BatchHeader) -> BatchHeader:
+        """A header that never left its process is itself. Raises `InvalidRecord`."""
+        if isinstance(data, BatchHeader):
+            return data
         try:
             version, batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, *_ = (
                 msgpack.unpackb(data, use_list=False)
