@@ -59,6 +59,7 @@ class Upkeep:
         self._owned = owned
         self._look_ns = self._trim_ns = monotonic_ns()
         self._doubted = False
+        self._ended_after: tuple[int, bytes] | None = None
 
     async def look(self) -> None:
         """Do what is due. Raises what the log raises."""
@@ -66,9 +67,20 @@ class Upkeep:
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now
             await self.find_lost()
+            await self._forget_expired()
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
             await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
+
+    async def _forget_expired(self) -> None:
+        """Read on among the ended jobs, for reading forgets those whose time is over.
+
+        Settlements look at the oldest only, where one that is kept for long may stand before many that were not: these
+        would count against the model's bound, and what is still wanted would make room for them.
+        """
+        log, model = self._owned.log, self._owned.model
+        page = await log.jobs(model, ended=True, after=self._ended_after, count=_PAGE)
+        self._ended_after = (page[-1].ended_us, page[-1].id) if len(page) == _PAGE else None
 
     async def _oldest_unfinished(self) -> bytes:
         """What of the journal must stay. Ids are milliseconds and a number, which each stream counts for itself.

@@ -59,7 +59,14 @@ _ids = count(1)
 
 
 async def submit(
-    log: EventLog, value: int, *, lane: int = 0, deadline_ns: int = 0, endpoint: bytes = b"", job: bool = True
+    log: EventLog,
+    value: int,
+    *,
+    lane: int = 0,
+    deadline_ns: int = 0,
+    endpoint: bytes = b"",
+    job: bool = True,
+    retention_s: int = 3600,
 ) -> bytes:
     """A request straight into the queue, as a gateway would write it; its id."""
     request_id = next(_ids).to_bytes(15, "big") + b"\0"
@@ -80,7 +87,7 @@ async def submit(
     )
     fields = record_fields([record])
     if job:
-        new = NewJob(request_id, len(record), now // 1000, 3600)
+        new = NewJob(request_id, len(record), now // 1000, retention_s)
         await log.accept_job(MODEL, 0, lane, new, fields, Limits())
     else:
         await log.accept(MODEL, 0, lane, [(request_id, len(record))], fields, Limits())
@@ -356,6 +363,28 @@ async def test_what_a_gateway_waited_for_that_left_unheard_is_not_run(cluster: C
 
     await until_so(swept)
     assert len(await log.range(keys.replies("gateway-8"))) == 1
+
+
+async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.upkeep._LOOK_NS", 0)
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = executor.log
+    kept = await submit(log, 0)
+    await ended(log, kept)
+    short = [await submit(log, value, retention_s=1) for value in range(1, 71)]
+
+    async def expired() -> bool:
+        found = [await log.job(MODEL, job_id) for job_id in short]
+        return not any(found)
+
+    await until_so(expired)
+    await log.set_retention(MODEL, size_bytes=3000, journal_s=0, journal_size_bytes=0)
+    await Upkeep(batcher.service.owned[MODEL]).look()
+    await ended(log, await submit(log, 99))
+    assert await log.job(MODEL, kept) is not None
 
 
 async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
