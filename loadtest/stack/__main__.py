@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,8 @@ def main() -> int:
 
 def _text(report: dict[str, Any]) -> str:
     lines = [f"{name:52} {number}" for name, number in report["counts"].items()]
-    lines += [f"PROBLEM {problem}" for problem in report["problems"]]
+    for problem, times in Counter(report["problems"]).items():
+        lines.append(f"PROBLEM {problem}" + (f" ({times} times)" if times > 1 else ""))
     return "\n".join([*lines, "clean" if not report["problems"] else f"{len(report['problems'])} problems"])
 
 
