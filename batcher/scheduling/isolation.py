@@ -11,7 +11,8 @@ The rule, for the members of one batch that are unsettled:
   comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the culprit. One
   among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again condemn nobody
   whose run is shorter than the time between two kills: in a storm new executors come all the time, so the run that
-  could condemn is the first thing one of them does; where none comes there is no storm.
+  could condemn is the first thing one of them does; where none comes there is no storm. Executors lost within
+  `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not count.
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
@@ -35,6 +36,9 @@ PARTS_AFTER_DEATH = 2
 PARTS_AFTER_LOSS = 8
 MAX_LOSSES_APART = 2
 FRESH_WAIT_NS = 10_000_000_000
+TOGETHER_NS = 600_000_000
+"""Longer than the heartbeats of two processes killed at once end apart (an interval of 0.4 s), shorter than it takes to
+notice that a request, given to another executor, has ended that one too (two intervals and more)."""
 
 CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"
 

@@ -12,6 +12,7 @@ from .isolation import (
     MAX_LOSSES_APART,
     PARTS_AFTER_DEATH,
     PARTS_AFTER_LOSS,
+    TOGETHER_NS,
     Isolation,
 )
 from .model_state import ModelState
@@ -26,23 +27,41 @@ DISPATCHED = RequestState.DISPATCHED
 class Recalls:
     """Takes batches of one model back from executors."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_counted", "_lately", "_state")
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
+        self._lately: list[tuple[int, list[QueuedRequest]]] = []
+        """When executors were lost of late, and the requests for which that counts."""
+        self._counted: list[QueuedRequest] | None = []
+        """Those of the loss that is looked at now; None when it counts for nobody."""
 
     def lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state
         for number, version in state.versions.items():
             version.instances.lose(event.executor)
             state.touch(number)
+        if not event.drained:
+            self._note_loss(now_ns)
         for batch_id in [batch_id for batch_id, batch in state.batches.items() if batch.executor == event.executor]:
             if event.drained:
                 self.take_back(batch_id, now_ns, decisions)
             else:
                 self._lose_batch(batch_id, now_ns, decisions)
+        self._counted = []
         if state.kept.give_up(event.executor):
             state.refresh()
+
+    def _note_loss(self, now_ns: int) -> None:
+        """Losses of several executors at once are nobody's doing: they do not count for those who were aboard."""
+        self._lately = [loss for loss in self._lately if now_ns - loss[0] <= TOGETHER_NS]
+        for _, counted in self._lately:
+            for request in counted:
+                request.losses_apart -= 1
+            counted.clear()
+        counted = []
+        self._counted = None if self._lately else counted
+        self._lately.append((now_ns, counted))
 
     def take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
         """Nobody is to blame: the requests of a batch return to the front of their levels."""
@@ -125,7 +144,9 @@ class Recalls:
     ) -> None:
         """An executor was lost with a request alone in its batch."""
         for request in left:
-            request.losses_apart += apart
+            if apart and self._counted is not None:
+                request.losses_apart += 1
+                self._counted.append(request)
             if request.losses_apart >= MAX_LOSSES_APART:
                 self._state.ledger.condemn(request, CULPRIT_OF_LOSSES, "", executor, decisions)
                 return

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.scheduling.decisions import CondemnRequest, Decision, DispatchBatch
+from batcher.scheduling.isolation import TOGETHER_NS
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -97,6 +98,7 @@ class World:
 
     def lose(self, executor: str) -> None:
         self.restarts += 1
+        self.now_ns += TOGETHER_NS + 1  # one after the other: several at once count for nobody
         self.running = {i: b for i, b in self.running.items() if b.executor != executor}
         self.see(ExecutorLost(executor))
         self.start()

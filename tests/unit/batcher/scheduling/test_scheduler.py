@@ -70,6 +70,11 @@ class Model:
     def see(self, *events: Observation) -> list[str]:
         return self.words(self.scheduler.observe_all(events, self.now_ns))
 
+    def lose(self, executor: str, *events: Observation) -> list[str]:
+        """An executor is lost a second later than whatever was before."""
+        self.now_ns += 1_000_000_000
+        return self.see(ExecutorLost(executor), *events)
+
     def at(self, us: int) -> list[str]:
         self.now_ns = us * US
         return self.words(self.scheduler.advance(self.now_ns))
@@ -568,12 +573,12 @@ def test_a_predecessors_death_isolates_what_waits() -> None:
 def test_executors_lost_with_the_same_request_condemn_it_only_apart() -> None:
     model = Model(DynamicBatching(), max_batch_size=8)
     assert model.put(*range(1, 9)) == ["a: 1 2 3 4 5 6 7 8"]
-    assert model.see(ExecutorLost("a")) == []
+    assert model.lose("a") == []
     model.put(9)
     assert model.see(VersionServed("b", 1, "h1", 1)) == ["b: 1"]
-    assert model.see(ExecutorLost("b"), VersionServed("c", 1, "h1", 2)) == ["c: 1"]  # apart: the other slot is idle
-    assert model.see(ExecutorLost("c"), VersionServed("d", 1, "h1", 2)) == ["d: 1"]
-    assert model.see(ExecutorLost("d"), VersionServed("e", 1, "h1", 2)) == [
+    assert model.lose("b", VersionServed("c", 1, "h1", 2)) == ["c: 1"]  # apart: the other slot is idle
+    assert model.lose("c", VersionServed("d", 1, "h1", 2)) == ["d: 1"]
+    assert model.lose("d", VersionServed("e", 1, "h1", 2)) == [
         "1 condemned on d: Executors were lost while they ran this request alone",
         "e: 2",
         "e: 3",
@@ -586,17 +591,30 @@ def test_a_suspect_waits_for_a_fresh_executor_but_not_for_ever() -> None:
     model.see(VersionServed("b", 1, "h1", 1), VersionServed("c", 1, "h1", 1))
     assert model.put(1, 2, 3) == ["a: 1", "b: 2", "c: 3"]
     model.finish(2)
-    assert model.see(ExecutorLost("a")) == ["b: 1"]
+    assert model.lose("a") == ["b: 1"]
     model.finish(3)
-    assert model.see(ExecutorLost("b")) == ["c: 1"]  # apart, though c has run something
-    assert model.see(ExecutorLost("c"), VersionServed("d", 1, "h1", 1)) == ["d: 1"]
+    assert model.lose("b") == ["c: 1"]  # apart, though c has run something
+    assert model.lose("c", VersionServed("d", 1, "h1", 1)) == ["d: 1"]
     assert model.give_back(1) == []  # d has had it: it waits
     assert model.put(4) == ["d: 4"]
     assert model.finish(4) == []
-    assert model.wakeup_us() == 10_000_000
-    assert model.at(10_000_000) == ["d: 1"]
-    assert model.see(ExecutorLost("d"))[0].startswith("1 condemned on d")
+    assert model.wakeup_us() == 13_000_000
+    assert model.at(13_000_000) == ["d: 1"]
+    assert model.lose("d")[0].startswith("1 condemned on d")
     assert model.wakeup_us() is None
+
+
+def test_executors_lost_together_condemn_nobody() -> None:
+    model = Model(DynamicBatching(), slots=1, max_batch_size=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.lose("a", VersionServed("b", 1, "h1", 1), VersionServed("c", 1, "h1", 1)) == ["b: 1"]
+    for name, other, fresh in (("b", "c", "de"), ("d", "e", "fg"), ("f", "g", "hi")):
+        model.lose(name)
+        model.now_ns += 400_000_000
+        arrived = [VersionServed(executor, 1, "h1", 1) for executor in fresh]
+        assert model.see(ExecutorLost(other), *arrived) == [f"{fresh[0]}: 1"]
+    assert model.lose("h") == ["i: 1"]  # apart now, and the first time that it counts
+    assert model.lose("i")[0].startswith("1 condemned on i")
 
 
 def test_a_suspect_that_is_cancelled_keeps_no_executor() -> None:
