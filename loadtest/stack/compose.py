@@ -65,9 +65,19 @@ class Stack:
         """Replace every container of a service, the new ones first; the longest time one took to drain, seconds."""
         old = [one["ID"] for one in self.containers(service)]
         self.scale(service, 2 * len(old))
+        if service == "gateway":
+            wait_for(lambda: self.proxied() >= 2 * len(old), "the proxy sends work to the new gateways")
         slowest = max(self.stop(one) for one in old)
         self.scale(service, len(old))
         return slowest
+
+    def proxied(self) -> int:
+        """The number of gateways that the proxy sends work to, over both protocols."""
+        ask = "import urllib.request as u; print(u.urlopen('http://proxy:8404/;csv', timeout=5).read().decode())"
+        lines = self.compose("exec", "-T", "gateway", "python3", "-c", ask).splitlines()
+        rows = [line.split(",") for line in lines if line.startswith("gateways-")]
+        up = [row[0] for row in rows if row[1] not in ("FRONTEND", "BACKEND") and row[17].startswith("UP")]
+        return min(up.count("gateways-http"), up.count("gateways-grpc"))
 
     def kill(self, service: str) -> float:
         """SIGKILL one container's process from outside, so that its restart policy holds; seconds until healthy."""
