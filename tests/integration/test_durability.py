@@ -132,8 +132,14 @@ async def test_replicated_waits_for_replicas_and_says_so_when_they_do_not_answer
     ticket = await log.accept_job("m", 0, 0, new_job(1, key=b"k" * 16), FIELDS, Limits())
     assert (ticket.created, ticket.durability) == (True, "replicated:1")
     assert replica.ask("EXISTS", f"job:{{m}}:{new_job(1).id.hex()}") == 1
+    record = await log.job("m", new_job(1).id)
+    assert record is not None
+    assert record.durability == "replicated:1"
     with pytest.raises(LogUnavailable, match="'replicated:2' was not reached"):
-        await log.accept("m", 0, 0, [(b"b" * 16, 1)], FIELDS, Limits(), durability="replicated:2")
+        await log.accept_job("m", 0, 0, new_job(9), FIELDS, Limits(), durability="replicated:2")
+    record = await log.job("m", new_job(9).id)
+    assert record is not None
+    assert record.durability == "memory"  # it is there, and claims no more than is true
 
     os.kill(replica.pid, signal.SIGSTOP)
     outcomes = await asyncio.gather(

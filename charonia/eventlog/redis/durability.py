@@ -129,6 +129,11 @@ class Writes:
         """As `Connection.execute_all`."""
         return await self._connection.execute_all(pieces, count)
 
+    @property
+    def level_at_reply(self) -> Level:
+        """The level that a reply proves by itself; the rest is `reached`'s."""
+        return self.level
+
     async def reached(self) -> None:
         """Return once everything written has reached the level. Raises `LogUnavailable`: the outcome is unknown."""
 
@@ -163,6 +168,10 @@ class _GroupedWrites(Writes):
         super().__init__(group.connection, group.level)
         self._group = group
         self._barrier: asyncio.Future[bool] | None = None
+
+    @property
+    def level_at_reply(self) -> Level:
+        return MEMORY
 
     async def execute_pieces(self, pieces: Sequence[Buffer]) -> Any:
         (reply,) = await self.execute_all(pieces, 1)

@@ -32,6 +32,10 @@ _id = itemgetter(0)
 _attempt = itemgetter(1)
 
 
+_RAISE_LEVEL = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'd', ARGV[1]) end"
+"""A job that is gone already (a bound of bytes) does not come back as a record of its level."""
+
+
 class Work:
     """The port's methods about accepted work."""
 
@@ -108,7 +112,8 @@ class Work:
         ]
         if job.key:
             job_names.append(keys.idempotency(model, job.key))
-        record = fields_of(job, reached)
+        proven = writes.level_at_reply.text
+        record = fields_of(job, proven)
         command: list[Argument] = [b"EVALSHA", scripts.ACCEPT_JOB.digest, len(job_names), *job_names]
         command += (limits.requests, limits.size_bytes, limits.tenant_requests, limits.tenant_size_bytes)
         command += (job.size_bytes, lane_name, fact, job.id)
@@ -123,6 +128,8 @@ class Work:
             result = 0
         if result == 0:
             await writes.reached()
+            if proven != reached:  # the record says no more than is true
+                await self._commands.execute("EVAL", _RAISE_LEVEL, 1, keys.job(model, job.id), reached)
             return JobTicket(job.id, True, reached)
         if result == _KEY_REUSED:
             raise key_reused()
