@@ -392,7 +392,7 @@ def _memory_directory(state_dir: Path) -> str:
 
     Named by the state directory, so that what a killed server left is cleared away by its successor.
     """
-    root = Path("/dev/shm")  # noqa: S108 - a directory of its own, for this user alone
+    root = Path("/dev/shm")
     if not root.is_dir():
         return ""
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
