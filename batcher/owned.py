@@ -371,8 +371,8 @@ class OwnedModel:
 
     def _handed_over(self, decision: DispatchBatch) -> bool:
         """Whether a batch went to the executor in this process, with nothing to be written before."""
-        waits = decision.suspects or self.dispatcher.must_begin(decision) or self.notes.concern(decision)
-        if waits or decision.executor != self._local_executor:
+        # what has a note (`notes.concern`) is suspected, or was restored and so must begin
+        if decision.suspects or decision.executor != self._local_executor or self.dispatcher.must_begin(decision):
             return False
         failpoints.hit("batcher.formed")
         if not self.dispatcher.hand_over(decision):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 
@@ -54,11 +54,11 @@ class RequestMeta:
     outputs: tuple[str, ...]
     parameters: Parameters
     packed: bytes
+    size_bytes: int = field(init=False)
+    """Tensor bytes of a request."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Tensor bytes of a request."""
-        return total_size_bytes(self.inputs)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size_bytes", total_size_bytes(self.inputs))
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ def pack_request(
 
 def unpack_request(record: Buffer) -> RequestRecord:
     """Decode a request record; tensor bytes stay views. Raises `InvalidRecord`."""
-    view = memoryview(record)
+    view = record if type(record) is memoryview else memoryview(record)
     try:
         (
             wire_version,
@@ -205,7 +205,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
     if flags & FLAG_REFERENCE:
         reference = Reference.unpack(data)
         data = data[:0]
-    if total_size_bytes(meta.inputs) != (len(data) if reference is None else reference.size_bytes):
+    if meta.size_bytes != (len(data) if reference is None else reference.size_bytes):
         raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
     try:
         endpoint = str(raw[at:endpoint_end], "utf-8")
