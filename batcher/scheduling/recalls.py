@@ -27,22 +27,29 @@ DISPATCHED = RequestState.DISPATCHED
 class Recalls:
     """Takes batches of one model back from executors."""
 
-    __slots__ = ("_counted", "_lately", "_state")
+    __slots__ = ("_counted", "_lately", "_since", "_state")
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
+        self._since: dict[str, int] = {}
+        """When each executor was first seen to serve the model."""
         self._lately: list[tuple[int, list[QueuedRequest]]] = []
         """When executors were lost of late, and the requests for which that counts."""
         self._counted: list[QueuedRequest] | None = []
         """Those of the loss that is looked at now; None when it counts for nobody."""
+
+    def served(self, executor: str, now_ns: int) -> None:
+        """An executor serves the model."""
+        self._since.setdefault(executor, now_ns)
 
     def lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state
         for number, version in state.versions.items():
             version.instances.lose(event.executor)
             state.touch(number)
+        since_ns = self._since.pop(event.executor, now_ns)
         if not event.drained:
-            self._note_loss(now_ns)
+            self._note_loss(since_ns, now_ns)
         for batch_id in [batch_id for batch_id, batch in state.batches.items() if batch.executor == event.executor]:
             if event.drained:
                 self.take_back(batch_id, now_ns, decisions)
@@ -52,16 +59,21 @@ class Recalls:
         if state.kept.give_up(event.executor):
             state.refresh()
 
-    def _note_loss(self, now_ns: int) -> None:
-        """Losses of several executors at once are nobody's doing: they do not count for those who were aboard."""
+    def _note_loss(self, since_ns: int, now_ns: int) -> None:
+        """Losses of several executors at once are nobody's doing: they do not count for those who were aboard.
+
+        At once means within `TOGETHER_NS`, and that this executor was there when the other was lost: one that came
+        after it may have been ended by what the other one left.
+        """
         self._lately = [loss for loss in self._lately if now_ns - loss[0] <= TOGETHER_NS]
-        for _, counted in self._lately:
+        together = [counted for lost_ns, counted in self._lately if since_ns < lost_ns]
+        for counted in together:
             for request in counted:
                 request.losses_apart -= 1
             counted.clear()
-        counted = []
-        self._counted = None if self._lately else counted
-        self._lately.append((now_ns, counted))
+        mine: list[QueuedRequest] = []
+        self._counted = None if together else mine
+        self._lately.append((now_ns, mine))
 
     def take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
         """Nobody is to blame: the requests of a batch return to the front of their levels."""

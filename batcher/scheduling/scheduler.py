@@ -171,6 +171,7 @@ class ModelScheduler:
             case VersionsAbandoned():
                 self._abandon(event.kept, decisions)
             case VersionServed():
+                self._recalls.served(event.executor, now_ns)
                 self._state.version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
                 self._state.touch(event.version)
             case VersionWithdrawn():
