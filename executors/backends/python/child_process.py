@@ -105,6 +105,8 @@ class ChildProcess:
         if self._death is not None:
             # whatever killed it, it was not this call
             raise InstanceDied(str(self._death), self._death.stderr, blameless=True)
+        if self._transport.is_closing():  # it has ended, and we have not been told yet how
+            raise InstanceDied("its process has ended", self.last_lines(), blameless=True)
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
         buffers = pack(kind, number, content, data)
@@ -113,15 +115,19 @@ class ChildProcess:
         if ceiling_s > 0:
             reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
             self._timers[number] = self._loop.call_later(ceiling_s, self._expire, reason)
-        for buffer in buffers:
-            self._transport.write(buffer)
+        self._write(buffers)
         return number, reply
+
+    def _write(self, buffers: Iterable[Buffer]) -> None:
+        """A process that ends meanwhile is told of as such in a moment: what is in flight ends with that."""
+        with contextlib.suppress(RuntimeError, OSError):
+            for buffer in buffers:
+                self._transport.write(buffer)
 
     def tell(self, kind: Kind, call: int, content: Any) -> None:
         """Say something about a call in flight that gets no reply; nothing when it is over."""
         if self._death is None and call in self._calls:
-            for buffer in pack(kind, call, content):
-                self._transport.write(buffer)
+            self._write(pack(kind, call, content))
 
     def kill(self, reason: str) -> None:
         """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
