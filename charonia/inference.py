@@ -20,7 +20,7 @@ LATEST_VERSION = -1
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A request before or after admission. Fronts fill it; `gateway.admission` checks it against the model.
+    """A request before or after admission. Fronts fill it; `charonia.calls.admission` checks it against the model.
 
     `outputs` are the requested output names in order, empty for all (H12). `parameters` holds custom parameters only
     (H20); the ones with a meaning of their own have fields here. `priority` 0 means the model's default level (S8);

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 
 from charonia import keys
+from charonia.calls.admission import Admitted
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
@@ -20,7 +21,6 @@ from charonia.models.catalog import ServedVersion
 from charonia.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, Reference, ResponseRecord, pack_request
 
-from .admission import Admitted
 from .coalescing import AppendCounts, Coalescer
 from .deadlines import Deadlines
 from .delivery import DeliveryOptions

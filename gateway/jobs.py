@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia import failpoints, keys
+from charonia.calls.admission import Admitted
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
 from charonia.eventlog.port import EventLog
@@ -22,7 +23,6 @@ from charonia.models.catalog import Catalog, ServedVersion
 from charonia.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 
-from .admission import Admitted
 from .dataplane import DataPlane, request_record, shed
 from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 from .endings import Ending, end_requests

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from charonia import keys
+from charonia.calls.admission import Admission, Admitted
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
@@ -27,7 +28,6 @@ from charonia.models.catalog import ServedVersion
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.wire import ResponseRecord
 
-from .admission import Admission, Admitted
 from .caching import cachable, rules_of
 from .controlplane import ModelControl
 from .dataplane import DataPlane

@@ -5,9 +5,10 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
 add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
 
-    request   header | endpoint | client id | meta [version, content hash, inputs, outputs, parameters] | tensor bytes
+    request   header | endpoint | client id | sequence | meta [version, content hash, inputs, outputs, parameters] |
+              tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
-    response  header | meta [model, version, outputs, parameters] or error text | tensor bytes
+    response  header | place | meta [model, version, outputs, parameters] or error text | tensor bytes
 
 Tensor bytes over some size may lie elsewhere: then a `Reference` stands in their place, and a flag says so.
 
@@ -40,6 +41,7 @@ from .requests import (
 from .responses import (
     FLAG_ERROR,
     FLAG_FINAL,
+    FLAG_PLACED,
     ResponseRecord,
     ResponseTemplate,
     pack_failure,
@@ -49,6 +51,7 @@ from .responses import (
     response_template,
     unpack_response,
 )
+from .sequences import MAX_CORRELATION_ID_BYTES, SequenceMark
 
 __all__ = [
     "BLOB",
@@ -60,10 +63,12 @@ __all__ = [
     "FLAG_FINAL",
     "FLAG_JOB",
     "FLAG_JOURNALLED",
+    "FLAG_PLACED",
     "FLAG_REFERENCE",
     "FLAG_REPLY_BY_REFERENCE",
     "MAX_CACHED_META_BYTES",
     "MAX_CLIENT_ID_BYTES",
+    "MAX_CORRELATION_ID_BYTES",
     "WIRE_VERSION",
     "BatchHeader",
     "InvalidRecord",
@@ -72,6 +77,7 @@ __all__ = [
     "RequestRecord",
     "ResponseRecord",
     "ResponseTemplate",
+    "SequenceMark",
     "TensorPlace",
     "batch_signature",
     "pack_failure",

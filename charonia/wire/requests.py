@@ -1,4 +1,7 @@
-"""Request records: header | endpoint | client id | meta [version, hash, inputs, outputs, parameters] | tensor bytes."""
+"""Request records: header | endpoint | client id | sequence | meta | tensor bytes.
+
+Meta is [version, content hash, inputs, outputs, parameters].
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ from .places import (
     total_size_bytes,
 )
 from .references import Reference
+from .sequences import SequenceMark
 
-# version, flags, endpoint length, client id length, meta length, rows, id, accepted ns, deadline ns, timeout us,
-# level, signature
-_REQUEST = struct.Struct("<BBHHxxII16sQQQQQ")
+# version, flags, endpoint length, client id length, sequence length, meta length, rows, id, accepted ns, deadline ns,
+# timeout us, level, signature
+_REQUEST = struct.Struct("<BBHHHII16sQQQQQ")
 
 MAX_CLIENT_ID_BYTES = 65535
 
@@ -80,6 +84,7 @@ class RequestRecord:
     flags: int = 0
     reference: Reference | None = None
     """Where the tensor bytes are; `data` is empty until they have been fetched."""
+    sequence: SequenceMark | None = None
 
     @property
     def is_job(self) -> bool:
@@ -136,6 +141,7 @@ def pack_request(
     timeout_us: int = 0,
     flags: int = 0,
     reference: Reference | None = None,
+    sequence: SequenceMark | None = None,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
@@ -145,11 +151,13 @@ def pack_request(
     if reference is not None:
         flags |= FLAG_REFERENCE
         data = (reference.pack(),)
+    mark = b"" if sequence is None else sequence.pack()
     header = _REQUEST.pack(
         WIRE_VERSION,
         flags,
         len(endpoint),
         len(client_id),
+        len(mark),
         len(packed),
         rows,
         request_id,
@@ -159,7 +167,7 @@ def pack_request(
         level,
         signature,
     )
-    return b"".join((header, endpoint, client_id, packed, *data))
+    return b"".join((header, endpoint, client_id, mark, packed, *data))
 
 
 def unpack_request(record: Buffer) -> RequestRecord:
@@ -171,6 +179,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
             flags,
             endpoint_length,
             client_id_length,
+            mark_length,
             meta_length,
             rows,
             request_id,
@@ -187,12 +196,13 @@ def unpack_request(record: Buffer) -> RequestRecord:
     at = _REQUEST.size
     endpoint_end = at + endpoint_length
     client_end = endpoint_end + client_id_length
-    meta_end = client_end + meta_length
+    meta_at = client_end + mark_length
+    meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
     # slices of bytes, the usual case, cost less than those of a view
     raw = record if type(record) is bytes else view
-    packed = bytes(raw[client_end:meta_end])
+    packed = bytes(raw[meta_at:meta_end])
     meta = _REQUEST_METAS.get(packed)
     if meta is None:
         meta = _unpack_request_meta(packed)
@@ -227,6 +237,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
         record,
         flags,
         reference,
+        SequenceMark.unpack(bytes(raw[client_end:meta_at])) if mark_length else None,
     )
 
 

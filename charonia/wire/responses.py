@@ -1,4 +1,8 @@
-"""Response records: header | meta [model, version, outputs, parameters] or error text | tensor bytes."""
+"""Response records: header | place | meta [model, version, outputs, parameters] or error text | tensor bytes.
+
+A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
+who reads them drops what it has seen and never splices two attempts (design section 3).
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,23 @@ from .references import Reference
 
 # version, flags, error code, reserved, meta length, id
 _RESPONSE = struct.Struct("<BBBxI16s")
+_PLACE = struct.Struct("<II")
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
 FLAG_REFERRED = 4
 """The tensor bytes lie elsewhere: in their place stands a `Reference`."""
+FLAG_PLACED = 8
+"""The response is one of several: it has an attempt and an index."""
 
 
 @dataclass(slots=True)
 class ResponseRecord:
-    """One decoded response to request `id` (16 bytes). `error` set means failed, then `outputs` is empty."""
+    """One decoded response to request `id` (16 bytes). `error` set means failed, then `outputs` is empty.
+
+    `place` is (attempt, index from 0) for one of several. The last one is `final`; it may have neither outputs nor
+    error (G24: an empty final response), and then counts as a response of its own with the next index.
+    """
 
     id: bytes
     model: str
@@ -45,6 +56,7 @@ class ResponseRecord:
     parameters: Parameters
     error: CharoniaError | None
     final: bool = True
+    place: tuple[int, int] | None = None
 
 
 def pack_response(
@@ -55,8 +67,9 @@ def pack_response(
     parameters: Parameters,
     *,
     final: bool = True,
+    place: tuple[int, int] | None = None,
 ) -> bytes:
-    """The record of one successful response."""
+    """The record of one successful response; `place` is (attempt, index) for one of several."""
     key = (model, version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in outputs]))
     packed = _PACKED_RESPONSE_METAS.get(key) if not parameters else None
     if packed is None:
@@ -74,7 +87,11 @@ def pack_response(
             if len(_PACKED_RESPONSE_METAS) >= META_CACHE_LIMIT:
                 _PACKED_RESPONSE_METAS.clear()
             _PACKED_RESPONSE_METAS[key] = packed
-    header = _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL if final else 0, 0, len(packed), request_id)
+    flags = FLAG_FINAL if final else 0
+    if place is None:
+        header = _RESPONSE.pack(WIRE_VERSION, flags, 0, len(packed), request_id)
+    else:
+        header = _RESPONSE.pack(WIRE_VERSION, flags | FLAG_PLACED, 0, len(packed), request_id) + _PLACE.pack(*place)
     return b"".join((header, packed, *[t.data for t in outputs]))
 
 
@@ -107,10 +124,20 @@ def response_template(
 _RESPONSE_TEMPLATES: dict[Any, ResponseTemplate] = {}
 
 
-def pack_failure(request_id: bytes, model: str, version: int, error: CharoniaError) -> bytes:
-    """The record of a failed request; its error keeps code and message."""
+def pack_failure(
+    request_id: bytes,
+    model: str,
+    version: int,
+    error: CharoniaError,
+    *,
+    final: bool = True,
+    place: tuple[int, int] | None = None,
+) -> bytes:
+    """The record of a failed request, or of one failed response of several; the error keeps code and message."""
     packed = bytes(msgpack.packb([model, version, error.message, None]))
-    return _RESPONSE.pack(WIRE_VERSION, FLAG_FINAL | FLAG_ERROR, int(error.code), len(packed), request_id) + packed
+    flags = FLAG_ERROR | (FLAG_FINAL if final else 0) | (0 if place is None else FLAG_PLACED)
+    header = _RESPONSE.pack(WIRE_VERSION, flags, int(error.code), len(packed), request_id)
+    return header + (b"" if place is None else _PLACE.pack(*place)) + packed
 
 
 _PACKED_RESPONSE_METAS: dict[Any, bytes] = {}
@@ -120,7 +147,8 @@ _RESPONSE_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], Parameters
 def response_data(record: Buffer) -> memoryview:
     """The tensor bytes of a response record, as a view."""
     view = memoryview(record)
-    return view[_RESPONSE.size + _RESPONSE.unpack_from(view)[3] :]
+    _, flags, _, meta_length, _ = _RESPONSE.unpack_from(view)
+    return view[_RESPONSE.size + (_PLACE.size if flags & FLAG_PLACED else 0) + meta_length :]
 
 
 def refer_response(record: Buffer, reference: Reference) -> bytes:
@@ -128,7 +156,8 @@ def refer_response(record: Buffer, reference: Reference) -> bytes:
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_REFERRED, code, meta_length, request_id)
-    return b"".join((header, view[_RESPONSE.size : _RESPONSE.size + meta_length], reference.pack()))
+    meta_end = _RESPONSE.size + (_PLACE.size if flags & FLAG_PLACED else 0) + meta_length
+    return b"".join((header, view[_RESPONSE.size : meta_end], reference.pack()))
 
 
 def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None = None) -> ResponseRecord:
@@ -143,10 +172,15 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record of {len(view)} bytes is too short: {error}") from None
     if wire_version != WIRE_VERSION:
         raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
-    meta_end = _RESPONSE.size + meta_length
+    meta_at = _RESPONSE.size
+    if flags & FLAG_PLACED:
+        meta_at += _PLACE.size
+    meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"response record of {len(view)} bytes is cut short, its header describes {meta_end}")
-    packed = bytes(view[_RESPONSE.size : meta_end])
+    place = _PLACE.unpack_from(view, _RESPONSE.size) if flags & FLAG_PLACED else None
+    final = bool(flags & FLAG_FINAL)
+    packed = bytes(view[meta_at:meta_end])
     if flags & FLAG_ERROR:
         try:
             model, version, message, *_ = msgpack.unpackb(packed)
@@ -154,7 +188,7 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
             raise InvalidRecord(f"response error cannot be read: {error}") from None
         if not (type(model) is type(message) is str and type(version) is int):
             raise InvalidRecord("response error has a field of another type")
-        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message))
+        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message), final, place)
     meta = _RESPONSE_METAS.get(packed)
     if meta is None:
         try:
@@ -180,4 +214,4 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
     # a copy: the meta is shared by all responses that look the same
-    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, bool(flags & FLAG_FINAL))
+    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place)

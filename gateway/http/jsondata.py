@@ -1,6 +1,6 @@
 """The `data` arrays of JSON tensors to raw bytes and back (interface items T4, T5). Pure.
 
-Which tensors travel as JSON is the codec's; whether a tensor fits its model is `gateway.admission`'s.
+Which tensors travel as JSON is the codec's; whether a tensor fits its model is `charonia.calls.admission`'s.
 """
 
 from __future__ import annotations

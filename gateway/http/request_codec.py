@@ -2,7 +2,7 @@
 
 Binary requests of one signature repeat their JSON part byte for byte, so what it says is kept by its bytes (without the
 id, when it stands first as clients write it) and a repeated request costs a lookup and slices of the body. Body size
-and compression are the fast path's; whether tensors fit the model is `gateway.admission`'s.
+and compression are the fast path's; whether tensors fit the model is `charonia.calls.admission`'s.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from charonia.wire import (
     FLAG_JOB,
     BatchHeader,
     Reference,
+    SequenceMark,
     pack_failure,
     pack_request,
     pack_response,
@@ -62,6 +63,7 @@ OUTPUT = Tensor("y", DataType.BF16, (1, 3), b"\x00\x3f\x80\x3f\x00\x40")
 PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
 REFERENCE = Reference(FILE, "g-1/0a1b", sum(len(t.data) for t in INPUTS))
 ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
+MARK = SequenceMark("call-é", start=True)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 
 FACTS: list[Fact] = [
@@ -107,6 +109,11 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-by-reference.hex": pack_request(
             ID, b"", b"", meta, (), rows=2, signature=1, level=0, accepted_ns=11, flags=FLAG_JOB, reference=REFERENCE
         ),
+        "wire/v1-request-of-sequence.hex": pack_request(
+            ID, b"g-1", b"", meta, [t.data for t in INPUTS], rows=2, signature=1, level=0, accepted_ns=11, sequence=MARK
+        ),
+        "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
+        "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
         "wire/v1-response.hex": pack_response(ID, "m", 3, [OUTPUT], PARAMETERS),
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
@@ -129,6 +136,21 @@ def test_a_request_is_read() -> None:
     assert (record.meta.version, record.meta.content_hash, record.meta.outputs) == (3, "abc", ("y",))
     assert record.meta.parameters == PARAMETERS
     assert record.inputs() == INPUTS
+
+
+def test_a_request_of_a_sequence_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-of-sequence.hex"))
+    assert (record.sequence, record.client_id, record.inputs()) == (MARK, "", INPUTS)
+    assert unpack_request(kept("wire/v1-request.hex")).sequence is None
+
+
+def test_placed_responses_are_read() -> None:
+    part, failed = (
+        unpack_response(kept("wire/v1-response-placed.hex")),
+        unpack_response(kept("wire/v1-failure-placed.hex")),
+    )
+    assert (part.place, part.final, part.outputs) == ((2, 7), False, [OUTPUT])
+    assert (failed.place, failed.final, failed.error and failed.error.message) == ((1, 0), True, "why é")
 
 
 def test_a_request_by_reference_is_read() -> None:

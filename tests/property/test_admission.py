@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.calls.admission import Admission
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from gateway.admission import Admission
 
 TYPES = st.sampled_from([DataType.UINT8, DataType.FP32, DataType.BYTES])
 NAMES = ["a", "b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.calls.admission import Admission
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
@@ -11,7 +12,6 @@ from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor, join_bytes_elements
-from gateway.admission import Admission
 
 HINT = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
