@@ -7,7 +7,8 @@
     ├── InvalidArgument             INVALID_ARG         400 / 3   INVALID_ARGUMENT
     │   └── ConfigError             INVALID_ARG         (structural: the repository answers C62's generic 500)
     ├── Unavailable                 UNAVAILABLE         503 / 14  UNAVAILABLE
-    │   └── LogUnavailable          UNAVAILABLE         the log cannot be reached: the outcome is unknown
+    │   ├── LogUnavailable          UNAVAILABLE         the log cannot be reached: the outcome is unknown
+    │   └── StreamInterrupted       UNAVAILABLE         some responses were seen, no others will come
     ├── Unsupported                 UNSUPPORTED         501 / 12  UNIMPLEMENTED
     ├── AlreadyExists               ALREADY_EXISTS      400 / 6   ALREADY_EXISTS
     ├── Cancelled                   CANCELLED           400 / 1   CANCELLED
@@ -94,6 +95,13 @@ class Unavailable(CharoniaError):
 
 class LogUnavailable(Unavailable):
     """The event log could not be reached or refused the command; whether the work was taken is unknown."""
+
+
+class StreamInterrupted(Unavailable):
+    """A request of which responses were seen cannot go on, and its model does not say that it may be run again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"STREAM_INTERRUPTED: {reason}; the model is not declared repeatable (charonia.repeatable)")
 
 
 class Unsupported(CharoniaError):

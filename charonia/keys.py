@@ -12,6 +12,8 @@ command or script ever names keys of two slots.
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
     job:{m}:<id>             hash of one job (`charonia.jobs`): state, times, events, result
+    jr:{m}:<id>              what a job has answered so far, all but the last, when its model answers more than once:
+                             entry `<index + 1>-0`, with the attempt `a` and the response record `r`; gone with the job
     idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
     ja:{m}, jd:{m}           sorted sets of job ids: active ones by time accepted, ended ones by time ended
     jm                       set of the models that have had jobs
@@ -92,6 +94,10 @@ def tenant(model: str, name: str) -> bytes:
 
 def job(model: str, job_id: bytes) -> bytes:
     return f"job:{tag(model)}:{job_id.hex()}".encode()
+
+
+def job_responses(model: str, job_id: bytes) -> bytes:
+    return f"jr:{tag(model)}:{job_id.hex()}".encode()
 
 
 def idempotency(model: str, key_digest: bytes) -> bytes:

@@ -146,6 +146,16 @@ class ColocatedLog:
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         return await self._shared.job_result(model, job_id)
 
+    async def add_job_responses(
+        self, model: str, job_id: bytes, attempt: int, first_index: int, records: Sequence[Buffer]
+    ) -> bool:
+        return await self._shared.add_job_responses(model, job_id, attempt, first_index, records)
+
+    async def job_responses(
+        self, model: str, job_id: bytes, after_index: int = -1, count: int = 100
+    ) -> list[tuple[int, int, bytes]]:
+        return await self._shared.job_responses(model, job_id, after_index, count)
+
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
         return await self._shared.add_job_event(model, job_id, kind, detail)
 

@@ -19,7 +19,7 @@ from charonia.tensors import Buffer
 
 from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
 from .memory_work import ModelWork, now_us
-from .port import MOST_TAKEN, Fields, Limits, Reply
+from .port import MOST_TAKEN, Fields, Limits, Reply, kept_response
 from .refusals import not_owner
 
 _DURABILITY = "memory"
@@ -51,7 +51,7 @@ class MemoryLog(MemoryStreams):
     def _of(self, model: str) -> ModelWork:
         work = self._work.get(model)
         if work is None:
-            work = self._work[model] = ModelWork(model)
+            work = self._work[model] = ModelWork(model, self._job_forgotten)
         return work
 
     async def accept(
@@ -197,6 +197,28 @@ class MemoryLog(MemoryStreams):
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         found = self._of(model).job(job_id)
         return None if found is None else found.result or None
+
+    async def add_job_responses(
+        self, model: str, job_id: bytes, attempt: int, first_index: int, records: Sequence[Buffer]
+    ) -> bool:
+        fresh = self._of(model).add_responses(job_id, attempt, first_index, records)
+        if fresh is None:
+            return False
+        stream = keys.job_responses(model, job_id)
+        for index, record in fresh:
+            self._append_at(stream, (index + 1) << SEQUENCE_BITS, [b"a", b"%d" % attempt, b"r", bytes(record)])
+        return True
+
+    async def job_responses(
+        self, model: str, job_id: bytes, after_index: int = -1, count: int = 100
+    ) -> list[tuple[int, int, bytes]]:
+        if self._of(model).job(job_id) is None:
+            return []
+        entries = await self.range(keys.job_responses(model, job_id), b"%d-0" % (after_index + 1), count)
+        return [kept_response(entry) for entry in entries]
+
+    def _job_forgotten(self, model: str, job_id: bytes) -> None:
+        self._streams.pop(keys.job_responses(model, job_id), None)
 
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
         return self._of(model).tell_job(job_id, kind, detail)

@@ -5,13 +5,14 @@ The rules of the scripts (charonia/eventlog/scripts) in plain Python; streams ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgpack
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
+from charonia.tensors import Buffer
 
 from .port import Limits
 from .refusals import (
@@ -49,6 +50,8 @@ class KeptJob:
     ended_us: int = 0
     expires_ns: int = 0
     kept_size_bytes: int = 0
+    next_index: int = 0
+    responses_size_bytes: int = 0
 
     def add_event(self, kind: str, time_us: int, detail: Mapping[str, object]) -> None:
         self.events.append(JobEvent(len(self.events) + 1, kind, time_us, dict(detail)))
@@ -74,9 +77,13 @@ class KeptJob:
 
 @dataclass(slots=True)
 class ModelWork:
-    """One model: accepted, unsettled requests, their tenants, jobs, and who owns it."""
+    """One model: accepted, unsettled requests, their tenants, jobs, and who owns it.
+
+    `on_forgotten` is told of jobs whose record is gone.
+    """
 
     model: str
+    on_forgotten: Callable[[str, bytes], None]
     requests: dict[bytes, Unsettled] = field(default_factory=dict)
     size_bytes: int = 0
     tenants: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -169,6 +176,19 @@ class ModelWork:
         found.add_event(kind, now_us(), detail)
         return True
 
+    def add_responses(
+        self, job_id: bytes, attempt: int, first_index: int, records: Sequence[Buffer]
+    ) -> list[tuple[int, Buffer]] | None:
+        """Those with an index above all kept ones; None when the job has ended or begun a later attempt."""
+        found = self.jobs.get(job_id)
+        if found is None or found.state.terminal or found.attempts > attempt:
+            return None
+        fresh = [(index, record) for index, record in enumerate(records, first_index) if index >= found.next_index]
+        if fresh:
+            found.next_index = fresh[-1][0] + 1
+            found.responses_size_bytes += sum(len(record) for _, record in fresh)
+        return fresh
+
     def end_job(self, job_id: bytes, end: JobEnd) -> bool:
         """Record an end; True when a webhook is to be told."""
         found = self.jobs.get(job_id)
@@ -180,7 +200,7 @@ class ModelWork:
         found.expires_ns = monotonic_ns() + found.new.retention_s * 1_000_000_000
         found.add_event(end.state.value, found.ended_us, end.detail)
         texts = len(msgpack.packb(dict(end.detail))) + len(msgpack.packb(dict(found.new.about)))
-        found.kept_size_bytes = RECORD_SIZE_BYTES + len(found.result) + texts
+        found.kept_size_bytes = RECORD_SIZE_BYTES + len(found.result) + found.responses_size_bytes + texts
         self.kept_size_bytes += found.kept_size_bytes
         # the dict's order is that of the ends from here on
         self.jobs[job_id] = self.jobs.pop(job_id)
@@ -206,6 +226,7 @@ class ModelWork:
 
     def _forget(self, job: KeptJob) -> None:
         del self.jobs[job.new.id]
+        self.on_forgotten(self.model, job.new.id)
         self.kept_size_bytes -= job.kept_size_bytes
         if job.new.key and self.keys.get(job.new.key) == job.new.id:
             del self.keys[job.new.key]

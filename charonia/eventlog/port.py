@@ -56,6 +56,12 @@ class Limits:
     tenant_size_bytes: int = 0
 
 
+def kept_response(entry: Entry) -> tuple[int, int, bytes]:
+    """(attempt, index, record) of an entry of `keys.job_responses`."""
+    _, attempt, _, record = entry.fields
+    return int(bytes(attempt)), int(entry.id.partition(b"-")[0]) - 1, bytes(record)
+
+
 class StreamReader(Protocol):
     """Follows a changing set of streams on a connection of its own and hands entries to one callback, in order.
 
@@ -205,6 +211,23 @@ class EventLog(Protocol):
 
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         """The response record of an ended job; None when there is none (any more)."""
+
+    async def add_job_responses(
+        self, model: str, job_id: bytes, attempt: int, first_index: int, records: Sequence[Buffer]
+    ) -> bool:
+        """Keep response records of a running job, whose places are (attempt, first_index), (attempt, first_index + 1).
+
+        An index that is not above all kept ones is passed over: it is a later attempt's and was visible before. False,
+        and nothing kept, when the job has ended, is unknown or has begun a later attempt. The job's last record is not
+        among them: it is its result (`settle`). They count towards the job's size (`set_retention`) and go with it.
+
+        They are entries of the stream `keys.job_responses`, which may be followed: ids `<index + 1>-0`.
+        """
+
+    async def job_responses(
+        self, model: str, job_id: bytes, after_index: int = -1, count: int = 100
+    ) -> list[tuple[int, int, bytes]]:
+        """Up to `count` kept responses (attempt, index, record) with an index above `after_index`, by index."""
 
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
         """Add an event to a job that has not ended; False when it has or is unknown.

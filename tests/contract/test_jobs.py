@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.errors import KeyReused, ResourceExhausted
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Entry, EventLog, Limits, kept_response
 from charonia.eventlog.redis import RedisLog
 from charonia.jobs import JobEnd, JobState, JobTicket, NewJob
 
@@ -463,6 +463,109 @@ async def test_the_oldest_ended_jobs_make_room_for_the_newest(subject: Subject) 
     # one that is too large alone is not kept
     await end(subject.log, active, result=b"x" * 60_000)
     assert await subject.log.jobs("m", ended=True) == []
+
+
+# -- several responses -------------------------------------------------------------------------------------------------
+
+
+async def begin(log: EventLog, job: NewJob, attempt: int = 1) -> None:
+    token = (await log.owner("m"))[1] or await log.take_ownership("m", "owner", "")
+    assert await log.begin_attempt("m", token, [job.id], attempt, jobs=[job.id]) == [True]
+
+
+async def test_responses_are_kept_in_order_and_read_from_where_one_stopped(subject: Subject) -> None:
+    job, other = made(1), made(2)
+    for one in (job, other):
+        await accept(subject.log, one)
+        await begin(subject.log, one)
+
+    assert await subject.log.add_job_responses("m", job.id, 1, 0, [b"zero", b"one"])
+    assert await subject.log.add_job_responses("m", job.id, 1, 2, [b"two"])
+    assert await subject.log.add_job_responses("m", other.id, 1, 0, [b"other"])
+    assert await subject.log.add_job_responses("m", other.id, 1, 1, [])
+
+    assert await subject.peer.job_responses("m", job.id) == [(1, 0, b"zero"), (1, 1, b"one"), (1, 2, b"two")]
+    assert await subject.peer.job_responses("m", job.id, 0, 1) == [(1, 1, b"one")]
+    assert await subject.peer.job_responses("m", job.id, 2) == []
+    assert await subject.peer.job_responses("m", other.id) == [(1, 0, b"other")]
+    assert await subject.peer.job_responses("m", b"x" * 16) == []
+
+
+async def test_very_many_responses_fit_one_call(subject: Subject) -> None:
+    job = made()
+    await accept(subject.log, job)
+    assert await subject.log.add_job_responses("m", job.id, 1, 0, [b"%d" % n for n in range(2500)])
+    found = await subject.peer.job_responses("m", job.id, 1999, 1000)
+    assert found == [(1, n, b"%d" % n) for n in range(2000, 2500)]
+
+
+async def test_a_later_attempt_overwrites_nothing_and_an_earlier_one_is_refused(subject: Subject) -> None:
+    job = made()
+    await accept(subject.log, job)
+    await begin(subject.log, job)
+    assert await subject.log.add_job_responses("m", job.id, 1, 0, [b"zero", b"one"])
+    await begin(subject.log, job, attempt=2)
+
+    assert await subject.log.add_job_responses("m", job.id, 2, 0, [b"ZERO"])
+    assert not await subject.log.add_job_responses("m", job.id, 1, 2, [b"late"])
+    assert await subject.log.add_job_responses("m", job.id, 2, 1, [b"ONE", b"TWO"])
+
+    assert await subject.peer.job_responses("m", job.id) == [(1, 0, b"zero"), (1, 1, b"one"), (2, 2, b"TWO")]
+
+
+async def test_an_ended_or_unknown_job_takes_no_responses_but_still_has_them(subject: Subject) -> None:
+    job = made()
+    assert not await subject.log.add_job_responses("m", job.id, 1, 0, [b"early"])
+    await accept(subject.log, job)
+    assert await subject.log.add_job_responses("m", job.id, 1, 0, [b"zero"])
+    assert await end(subject.log, job, result=b"final") == [True]
+
+    assert not await subject.log.add_job_responses("m", job.id, 1, 1, [b"late"])
+    assert await subject.peer.job_responses("m", job.id) == [(1, 0, b"zero")]
+    assert await subject.peer.job_result("m", job.id) == b"final"
+
+
+async def test_responses_go_with_their_job(subject: Subject) -> None:
+    short, large, small = made(1, retention_s=1), made(2), made(3)
+    for job in (short, large, small):
+        await accept(subject.log, job)
+        assert await subject.log.add_job_responses("m", job.id, 1, 0, [b"x" * 100])
+    await subject.log.add_job_responses("m", large.id, 1, 1, [b"x" * 20_000] * 3)
+    await end(subject.log, large)
+    await end(subject.log, short)
+    await subject.log.set_retention("m", size_bytes=50_000, journal_s=0, journal_size_bytes=0)
+    # the 60 kB of the oldest are too much although its result is nothing
+    await end(subject.log, small)
+    assert await subject.log.job("m", large.id) is None
+    assert await subject.log.job_responses("m", large.id) == []
+    assert await subject.log.job_responses("m", small.id) == [(1, 0, b"x" * 100)]
+    async with asyncio.timeout(PATIENCE_S):
+        while await subject.log.job("m", short.id) is not None:
+            pass
+        while await subject.log.job_responses("m", short.id):
+            pass
+
+
+async def test_responses_can_be_followed(subject: Subject) -> None:
+    job = made()
+    await accept(subject.log, job)
+    await subject.log.add_job_responses("m", job.id, 1, 0, [b"zero", b"one"])
+    seen: list[tuple[int, int, bytes]] = []
+    came = asyncio.Event()
+    reader = subject.peer.reader()
+
+    def on_entries(_stream: bytes, entries: list[Entry]) -> None:
+        seen.extend(kept_response(entry) for entry in entries)
+        if len(seen) == 2:
+            came.set()
+
+    reader.start(on_entries)
+    reader.add(keys.job_responses("m", job.id), b"1-0")
+    await subject.log.add_job_responses("m", job.id, 1, 2, [b"two"])
+    async with asyncio.timeout(PATIENCE_S):
+        await came.wait()
+    await reader.close()
+    assert seen == [(1, 1, b"one"), (1, 2, b"two")]
 
 
 # -- journal -----------------------------------------------------------------------------------------------------------

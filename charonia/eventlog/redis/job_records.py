@@ -8,6 +8,7 @@ one piece of memory. So what a caller knows about its job is cut into several fi
     a  attempts                        z  bytes of the request         y  bytes of the result
     k  seconds to keep it              n  tenant                       r  result: the response record
     d  durability, unless memory       i  digest of the idempotency key
+    g  one above the last index kept in jr:{m}:<id>, f their bytes; only of models that answer more than once
     b, b1, b2, b3  `about` in msgpack  w  whether it has a webhook     v, e<n>  events, see job_events.lua
 """
 

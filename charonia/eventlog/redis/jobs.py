@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from charonia import keys
+from charonia.eventlog.port import Entry, kept_response
 from charonia.jobs import JobRecord
+from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands
 from .job_records import FIELDS, record_of, told
+from .packing import pack_pieces
 
 _LAST_EVENT = FIELDS.index(b"v")
 _PAGE = 200
 _MOST_LOOKED_AT = 500
 _ID_BYTES = 16
+_MOST_AT_ONCE = 1000
+"""Responses in one call of a script, which can take a bounded number of arguments."""
 
 
 class Jobs:
@@ -45,6 +50,25 @@ class Jobs:
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         result: bytes | None = await self._commands.execute("HGET", keys.job(model, job_id), "r")
         return result
+
+    async def add_job_responses(
+        self, model: str, job_id: bytes, attempt: int, first_index: int, records: Sequence[Buffer]
+    ) -> bool:
+        script = scripts.ADD_JOB_RESPONSES
+        for at in range(0, len(records), _MOST_AT_ONCE):
+            some = records[at : at + _MOST_AT_ONCE]
+            names = (keys.job_responses(model, job_id), keys.job(model, job_id))
+            command = (b"EVALSHA", script.digest, len(names), *names, attempt, first_index + at, *some)
+            if not await self._commands.run(script, pack_pieces(command)):
+                return False
+        return True
+
+    async def job_responses(
+        self, model: str, job_id: bytes, after_index: int = -1, count: int = 100
+    ) -> list[tuple[int, int, bytes]]:
+        after = b"(%d-0" % (after_index + 1)
+        raw = await self._commands.execute("XRANGE", keys.job_responses(model, job_id), after, "+", "COUNT", count)
+        return [kept_response(Entry(entry_id, fields)) for entry_id, fields in raw]
 
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
         names = (keys.job(model, job_id),)

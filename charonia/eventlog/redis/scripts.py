@@ -33,6 +33,7 @@ SETTLE = load("settle")
 SETTLE_RECORDED = load("settle_recorded")
 BEGIN_ATTEMPT = load("begin_attempt")
 ADD_JOB_EVENT = load("add_job_event")
+ADD_JOB_RESPONSES = load("add_job_responses")
 FORGET_ENDED = load("forget_ended")
 TRIM_JOURNAL = load("trim_journal")
 ADD_STATISTICS = load("add_statistics")
@@ -48,6 +49,7 @@ ALL = (
     SETTLE_RECORDED,
     BEGIN_ATTEMPT,
     ADD_JOB_EVENT,
+    ADD_JOB_RESPONSES,
     FORGET_ENDED,
     TRIM_JOURNAL,
     ADD_STATISTICS,

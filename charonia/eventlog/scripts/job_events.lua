@@ -18,9 +18,13 @@ local function hex(bytes)
   end))
 end
 
--- Names of records in the slot of `tag`, "{m}": of a job, and of an idempotency key.
+-- Names of records in the slot of `tag`, "{m}": of a job, of its responses, and of an idempotency key.
 local function job_in_slot(tag, id)
   return 'job:' .. tag .. ':' .. hex(id)
+end
+
+local function responses_in_slot(tag, id)
+  return 'jr:' .. tag .. ':' .. hex(id)
 end
 
 local function key_in_slot(tag, digest)

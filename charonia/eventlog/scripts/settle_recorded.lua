@@ -11,8 +11,8 @@
 -- KEYS[6] jd:{m}                ended jobs: id and counted size -> time ended; gets the ended ones
 -- KEYS[7] wh:{m}                gets an entry for each ended job that has a webhook
 -- KEYS[8..] job:{m}:<id>        the records of the jobs that end, in the order of the ends below
--- Deleted besides, by name: job:{m}:<id> and idem:{m}:<key> of the oldest ended jobs, when `kept` is too much. The
--- idem:{m}:<key> of an ended job gets its expiry.
+-- Deleted besides, by name: job:{m}:<id>, jr:{m}:<id> and idem:{m}:<key> of the oldest ended jobs, when `kept` is too
+-- much. The jr:{m}:<id> and idem:{m}:<key> of an ended job get its expiry.
 --
 -- ARGV[1] g, how many groups
 -- ARGV[2] the attempts: one number for all requests, or one for each, comma separated
@@ -60,7 +60,7 @@ local function keep_within_bounds(kept, looks)
       if digest then
         redis.call('UNLINK', key_in_slot(tag, digest))
       end
-      redis.call('UNLINK', one[2])
+      redis.call('UNLINK', one[2], responses_in_slot(tag, string.sub(one[1], 1, 16)))
       redis.call('ZREM', KEYS[6], one[1])
       kept = kept - tonumber(string.sub(one[1], 17))
     end
@@ -76,7 +76,7 @@ for i = 1, ends do
   local number, id = tonumber(ARGV[first]), ARGV[first + 1]
   if not mask or string.byte(mask, number) == 49 then
     local key, time_us = KEYS[7 + i], now_us()
-    local job = redis.call('HMGET', key, 's', 'v', 'k', 'i', 'w', 'b')
+    local job = redis.call('HMGET', key, 's', 'v', 'k', 'i', 'w', 'b', 'f')
     if job[1] == 'q' or job[1] == 'r' then
       local result, last = ARGV[first + 4], (job[2] or 1) + 1
       local time = string.format('%.0f', time_us)
@@ -89,8 +89,11 @@ for i = 1, ends do
       if job[4] then
         redis.call('PEXPIREAT', key_in_slot(tag, job[4]), expires_ms)
       end
+      if job[7] then
+        redis.call('PEXPIREAT', responses_in_slot(tag, id), expires_ms)
+      end
       redis.call('ZREM', KEYS[5], id)
-      local kept = RECORD_SIZE + #result + #ARGV[first + 3] + #(job[6] or '')
+      local kept = RECORD_SIZE + #result + #ARGV[first + 3] + #(job[6] or '') + tonumber(job[7] or 0)
       redis.call('ZADD', KEYS[6], time, id .. string.format('%d', kept))
       if job[5] then
         redis.call('XADD', KEYS[7], '*', 'i', hex(id))
