@@ -90,6 +90,8 @@ class OwnedModel:
         self.log = log
         self.scheduler = ModelScheduler(f"{incarnation}-{token}", prefetch, lane_weights)
         self.settled_requests = 0
+        self.condemned = 0
+        """Requests that became dead letters under this owner."""
         self.closed = False
         self.given = GivenBatches(self._batch_ended)
         self.notes = Notes(log, model, local_executor)
@@ -359,6 +361,7 @@ class OwnedModel:
                     self.spawn(self._dispatch(decision))
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
+                self.condemned += isinstance(decision, CondemnRequest)
             elif isinstance(decision, StopExecution):
                 running = (decision.executor, decision.batch_id)
                 unwanted[running] = unwanted.get(running, b"") + decision.request.id

@@ -16,6 +16,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .owned import OwnedModel
 from .recovery import recover
+from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
 
@@ -24,6 +25,7 @@ _RETRY_S = 0.2
 _SWEEP_S = 5.0
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
+_TIDY_S = 300.0
 _GONE_REMEMBERED = 120
 """Sweeps after which no reply can come any more to a gateway that left."""
 
@@ -49,6 +51,8 @@ class BatcherService:
         self._turns = TurnsApart()
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
+        self._tidying = ControlTidying(log)
+        self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
         """The log was away: it may have forgotten what it had taken."""
         self._closing = False
@@ -164,7 +168,7 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
-        self._upkeep[model] = Upkeep(owned)
+        self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(remote) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
         owned.on_served(self._catalog.held(model))
@@ -271,10 +275,20 @@ class BatcherService:
                     await verify(owned, min_age_ns)
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
+                await self._tidy()
             except CharoniaError:
                 self._forgotten = True
             except Exception:
                 _log.exception("batches could not be verified")
+
+    async def _tidy(self) -> None:
+        """One batcher is enough to shorten the control stream; several would only do it twice."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._tidy_at_s:
+            return
+        self._tidy_at_s = now_s + _TIDY_S
+        if min(ownership.live_batchers(self._catalog), default="") == self._settings.incarnation:
+            await self._tidying.look()
 
 
 def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:

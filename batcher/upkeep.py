@@ -16,6 +16,7 @@ from charonia.wire import pack_failure
 
 from .carriers import requests_of
 from .owned import OwnedModel
+from .tidying import trim_dead_letters
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +54,15 @@ async def verify(owned: OwnedModel, min_age_ns: int) -> None:
 
 
 class Upkeep:
-    """The rarer looks at one model; `look` may be called as often as one likes."""
+    """The rarer looks at one model; `look` may be called as often as one likes.
 
-    def __init__(self, owned: OwnedModel) -> None:
+    `letters_size_bytes` is what it keeps of dead letters, 0 for all.
+    """
+
+    def __init__(self, owned: OwnedModel, letters_size_bytes: int = 0) -> None:
         self._owned = owned
+        self._letters_size_bytes = letters_size_bytes
+        self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
         self._doubted = False
         self._ended_after: tuple[int, bytes] | None = None
@@ -71,6 +77,10 @@ class Upkeep:
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
             await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
+            condemned = self._owned.condemned
+            if self._letters_size_bytes and condemned != self._letters_seen:
+                await trim_dead_letters(self._owned.log, self._owned.model, self._letters_size_bytes)
+                self._letters_seen = condemned
 
     async def _forget_expired(self) -> None:
         """Read on among the ended jobs, for reading forgets those whose time is over.

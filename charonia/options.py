@@ -18,6 +18,7 @@ _PARTS = frozenset({GATEWAY, BATCHER, EXECUTOR, WEBHOOKS})
 _ALL = _PARTS | {SERVE}
 _G = frozenset({GATEWAY, SERVE})
 _E = frozenset({EXECUTOR, SERVE})
+_B = frozenset({BATCHER, EXECUTOR, SERVE})
 _W = frozenset({WEBHOOKS, SERVE})
 _S = frozenset({SERVE})
 
@@ -135,6 +136,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("job-retention-bytes", "int", 1024**3, _G, "ended jobs kept of a model, 0 for no bound"),
     Option("journal-retention-secs", "int", 86_400, _G, "how long journal entries are kept, 0 for no bound"),
     Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
+    Option("dead-letter-retention-bytes", "int", 256 * 1024**2, _B, "dead letters kept of a model, 0 for no bound"),
     Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
     Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
     # response cache
@@ -230,6 +232,7 @@ _RANGES = {
     "response-cache-byte-size": (0, _ANY[1]),
     "journal-retention-secs": (0, _ANY[1]),
     "journal-retention-bytes": (0, _ANY[1]),
+    "dead-letter-retention-bytes": (0, _ANY[1]),
 }
 
 

@@ -100,12 +100,16 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class BatcherSettings:
-    """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory."""
+    """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory.
+
+    `dead_letter_retention_size_bytes` is what is kept of a model's dead letters, 0 for all.
+    """
 
     incarnation: str
     exit_timeout_secs: int = 30
     prefetch: int = 1
     window_requests: int = 8192
+    dead_letter_retention_size_bytes: int = 256 * 1024**2
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""

@@ -111,8 +111,11 @@ class Membership:
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)
                 elif now_s - last_s > self._ttl_ms / 1000:
-                    # the lease ran out meanwhile (a stall, a lost log): others may hold us for lost
+                    # the lease ran out meanwhile (a stall, a lost log): others may hold us for lost, and what we said
+                    # may be gone from the stream
                     await self._join()
+                    for again in self.say_again:
+                        await again()
                 last_s = now_s
             except LogUnavailable as error:
                 if not missed:

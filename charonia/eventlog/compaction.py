@@ -1,0 +1,80 @@
+"""Which control facts no reader needs any more: a catalog folded without them is the same. Pure.
+
+`ctl` is read from its beginning by every process that starts, and a log that lives for months would grow with each
+process that ever joined. Kinds this release does not know are kept. When to look and what to delete is the batcher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from charonia.events import (
+    Fact,
+    LanesWeighed,
+    ModelRequested,
+    ModelRequestFinished,
+    ProcessJoined,
+    ProcessLeft,
+    RepositoryScanned,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+)
+
+_OfVersion = VersionStateChanged | VersionLoaded | VersionFailed | VersionUnloaded
+
+
+def superseded(facts: Sequence[Fact]) -> list[int]:
+    """The positions of facts that may go, ascending; `facts` is the whole stream, oldest first.
+
+    Only those that lie some time back may be deleted: a load request is still answered by who has just read it.
+    """
+    last_left = {fact.incarnation: at for at, fact in enumerate(facts) if isinstance(fact, ProcessLeft)}
+    last_joined = {fact.incarnation: at for at, fact in enumerate(facts) if isinstance(fact, ProcessJoined)}
+    gone = {process for process, at in last_left.items() if last_joined.get(process, -1) < at}
+    scans = {fact.executor: at for at, fact in enumerate(facts) if isinstance(fact, RepositoryScanned) and fact.ready}
+    # an executor that is gone is waited for until another has said what it serves (`Catalog`)
+    newest_scan = max((at for e, at in scans.items() if e not in gone and at > last_joined.get(e, at)), default=-1)
+    replaced = {process for process in gone if last_left[process] < newest_scan}
+    newest: dict[tuple[str, int], int] = {}
+    loaded: dict[tuple[str, str, int], int] = {}
+    last_weights = -1
+    for at, fact in enumerate(facts):
+        if isinstance(fact, VersionLoaded):
+            # whose content hash is the current one
+            newest[(fact.model, fact.version)] = loaded[(fact.executor, fact.model, fact.version)] = at
+        elif isinstance(fact, LanesWeighed):
+            last_weights = at
+    telling = {fact.executor for at in newest.values() if isinstance(fact := facts[at], VersionLoaded)}
+    found: list[int] = []
+    for at, fact in enumerate(facts):
+        match fact:
+            case ModelRequested() | ModelRequestFinished():
+                needless = True
+            case LanesWeighed():
+                needless = at < last_weights
+            case ProcessJoined() | ProcessLeft():
+                process = fact.incarnation
+                is_executor = fact.role == "executor"
+                needless = process in gone and (not is_executor or (process in replaced and process not in telling))
+            case RepositoryScanned():
+                needless = at < scans.get(fact.executor, -1) or (
+                    fact.executor in replaced and at < newest_scan and fact.executor not in telling
+                )
+            case VersionStateChanged() | VersionLoaded() | VersionFailed() | VersionUnloaded():
+                needless = at < loaded.get((fact.executor, fact.model, fact.version), -1) or (
+                    fact.executor in replaced
+                    and at != newest.get((fact.model, fact.version))
+                    and not _tells_others(fact)
+                )
+            case _:
+                needless = False
+        if needless:
+            found.append(at)
+    return found
+
+
+def _tells_others(fact: _OfVersion) -> bool:
+    """Whether it also says something of executors that are gone (`Catalog._version`)."""
+    return isinstance(fact, VersionUnloaded) or (isinstance(fact, VersionStateChanged) and fact.state == "UNLOADING")

@@ -1,0 +1,138 @@
+"""A catalog folded from what compaction leaves is the one folded from everything, then and after whatever follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charonia.eventlog.compaction import superseded
+from charonia.events import (
+    Fact,
+    LanesWeighed,
+    ModelRequested,
+    ModelRequestFinished,
+    ProcessJoined,
+    ProcessLeft,
+    RepositoryScanned,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+)
+from charonia.models.catalog import Catalog
+from charonia.models.config import normalise
+from charonia.models.pbtxt import parse
+
+EXECUTORS = ("e1", "e2", "e3")
+CONFIGS = {
+    model: normalise(
+        parse(
+            f'name: "{model}" backend: "python" input {{ name: "x" data_type: TYPE_FP32 dims: 1 }} '
+            'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+        )
+    ).SerializeToString()
+    for model in ("a", "b")
+}
+
+models = st.sampled_from(sorted(CONFIGS))
+versions = st.just(1)
+
+
+def of_executor(executor: str) -> st.SearchStrategy[Fact]:
+    return st.one_of(
+        st.just(ProcessJoined("executor", executor)),
+        st.builds(lambda reason: ProcessLeft("executor", executor, reason), st.sampled_from(["lost", "drained"])),
+        st.builds(lambda ready: RepositoryScanned(executor, ("a", "b"), "explicit", ready), st.booleans()),
+        st.builds(
+            lambda m, v, h, s: VersionLoaded(executor, m, v, h, s, CONFIGS[m]),
+            models,
+            versions,
+            st.sampled_from(["h1", "h2"]),
+            st.integers(1, 2),
+        ),
+        st.builds(
+            lambda m, v, s: VersionStateChanged(executor, m, v, s),
+            models,
+            versions,
+            st.sampled_from(["LOADING", "UNLOADING"]),
+        ),
+        st.builds(lambda m, v: VersionFailed(executor, m, v, 1, "why"), models, versions),
+        st.builds(lambda m, v: VersionUnloaded(executor, m, v), models, versions),
+    )
+
+
+others: st.SearchStrategy[Fact] = st.one_of(
+    st.just(ProcessJoined("gateway", "g")),
+    st.just(ProcessLeft("gateway", "g", "lost")),
+    st.builds(lambda w: LanesWeighed({"3": w}), st.integers(1, 4)),
+    st.just(ModelRequested("load", "a", "r")),
+    st.just(ModelRequestFinished("e1", "r")),
+)
+facts = st.one_of(*[of_executor(executor) for executor in EXECUTORS], others)
+histories = st.lists(facts, max_size=40).map(
+    # nobody is heard before it has joined
+    lambda found: [*(ProcessJoined("executor", executor) for executor in EXECUTORS), *found]
+)
+
+
+def folded(facts: list[Fact]) -> Catalog:
+    catalog = Catalog()
+    for fact in facts:
+        catalog.apply(fact)
+    return catalog
+
+
+def seen(catalog: Catalog) -> Any:
+    """What anybody can ask it."""
+    return (
+        [
+            (v.model, v.version, v.content_hash, v.slots, v.accepting)
+            for model in catalog.served_models()
+            for v in catalog.held(model).values()
+        ],
+        catalog.index(),
+        sorted(catalog.processes),
+        sorted(catalog.live_executors()),
+        catalog.lane_weights,
+        catalog.started(),
+        catalog.all_ready(),
+        catalog.control_modes(),
+        [catalog.may_come(model) for model in CONFIGS],
+    )
+
+
+@settings(max_examples=500)
+@given(histories, st.lists(facts, max_size=10))
+def test_nothing_that_is_needed_goes(history: list[Fact], later: list[Fact]) -> None:
+    needless = set(superseded(history))
+    kept = [fact for at, fact in enumerate(history) if at not in needless]
+    assert seen(folded(kept)) == seen(folded(history))
+    # one that is gone and comes back says everything again, which is another history
+    known = set(folded(history).live_executors())
+    later = [f for f in later if getattr(f, "role", "executor") != "executor" or getattr(f, "incarnation", "") in known]
+    assert seen(folded(kept + later)) == seen(folded(history + later))
+    again = set(superseded(kept))
+    assert seen(folded([f for at, f in enumerate(kept) if at not in again])) == seen(folded(history))
+
+
+def test_what_came_and_went_leaves_nothing() -> None:
+    history: list[Fact] = []
+    for number in range(50):
+        name = f"e{number}"
+        history += [
+            ProcessJoined("executor", name),
+            RepositoryScanned(name, ("a",), "none", ready=False),
+            VersionStateChanged(name, "a", 1, "LOADING"),
+            VersionLoaded(name, "a", 1, "h", 1, CONFIGS["a"]),
+            RepositoryScanned(name, ("a",), "none", ready=True),
+            ProcessJoined("gateway", f"g{number}"),
+            ProcessLeft("gateway", f"g{number}", "drained"),
+            ModelRequested("load", "a", f"r{number}"),
+            ModelRequestFinished(name, f"r{number}"),
+        ]
+        if number < 49:
+            history.append(ProcessLeft("executor", name, "lost"))
+    needless = set(superseded(history))
+    assert len(history) - len(needless) <= 6
