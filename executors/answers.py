@@ -18,6 +18,7 @@ from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
 from charonia.wire import RequestRecord, pack_response, response_template
 
 from .assembly import RequestPlan, Shape, fits, translate
+from .ragged import scatter
 
 
 def pack_answers(
@@ -34,6 +35,8 @@ def pack_answers(
     rows = 0
     for plan, _ in run:
         rows += plan.rows
+    if interface.scattered_outputs:
+        return _pack_scattered(interface, version, run, results, rows)
     first = run[0][0]
     parts: dict[str, _Part] = {}
     for plan, _ in run:
@@ -71,6 +74,38 @@ def pack_answers(
     return answers
 
 
+def _pack_scattered(
+    interface: ModelInterface,
+    version: int,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    results: Mapping[str, Array],
+    rows: int,
+) -> list[bytes]:
+    """`pack_answers` of a model some of whose outputs are cut by the shapes of an input (C21)."""
+    plans = [plan for plan, _ in run]
+    parts: dict[str, _Part] = {}
+    scattered: dict[str, list[Tensor]] = {}
+    for name in dict.fromkeys(name for plan in plans for name in plan.outputs):
+        source = interface.scattered_outputs.get(name)
+        if source is None:
+            parts[name] = _Part.of(interface, name, results, rows)
+        else:
+            spec = interface.outputs[name]
+            array = _result(interface, name, results)
+            _check_datatype(interface, spec, _datatype(array))
+            scattered[name] = scatter(interface, spec, source, plans, array)
+    answers: list[bytes] = []
+    start = 0
+    for index, (plan, record) in enumerate(run):
+        end = start + plan.rows
+        tensors = [
+            scattered[name][index] if name in scattered else parts[name].tensor(start, end) for name in plan.outputs
+        ]
+        answers.append(pack_response(record.id, interface.name, version, tensors, {}))
+        start = end
+    return answers
+
+
 @dataclass(slots=True)
 class _Part:
     """One output of a batch, ready to be sliced by rows; `elements` are a BYTES output's."""
@@ -86,9 +121,7 @@ class _Part:
     @staticmethod
     def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> _Part:
         spec = interface.outputs[name]
-        array = results.get(name)
-        if array is None:
-            raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
+        array = _result(interface, name, results)
         tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
         if spec.datatype is DataType.BYTES:
             return _Part(name, spec.datatype, interface.batching, tail, b"", 0, array)
@@ -134,11 +167,7 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
 
 def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
     """The client's shape of a result without the batch dimension, after the checks of H28."""
-    if datatype is not spec.datatype:
-        raise InternalError(
-            f"unexpected datatype {datatype.config_name} for inference output '{spec.name}' of model "
-            f"'{interface.name}', expecting {spec.datatype.config_name}"
-        )
+    _check_datatype(interface, spec, datatype)
     tail = shape
     if interface.batching:
         if not shape or shape[0] != rows:
@@ -155,6 +184,21 @@ def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType
             f"expecting {shape_text(interface.backend_shape(spec))}"
         )
     return translate(tail, spec.reshape, spec.dims)
+
+
+def _result(interface: ModelInterface, name: str, results: Mapping[str, Array]) -> Array:
+    array = results.get(name)
+    if array is None:
+        raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
+    return array
+
+
+def _check_datatype(interface: ModelInterface, spec: TensorSpec, datatype: DataType) -> None:
+    if datatype is not spec.datatype:
+        raise InternalError(
+            f"unexpected datatype {datatype.config_name} for inference output '{spec.name}' of model "
+            f"'{interface.name}', expecting {spec.datatype.config_name}"
+        )
 
 
 def _datatype(array: Array) -> DataType:

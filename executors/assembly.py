@@ -39,12 +39,16 @@ _ALIGNMENT = 64
 
 Shape = tuple[int, ...]
 
+_ANY_SHAPE = (-1,)
+"""Stands for a ragged input's shape in a group; no request has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
     """One input of a signature: where its bytes lie in the record and the shape the backend sees.
 
-    `tail` is that shape without the batch dimension, or the whole shape of a model without batching.
+    `tail` is that shape without the batch dimension, or the whole shape of a model without batching. A `ragged` input
+    (C22) is joined flat, whatever its shape.
     """
 
     name: str
@@ -54,6 +58,7 @@ class InputPlan:
     size_bytes: int
     shape: Shape
     tail: Shape
+    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Planner:
         self.interface = interface
         self._plans: dict[bytes, RequestPlan | CharoniaError] = {}
         self._all_outputs = tuple(interface.outputs)
+        sources = [item.source for item in interface.batch_inputs]
+        self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
 
     def plan(self, record: RequestRecord) -> RequestPlan:
         """The plan of a request. Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8)."""
@@ -112,10 +119,14 @@ class Planner:
         for output in meta.outputs:
             if output not in interface.outputs:
                 raise InvalidArgument(f"unexpected inference output '{output}' for model '{name}'")
+        for needed in self._shape_sources:
+            if needed not in plans:
+                raise InvalidArgument(
+                    f"input '{needed}' is needed to make the batch inputs or cut the batch outputs of model '{name}'"
+                )
         inputs = tuple(plans[input_name] for input_name in sorted(plans))
-        return RequestPlan(
-            rows, inputs, meta.outputs or self._all_outputs, tuple((p.name, p.datatype, p.tail) for p in inputs)
-        )
+        group = tuple((p.name, p.datatype, _ANY_SHAPE if p.ragged else p.tail) for p in inputs)
+        return RequestPlan(rows, inputs, meta.outputs or self._all_outputs, group)
 
     def _rows(self, meta: RequestMeta) -> int:
         name, limit = self.interface.name, self.interface.max_batch_size
@@ -159,7 +170,14 @@ class Planner:
                 )
         tail = dims if spec.reshape is None else translate(dims, spec.dims, spec.reshape)
         return InputPlan(
-            place.name, place.datatype, place.datatype.numpy, place.offset, place.size_bytes, (*head, *tail), tail
+            place.name,
+            place.datatype,
+            place.datatype.numpy,
+            place.offset,
+            place.size_bytes,
+            (*head, *tail),
+            tail,
+            spec.allow_ragged_batch,
         )
 
 
@@ -209,7 +227,7 @@ def join(
     run: Sequence[tuple[RequestPlan, RequestRecord]],
     workspace: Workspace,
 ) -> dict[str, Array]:
-    """The batch arrays of requests of one group: [rows, ...], or the exact shape without batching.
+    """The batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged ones flat.
 
     A single request's tensors are views of its record when they lie aligned there. Raises `InvalidArgument` (T3) when
     a BYTES tensor is not what it says; call it for each request alone then.
@@ -220,11 +238,12 @@ def join(
         data = run[0][1].data
         for place in first.inputs:
             raw = data[place.offset : place.offset + place.size_bytes]
-            arrays[place.name] = _single(interface, place, raw)
+            array = _single(interface, place, raw)
+            arrays[place.name] = array.reshape(-1) if place.ragged else array
         return arrays
     rows = sum(plan.rows for plan, _ in run)
     for index, place in enumerate(first.inputs):
-        shape = (rows, *place.tail)
+        shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
         if place.datatype is DataType.BYTES:
             elements: list[bytes] = []
             for plan, record in run:
@@ -233,8 +252,11 @@ def join(
                 elements += _elements(interface, own, raw)
             arrays[place.name] = _objects(elements, shape)
             continue
-        row_bytes = place.size_bytes // first.rows
-        flat = workspace.flat(place.name, rows * row_bytes)
+        if place.ragged:
+            total_bytes = sum(plan.inputs[index].size_bytes for plan, _ in run)
+        else:
+            total_bytes = rows * (place.size_bytes // first.rows)
+        flat = workspace.flat(place.name, total_bytes)
         target = flat.data
         at = 0
         for plan, record in run:

@@ -18,6 +18,7 @@ from charonia.wire import RequestRecord, pack_failure, pack_response
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import pack_answers, request_outputs
 from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted
+from .ragged import batch_inputs
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Batch:
         pairs = [(plan, records[index]) for index, plan in run]
         try:
             arrays = join(interface, pairs, workspace)
+            if interface.batch_inputs:
+                arrays |= batch_inputs(interface, [plan for _, plan in run])
         except CharoniaError as error:
             if len(run) == 1:
                 self.fail([run[0][0]], error, OTHER)

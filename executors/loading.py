@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelSource
+from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelSource, RequestInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.autofill import default_max_batch_size, from_graph
@@ -157,6 +157,13 @@ class Loader:
                 pool.add(spec, instance, passive=passive)
         if failure is not None:
             raise failure
+        if isinstance(made[0], RequestInstance) and (pool.interface.batch_inputs or pool.interface.scattered_outputs):
+            _log.warning(
+                "model %s: 'batch_input' and 'batch_output' have no effect with the %s backend, which takes requests "
+                "one by one",
+                source.name,
+                source.config.backend,
+            )
 
     def _source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
         settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}

@@ -97,8 +97,9 @@ def _refuse_batching(model_name: str, tensors: Sequence[TensorSignature]) -> Non
 
 def _written_without_batch_dimension(config: pb.ModelConfig, graph: GraphSignature) -> bool:
     """Whether some tensor is written with as many dims as the file has, which leaves no dimension for the batch."""
-    ranks = {tensor.name: len(tensor.dims) for tensor in (*graph.inputs, *graph.outputs)}
-    written = [(item.name, len(_backend_dims(item))) for item in config.input]
+    flat = _scattered(config)
+    ranks = {tensor.name: len(tensor.dims) for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in flat}
+    written = [(item.name, len(_backend_dims(item))) for item in config.input if not item.allow_ragged_batch]
     written += [(item.name, len(_backend_dims(item))) for item in config.output]
     return any(rank > 0 and ranks.get(name) == rank for name, rank in written)
 
@@ -109,6 +110,8 @@ def _backend_dims(item: pb.ModelInput | pb.ModelOutput) -> list[int]:
 
 
 def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSignature], what: str) -> None:
+    if what == "input":
+        signatures = _without_batch_inputs(config, signatures)
     known = {signature.name: signature for signature in signatures}
     for item in written:
         if item.name and item.name not in known:
@@ -127,6 +130,31 @@ def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSigna
         _fill_tensor(config, item, signature, what)
 
 
+def _scattered(config: pb.ModelConfig) -> set[str]:
+    """Outputs that the backend gives flat, to be cut by an input's shapes (C21)."""
+    return {name for item in config.batch_output for name in item.target_name}
+
+
+def _without_batch_inputs(config: pb.ModelConfig, signatures: Sequence[TensorSignature]) -> list[TensorSignature]:
+    """The file's inputs but for those the server makes (C20), which must be there and of the written type."""
+    known = {signature.name: signature for signature in signatures}
+    made: set[str] = set()
+    for item in config.batch_input:
+        for name in item.target_name:
+            signature = known.get(name)
+            if signature is None:
+                raise InstanceError(f"unexpected batch input '{name}', allowed inputs are: {', '.join(sorted(known))}")
+            provided = _data_type(signature.datatype)
+            if item.data_type != provided:
+                raise InstanceError(
+                    f"unable to load model '{config.name}', configuration expects datatype "
+                    f"{pb.DataType.Name(item.data_type)} for batch input '{name}', model provides "
+                    f"{pb.DataType.Name(provided)}"
+                )
+            made.add(name)
+    return [signature for signature in signatures if signature.name not in made]
+
+
 def _fill_tensor(
     config: pb.ModelConfig, item: pb.ModelInput | pb.ModelOutput, signature: TensorSignature, what: str
 ) -> None:
@@ -140,6 +168,15 @@ def _fill_tensor(
             f"unable to load model '{config.name}', configuration expects datatype "
             f"{pb.DataType.Name(item.data_type)} for {what} '{item.name}', model provides {pb.DataType.Name(provided)}"
         )
+    if isinstance(item, pb.ModelInput) and item.allow_ragged_batch:
+        if len(signature.dims) != 1 or signature.dims[0] != -1:
+            raise InstanceError(
+                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  "
+                f"for ragged input '{item.name}', model provides {_text(signature.dims)}"
+            )
+        return  # the file sees all requests flat; what one looks like only the user knows
+    if what == "output" and item.name in _scattered(config):
+        return
     if not item.dims:
         item.dims.extend(signature.dims[1:] if config.max_batch_size > 0 else signature.dims)
         if not item.dims:  # [-1] with batching: a scalar for each item, which a configuration writes as [1] reshaped

@@ -38,6 +38,16 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchInput:
+    """A tensor the executor makes for each batch from the shapes of input `source` (C20). `kind` as in the proto."""
+
+    kind: str
+    targets: tuple[str, ...]
+    datatype: DataType
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
     """Equal instances; `kind` is KIND_CPU, KIND_GPU or KIND_MODEL once resolved; `count` is for each of `gpus` (C8)."""
 
@@ -93,6 +103,9 @@ class ModelInterface:
     metric_tags: dict[str, str] = field(default_factory=dict)
     required_inputs: frozenset[str] = frozenset()
     """Names of the inputs that are not optional (I4, I8)."""
+    batch_inputs: tuple[BatchInput, ...] = ()
+    scattered_outputs: dict[str, str] = field(default_factory=dict)
+    """Output to the input by whose shapes it is cut apart (`batch_output`, C21)."""
 
     @property
     def batching(self) -> bool:
@@ -139,6 +152,8 @@ class ModelInterface:
             warmups=tuple(_warmup(item) for item in config.model_warmup),
             metric_tags=dict(sorted(config.metric_tags.items())),
             required_inputs=frozenset(name for name, spec in inputs.items() if not spec.optional),
+            batch_inputs=tuple(_batch_input(item) for item in config.batch_input),
+            scattered_outputs={name: item.source_input[0] for item in config.batch_output for name in item.target_name},
         )
 
 
@@ -160,6 +175,15 @@ def _output(item: pb.ModelOutput) -> TensorSpec:
         dims=tuple(item.dims),
         reshape=tuple(item.reshape.shape) if item.HasField("reshape") else None,
         label_filename=item.label_filename,
+    )
+
+
+def _batch_input(item: pb.BatchInput) -> BatchInput:
+    return BatchInput(
+        kind=pb.BatchInput.Kind.Name(item.kind),
+        targets=tuple(item.target_name),
+        datatype=DataType.of_number(item.data_type),
+        source=item.source_input[0],
     )
 
 

@@ -26,13 +26,6 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield "'ensemble_scheduling'"
     if config.model_transaction_policy.decoupled:
         yield "the 'decoupled' transaction policy"
-    if config.batch_input:
-        yield "'batch_input'"
-    if config.batch_output:
-        yield "'batch_output'"
-    for item in config.input:
-        if item.allow_ragged_batch:
-            yield f"'allow_ragged_batch' (input '{item.name}')"
     for tensor in config.input:
         yield from _of_tensor(tensor)
     for output in config.output:

@@ -11,9 +11,6 @@ CASES = [
     ("sequence_batching { }", "'sequence_batching' is not supported yet"),
     ("platform: 'ensemble' ensemble_scheduling { }", "'ensemble_scheduling' is not supported yet"),
     ("model_transaction_policy { decoupled: true }", "the 'decoupled' transaction policy is not supported yet"),
-    ("batch_input { }", "'batch_input' is not supported yet"),
-    ("batch_output { }", "'batch_output' is not supported yet"),
-    ("input { name: 'x' allow_ragged_batch: true }", "'allow_ragged_batch' (input 'x') is not supported yet"),
     ("input { name: 'x' is_shape_tensor: true }", "'is_shape_tensor' (tensor 'x') is not supported yet"),
     (
         "output { name: 'x' is_non_linear_format_io: true }",
