@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-# Fields nobody can notice the absence of: scheduling hints and copies through pinned memory change no answer, no order
-# and no limit, so a model that sets them loads.
+# Fields nobody can notice the absence of: scheduling hints, CUDA graphs and copies through pinned memory change no
+# answer, no order and no limit, so a model that sets them loads. Where the documented answer is an error of its own
+# (shape tensors and profiles outside TensorRT), `charonia.models.io_validation` gives that.
+
+_TENSORRT = "tensorrt_plan"
 
 
 def unsupported_features(config: ModelConfig) -> list[str]:
@@ -26,10 +29,9 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield "'ensemble_scheduling'"
     if config.model_transaction_policy.decoupled:
         yield "the 'decoupled' transaction policy"
-    for tensor in config.input:
-        yield from _of_tensor(tensor)
-    for output in config.output:
-        yield from _of_tensor(output)
+    if config.platform == _TENSORRT:
+        for tensor in (*config.input, *config.output):
+            yield from _of_tensor(tensor)
     yield from _of_instance_groups(config)
     yield from _of_optimization(config)
     if config.model_operations.op_library_filename:
@@ -38,8 +40,8 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield "'model_repository_agents'"
     if config.model_metrics.metric_control:
         yield "'model_metrics.metric_control'"
-    if config.cc_model_filenames:
-        yield "'cc_model_filenames'"
+    if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):
+        yield "'cc_model_filenames' of a GPU instance"
     if config.runtime not in ("", f"libtriton_{config.backend}.so"):  # the second names the backend's usual form
         yield f"the runtime '{config.runtime}'"
 
@@ -57,16 +59,15 @@ def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
             yield f"'rate_limiter' (instance group '{group.name}')"
         if group.secondary_devices:
             yield f"'secondary_devices' (instance group '{group.name}')"
-        if group.profile:
+        if group.profile and config.platform == _TENSORRT:
             yield f"'profile' (instance group '{group.name}')"
         if group.host_policy:
             yield f"'host_policy' (instance group '{group.name}')"
 
 
 def _of_optimization(config: ModelConfig) -> Iterator[str]:
+    if config.backend == "onnxruntime":
+        return  # knows what its library can do
     accelerators = config.optimization.execution_accelerators
     for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
         yield f"the execution accelerator '{item.name}'"
-    cuda = config.optimization.cuda
-    if cuda.graphs or cuda.graph_spec:
-        yield "'optimization.cuda.graphs'"

@@ -30,7 +30,13 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.models.autofill import check_against_graph
 from charonia.models.interface import ModelInterface
 
-from .onnxruntime_options import cuda_provider_options, intra_op_threads, run_entries, session_options
+from .onnxruntime_options import (
+    accelerator_providers,
+    cuda_provider_options,
+    intra_op_threads,
+    run_entries,
+    session_options,
+)
 
 DEFAULT_FILENAME = "model.onnx"
 
@@ -287,6 +293,7 @@ def _open(source: ModelSource, path: Path, kind: str, device_id: int, sharers: i
             f"model '{source.name}' asks for a GPU instance, but the installed onnxruntime has no CUDA provider: "
             "install charonia[gpu] in place of charonia[cpu]"
         )
+    providers = [*accelerator_providers(ort, source, kind), *providers]
     try:
         session = ort.InferenceSession(os.fspath(path), sess_options=options, providers=providers)
     except Exception as error:

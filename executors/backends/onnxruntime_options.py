@@ -56,7 +56,6 @@ def session_options(ort: ModuleType, source: ModelSource, threads: int) -> Any:
     for key, parameter in sorted(source.config.parameters.items()):
         if key.startswith(("session.", "optimization.", "ep.", "mlas.")):
             options.add_session_config_entry(key, parameter.string_value)
-    _refuse_accelerators(source)
     return options
 
 
@@ -76,6 +75,52 @@ def cuda_provider_options(source: ModelSource, device_id: int) -> dict[str, str]
     return options
 
 
+def accelerator_providers(ort: ModuleType, source: ModelSource, kind: str) -> list[tuple[str, dict[str, str]]]:
+    """The providers of the execution accelerators written for instances of this kind, most wanted first (C15).
+
+    Accelerators for the other kind do not matter. Raises `InvalidArgument` for a name nobody knows, `Unsupported` for
+    one whose provider the installed library lacks.
+    """
+    accelerators = source.config.optimization.execution_accelerators
+    on_gpu = kind == "GPU"
+    written = accelerators.gpu_execution_accelerator if on_gpu else accelerators.cpu_execution_accelerator
+    known = {"tensorrt": "TensorrtExecutionProvider"} if on_gpu else {"openvino": "OpenVINOExecutionProvider"}
+    providers: list[tuple[str, dict[str, str]]] = []
+    for entry in written:
+        provider = known.get(entry.name)
+        if provider is None:
+            raise InvalidArgument(f"unknown Execution Accelerator '{entry.name}' is requested")
+        if provider not in ort.get_available_providers():
+            raise Unsupported(
+                f"model '{source.name}' asks for the execution accelerator '{entry.name}', but the installed "
+                f"onnxruntime has no {provider}"
+            )
+        parameters = dict(sorted(entry.parameters.items()))
+        providers.append((provider, _tensorrt_options(source, parameters) if on_gpu else parameters))
+    return providers
+
+
+def _tensorrt_options(source: ModelSource, parameters: dict[str, str]) -> dict[str, str]:
+    """Triton's names of the TensorRT accelerator's parameters in the library's; those it takes as they are begin with
+    `trt_`."""
+    options: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key == "precision_mode" and value in ("FP16", "INT8"):
+            options[f"trt_{value.lower()}_enable"] = "True"
+        elif key == "precision_mode" and value == "FP32":
+            continue
+        elif key == "max_workspace_size_bytes":
+            options["trt_max_workspace_size"] = value
+        elif key.startswith("trt_"):
+            options[key] = value
+        else:
+            raise InvalidArgument(
+                f"unknown parameter '{key}' with value '{value}' for the TensorRT execution accelerator of model "
+                f"'{source.name}'"
+            )
+    return options
+
+
 def _graph_level(ort: ModuleType, source: ModelSource) -> Any:
     """-1 basic, 1 basic and extended, 2 none, else all."""
     levels = ort.GraphOptimizationLevel
@@ -89,12 +134,6 @@ def _graph_level(ort: ModuleType, source: ModelSource) -> Any:
     if said not in known:
         raise InvalidArgument(f"graph optimization level of '{source.name}' must be -1, 0, 1 or 2, got {said}")
     return known[said]
-
-
-def _refuse_accelerators(source: ModelSource) -> None:
-    accelerators = source.config.optimization.execution_accelerators
-    for entry in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        raise Unsupported(f"unknown Execution Accelerator '{entry.name}' is requested")
 
 
 def _value(source: ModelSource, key: str) -> str | None:

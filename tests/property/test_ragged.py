@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.calls.admission import Admission
 from charonia.datatypes import DataType
+from charonia.inference import InferenceRequest
 from charonia.models.interface import BatchInput, ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
@@ -98,3 +100,45 @@ def test_every_request_gets_back_what_it_sent(
                     assert bytes(tensor.data) == bytes(tensors[index].data)
             first += plan.rows
     assert answered == list(range(len(records)))
+
+
+@given(
+    sets=st.lists(st.sets(st.sampled_from("abc")), min_size=1, max_size=8),
+    ragged=st.booleans(),
+)
+def test_only_requests_with_the_same_inputs_share_a_batch(sets: list[set[str]], ragged: bool) -> None:
+    """Optional inputs (I8), at both ends: the signature the scheduler goes by and the executor's own groups."""
+    model = ModelInterface(
+        name="m",
+        backend="test",
+        platform="",
+        max_batch_size=64,
+        inputs={
+            name: TensorSpec(name, DataType.INT8, (1,), optional=name != "r", allow_ragged_batch=ragged)
+            for name in "abcr"
+        },
+        outputs={"y": TensorSpec("y", DataType.INT8, (1,))},
+        required_inputs=frozenset("r"),
+    )
+    admission, planner = Admission(model, 1, "h"), Planner(model)
+    planned, signatures = [], []
+    for index, names in enumerate(sets):
+        tensors = [Tensor(name, DataType.INT8, (1, 1), b"x") for name in [*sorted(names), "r"]]
+        signatures.append(admission.admit(InferenceRequest("m", 1, tensors)).signature)
+        packed = pack_request(
+            bytes(16),
+            b"e",
+            b"",
+            request_meta(1, "h", tensors, (), {}),
+            [t.data for t in tensors],
+            rows=1,
+            signature=0,
+            level=0,
+            accepted_ns=0,
+        )
+        planned.append((index, planner.plan(unpack_request(packed))))
+    for run in groups(model, planned):
+        assert len({frozenset(sets[index]) for index, _ in run}) == 1
+    for one, first in zip(sets, signatures, strict=True):
+        for other, second in zip(sets, signatures, strict=True):
+            assert (first == second) == (one == other)

@@ -262,7 +262,7 @@ async def test_batch_inputs_must_be_the_files(tmp_path: Path, text: str, reason:
         'input { name: "VALUES" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }' + text
     )
     found = await OnnxRuntimeBackend().probe(ModelSource("m", 1, tmp_path, written))
-    with pytest.raises(InstanceError, match="(?s)") as raised:
+    with pytest.raises(InstanceError) as raised:
         from_graph(written, found)
     assert reason in raised.value.message
 

@@ -7,13 +7,14 @@ import pytest
 from charonia.models.config import normalise, unsupported_features
 from charonia.models.pbtxt import parse
 
+TENSORRT = "platform: 'tensorrt_plan' "
 CASES = [
     ("sequence_batching { }", "'sequence_batching' is not supported yet"),
     ("platform: 'ensemble' ensemble_scheduling { }", "'ensemble_scheduling' is not supported yet"),
     ("model_transaction_policy { decoupled: true }", "the 'decoupled' transaction policy is not supported yet"),
-    ("input { name: 'x' is_shape_tensor: true }", "'is_shape_tensor' (tensor 'x') is not supported yet"),
+    (TENSORRT + "input { name: 'x' is_shape_tensor: true }", "'is_shape_tensor' (tensor 'x') is not supported yet"),
     (
-        "output { name: 'x' is_non_linear_format_io: true }",
+        TENSORRT + "output { name: 'x' is_non_linear_format_io: true }",
         "'is_non_linear_format_io' (tensor 'x') is not supported yet",
     ),
     (
@@ -25,26 +26,28 @@ CASES = [
         "'secondary_devices' (instance group 'g') is not supported yet",
     ),
     ("instance_group { name: 'g' host_policy: 'p' }", "'host_policy' (instance group 'g') is not supported yet"),
-    ("instance_group { name: 'g' profile: 'p' }", "'profile' (instance group 'g') is not supported yet"),
+    (TENSORRT + "instance_group { name: 'g' profile: 'p' }", "'profile' (instance group 'g') is not supported yet"),
     (
         "optimization { execution_accelerators { cpu_execution_accelerator { name: 'openvino' } } }",
         "the execution accelerator 'openvino' is not supported yet",
     ),
-    ("optimization { cuda { graphs: true } }", "'optimization.cuda.graphs' is not supported yet"),
     (
         "model_operations { op_library_filename: 'l' }",
         "'model_operations.op_library_filename' is not supported yet",
     ),
     ("model_repository_agents { agents { name: 'a' } }", "'model_repository_agents' is not supported yet"),
     ("model_metrics { metric_control { } }", "'model_metrics.metric_control' is not supported yet"),
-    ("cc_model_filenames { key: '7.5' value: 'f' }", "'cc_model_filenames' is not supported yet"),
+    (
+        "instance_group { kind: KIND_GPU } cc_model_filenames { key: '7.5' value: 'f' }",
+        "'cc_model_filenames' of a GPU instance is not supported yet",
+    ),
     ("runtime: 'other.so'", "the runtime 'other.so' is not supported yet"),
 ]
 
 
 @pytest.mark.parametrize(("text", "sentence"), CASES)
 def test_missing_features_are_named(text: str, sentence: str) -> None:
-    backend = "" if "ensemble" in text else "backend: 'python' "
+    backend = "" if "platform" in text else "backend: 'python' "
     assert unsupported_features(normalise(parse("name: 'm' " + backend + text))) == [sentence]
 
 
@@ -55,7 +58,9 @@ def test_what_is_built_is_not_named() -> None:
         "dynamic_batching { priority_levels: 3 default_priority_level: 1 default_queue_policy { max_queue_size: 4 } }"
         "instance_group { count: 2 passive: true } model_warmup { name: 'w' } version_policy { all { } }"
         "parameters { key: 'a' value { string_value: 'b' } } metric_tags { key: 'a' value: 'b' }"
-        "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true }"
+        "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true cuda { graphs: true } }"
+        "optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
+        "instance_group { kind: KIND_CPU } cc_model_filenames { key: '7.5' value: 'f' }"
         "response_cache { enable: true } model_transaction_policy { decoupled: false }"
     )
     assert unsupported_features(normalise(config)) == []

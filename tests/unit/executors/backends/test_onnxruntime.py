@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from executors.backends.onnxruntime import OnnxRuntimeBackend, model_path
+from executors.backends.onnxruntime_options import accelerator_providers
 
 FLOAT = TensorProto.FLOAT
 
@@ -227,6 +229,33 @@ async def test_an_accelerator_is_refused_by_name(tmp_path: Path) -> None:
     text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
     with pytest.raises(Unsupported, match="'openvino'"):
         await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG + text)))
+
+
+def test_accelerators_of_the_instance_kind_become_providers(tmp_path: Path) -> None:
+    text = (
+        "optimization { execution_accelerators { "
+        'cpu_execution_accelerator { name: "openvino" parameters { key: "num_of_threads" value: "2" } } '
+        'gpu_execution_accelerator { name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } '
+        'parameters { key: "max_workspace_size_bytes" value: "1024" } } } }'
+    )
+    written = source(tmp_path, CONFIG + text)
+
+    def providers(kind: str, *available: str) -> list[tuple[str, dict[str, str]]]:
+        return accelerator_providers(SimpleNamespace(get_available_providers=lambda: available), written, kind)
+
+    assert providers("CPU", "OpenVINOExecutionProvider") == [("OpenVINOExecutionProvider", {"num_of_threads": "2"})]
+    assert providers("GPU", "TensorrtExecutionProvider") == [
+        ("TensorrtExecutionProvider", {"trt_fp16_enable": "True", "trt_max_workspace_size": "1024"})
+    ]
+    with pytest.raises(Unsupported, match="onnxruntime has no TensorrtExecutionProvider"):
+        providers("GPU", "OpenVINOExecutionProvider")
+
+
+def test_an_accelerator_nobody_knows_is_named(tmp_path: Path) -> None:
+    text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "tensorrt" } } }'
+    everything = SimpleNamespace(get_available_providers=lambda: ["TensorrtExecutionProvider"])
+    with pytest.raises(InvalidArgument, match="unknown Execution Accelerator 'tensorrt' is requested"):
+        accelerator_providers(everything, source(tmp_path, CONFIG + text), "CPU")
 
 
 async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path: Path) -> None:
