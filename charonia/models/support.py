@@ -30,8 +30,10 @@ def _features(config: ModelConfig) -> Iterator[str]:
     if config.model_transaction_policy.decoupled:
         yield "the 'decoupled' transaction policy"
     if config.platform == _TENSORRT:
-        for tensor in (*config.input, *config.output):
+        for tensor in config.input:
             yield from _of_tensor(tensor)
+        for output in config.output:
+            yield from _of_tensor(output)
     yield from _of_instance_groups(config)
     yield from _of_optimization(config)
     if config.model_operations.op_library_filename:

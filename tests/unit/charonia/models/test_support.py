@@ -58,8 +58,8 @@ def test_what_is_built_is_not_named() -> None:
         "dynamic_batching { priority_levels: 3 default_priority_level: 1 default_queue_policy { max_queue_size: 4 } }"
         "instance_group { count: 2 passive: true } model_warmup { name: 'w' } version_policy { all { } }"
         "parameters { key: 'a' value { string_value: 'b' } } metric_tags { key: 'a' value: 'b' }"
-        "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true cuda { graphs: true } }"
-        "optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
+        "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true cuda { graphs: true } "
+        "execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
         "instance_group { kind: KIND_CPU } cc_model_filenames { key: '7.5' value: 'f' }"
         "response_cache { enable: true } model_transaction_policy { decoupled: false }"
     )
