@@ -242,6 +242,16 @@ class QueueCommanded:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsRescheduled:
+    """A model wants another turn of these requests of a batch (S41; `ids` joined). Told before the batch's end."""
+
+    kind: ClassVar[str] = "requests_rescheduled"
+    executor: str
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class LanesWeighed:
     """How the lanes of a level share: `weights` maps a lane's number to its weight, 1 where it is not named.
 
@@ -271,6 +281,7 @@ Fact = (
     | RequestsMoved
     | ExecutionUnwanted
     | QueueCommanded
+    | RequestsRescheduled
     | LanesWeighed
 )
 

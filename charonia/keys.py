@@ -26,6 +26,8 @@ command or script ever names keys of two slots.
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint (a gateway incarnation)
+    sl:{m}                   hash of live sequences: key -> where each is bound and how far it is (`charonia.sequences`)
+    st:{m}                   hash of their states: key -> tensors
     ctl                      control facts
     epoch                    the name of the log's contents
     fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
@@ -137,6 +139,14 @@ def webhook_times(model: str) -> bytes:
 
 def webhook_state(model: str, job_id: bytes) -> bytes:
     return f"whs:{tag(model)}:{job_id.hex()}".encode()
+
+
+def live_sequences(model: str) -> bytes:
+    return f"sl:{tag(model)}".encode()
+
+
+def sequence_states(model: str) -> bytes:
+    return f"st:{tag(model)}".encode()
 
 
 def statistics(model: str, version: int, content_hash: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from .memory import MemoryLog
@@ -100,13 +101,16 @@ class ColocatedLog:
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         """What is local goes to the local log, in the same order: replies, the shared settlement, facts."""
         near, far = _parted(replies)
         near_facts, far_facts = _parted(facts)
         for reply in near:
             self._local.append_here(reply.stream, reply.fields)
-        won = await self._shared.settle(model, requests, statistics, far, far_facts, ends=ends, outcomes=outcomes)
+        won = await self._shared.settle(
+            model, requests, statistics, far, far_facts, ends=ends, outcomes=outcomes, sequences=sequences
+        )
         for fact in near_facts:
             self._local.append_here(fact.stream, fact.fields)
         return won
@@ -132,6 +136,17 @@ class ColocatedLog:
 
     async def unsettled_ids(self, model: str) -> list[bytes]:
         return await self._shared.unsettled_ids(model)
+
+    # -- sequences ----------------------------------------------------------------------------------------------------
+
+    async def sequences(self, model: str) -> dict[bytes, bytes]:
+        return await self._shared.sequences(model)
+
+    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        return await self._shared.sequence_states(model, names)
+
+    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
+        await self._shared.forget_sequences(model, runs)
 
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
@@ -113,6 +114,7 @@ class MemoryLog(MemoryStreams):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         work = self._of(model)
         for reply in replies:
@@ -123,6 +125,10 @@ class MemoryLog(MemoryStreams):
                 end = ends.get(request_id)
                 if wins and end is not None and work.end_job(request_id, end):
                     self._append(keys.webhooks(model), [b"i", request_id.hex().encode()])
+        for (request_id, _), wins in zip(requests, won, strict=True):
+            step = sequences.get(request_id) if sequences and wins else None
+            if step is not None:
+                work.step(step)
         if outcomes:
             self._journal_ends(model, requests, won, outcomes)
         if statistics is not None and all(won):
@@ -181,6 +187,20 @@ class MemoryLog(MemoryStreams):
 
     async def unsettled_ids(self, model: str) -> list[bytes]:
         return list(self._of(model).requests)
+
+    # -- sequences ----------------------------------------------------------------------------------------------------
+
+    async def sequences(self, model: str) -> dict[bytes, bytes]:
+        return {key: about for key, (about, _) in self._of(model).sequences.items()}
+
+    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        return [self._of(model).sequences.get(name) for name in names]
+
+    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
+        known = self._of(model).sequences
+        for key, run in runs.items():
+            if key in known and known[key][0].startswith(run):
+                del known[key]
 
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 

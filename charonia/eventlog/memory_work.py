@@ -12,6 +12,7 @@ import msgpack
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
+from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from .port import Limits
@@ -98,6 +99,8 @@ class ModelWork:
     keep_journal_s: int = 0
     keep_journal_size_bytes: int = 0
     journal_complete: bool = True
+    sequences: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Key to (about, state)."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -134,6 +137,14 @@ class ModelWork:
             else:
                 self.tenants[known.tenant] = (requests - 1, size_bytes - known.size_bytes)
         return True
+
+    def step(self, step: SequenceStep) -> None:
+        """What a settled request does to its sequence's record."""
+        if not step.about:
+            self.sequences.pop(step.key, None)
+            return
+        _, state = self.sequences.get(step.key, (b"", b""))
+        self.sequences[step.key] = (step.about, state if step.state is None else bytes(step.state))
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 Fields = Sequence[Buffer]
@@ -156,6 +157,7 @@ class EventLog(Protocol):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
 
@@ -164,6 +166,9 @@ class EventLog(Protocol):
         whose `about` has a `webhook` appends [b"i", its id in hex] to `keys.webhooks(model)`. `outcomes` has one byte
         for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets an
         `ended` fact.
+
+        `sequences` holds, for requests of sequences, what becomes of the sequence's record; in the same step, for those
+        that are won.
 
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
@@ -197,6 +202,17 @@ class EventLog(Protocol):
 
     async def unsettled_ids(self, model: str) -> list[bytes]:
         """Every unsettled request, in no order. Costs the log a look at all of them: for repairs."""
+
+    # -- sequences ----------------------------------------------------------------------------------------------------
+
+    async def sequences(self, model: str) -> dict[bytes, bytes]:
+        """What is known of each live sequence, by its key (`SequenceStep.about`)."""
+
+    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        """For each key (about, state); None for a sequence that has no record, b"" for one without a state."""
+
+    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
+        """Forget sequences by their keys, each only while its `about` begins with the run given."""
 
     # -- jobs and journal ---------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from .responses import (
     response_template,
     unpack_response,
 )
-from .sequences import MAX_CORRELATION_ID_BYTES, SequenceMark
+from .sequences import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
 
 __all__ = [
     "BLOB",
@@ -71,6 +71,7 @@ __all__ = [
     "MAX_CORRELATION_ID_BYTES",
     "WIRE_VERSION",
     "BatchHeader",
+    "BatchPlaces",
     "InvalidRecord",
     "Reference",
     "RequestMeta",
@@ -78,6 +79,7 @@ __all__ = [
     "ResponseRecord",
     "ResponseTemplate",
     "SequenceMark",
+    "SequencePlace",
     "TensorPlace",
     "batch_signature",
     "pack_failure",

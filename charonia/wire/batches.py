@@ -10,6 +10,7 @@ from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 
 from .places import WIRE_VERSION
+from .sequences import BatchPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class BatchHeader:
 
     `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`. With `via_owner` the
     executor sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6).
+    `sequences` is there for models with a sequence batcher only.
     """
 
     batch_id: str
@@ -28,23 +30,23 @@ class BatchHeader:
     attempts: tuple[int, ...]
     report_to: bytes
     via_owner: bool = False
+    sequences: BatchPlaces | None = None
 
     def pack(self) -> bytes:
-        return bytes(
-            msgpack.packb(
-                [
-                    WIRE_VERSION,
-                    self.batch_id,
-                    self.model,
-                    self.version,
-                    self.content_hash,
-                    self.token,
-                    self.attempts,
-                    self.report_to,
-                    self.via_owner,
-                ]
-            )
-        )
+        fields: list[object] = [
+            WIRE_VERSION,
+            self.batch_id,
+            self.model,
+            self.version,
+            self.content_hash,
+            self.token,
+            self.attempts,
+            self.report_to,
+            self.via_owner,
+        ]
+        if self.sequences is not None:
+            fields.append(self.sequences.packed())
+        return bytes(msgpack.packb(fields))
 
     @staticmethod
     def unpack(data: Buffer | BatchHeader) -> BatchHeader:
@@ -52,7 +54,7 @@ class BatchHeader:
         if isinstance(data, BatchHeader):
             return data
         try:
-            version, batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, *_ = (
+            version, batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, *more = (
                 msgpack.unpackb(data, use_list=False)
             )
         except Exception as error:
@@ -68,4 +70,9 @@ class BatchHeader:
             and type(via_owner) is bool
         ):
             raise InvalidRecord("batch header has a field of another type")
-        return BatchHeader(batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner)
+        sequences = BatchPlaces.of(more[0]) if more and more[0] is not None else None
+        if sequences is not None and len(sequences.places) != len(attempts):
+            raise InvalidRecord(f"{len(sequences.places)} places for {len(attempts)} requests")
+        return BatchHeader(
+            batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, sequences
+        )

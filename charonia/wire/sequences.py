@@ -1,14 +1,19 @@
-"""What a request of a sequence says about its place in it (S30-S33): the `sequence` part of a request record."""
+"""Sequences on the wire: what a request says of its place in one (S30-S33), and where a batch's members run.
+
+The first is the `sequence` part of a request record, the second a part of the batch header.
+"""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from charonia.errors import InvalidRecord
 
 _NUMBER = struct.Struct("<BQ")
-_START, _END, _TEXT = 1, 2, 4
+_SCOPE = struct.Struct("<Q")
+_START, _END, _TEXT, _SCOPED = 1, 2, 4, 8
 
 MAX_CORRELATION_ID_BYTES = 128
 """Longer string correlation ids are refused (S42)."""
@@ -16,24 +21,32 @@ MAX_CORRELATION_ID_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class SequenceMark:
-    """`correlation_id` is a non-zero unsigned 64-bit number or a non-empty string; one and the other never meet."""
+    """`correlation_id` is a non-zero unsigned 64-bit number or a non-empty string; one and the other never meet.
+
+    `scope` keeps callers apart that must not see one another's sequences (tenants); 0 where there are none.
+    """
 
     correlation_id: int | str
     start: bool = False
     end: bool = False
+    scope: int = 0
 
     @property
     def key(self) -> bytes:
-        """Names the sequence within its model: `n` and 8 bytes, or `s` and the string's UTF-8."""
+        """Names the sequence within its model: `n` and 8 bytes, or `s` and the string's UTF-8; a scope before it."""
+        scope = b"t" + _SCOPE.pack(self.scope) if self.scope else b""
         if isinstance(self.correlation_id, str):
-            return b"s" + self.correlation_id.encode()
-        return b"n" + self.correlation_id.to_bytes(8, "little")
+            return scope + b"s" + self.correlation_id.encode()
+        return scope + b"n" + self.correlation_id.to_bytes(8, "little")
 
     def pack(self) -> bytes:
         flags = (_START if self.start else 0) | (_END if self.end else 0)
+        scope = _SCOPE.pack(self.scope) if self.scope else b""
+        if scope:
+            flags |= _SCOPED
         if isinstance(self.correlation_id, str):
-            return bytes((flags | _TEXT,)) + self.correlation_id.encode()
-        return _NUMBER.pack(flags, self.correlation_id)
+            return bytes((flags | _TEXT,)) + self.correlation_id.encode() + scope
+        return _NUMBER.pack(flags, self.correlation_id) + scope
 
     @staticmethod
     def unpack(data: bytes) -> SequenceMark:
@@ -41,8 +54,59 @@ class SequenceMark:
         try:
             flags = data[0]
             start, end = bool(flags & _START), bool(flags & _END)
+            scope = 0
+            if flags & _SCOPED:
+                data, (scope,) = data[: -_SCOPE.size], _SCOPE.unpack(data[-_SCOPE.size :])
             if flags & _TEXT:
-                return SequenceMark(data[1:].decode(), start, end)
-            return SequenceMark(_NUMBER.unpack(data)[1], start, end)
+                return SequenceMark(data[1:].decode(), start, end, scope)
+            return SequenceMark(_NUMBER.unpack(data)[1], start, end, scope)
         except (IndexError, struct.error, UnicodeDecodeError) as error:
             raise InvalidRecord(f"the sequence part of a request cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlace:
+    """Where one request of a batch belongs.
+
+    `slot` is its row in a direct batch (S34). `run` names the run of the sequence: the id of the request that started
+    it. `binding` counts how often the sequence was given a place: another number than before means that what an
+    executor remembers of it is stale, and the log's record counts. `again`: the model asked for another turn of the
+    same request (S41), so that it starts nothing.
+    """
+
+    slot: int
+    run: bytes
+    binding: int
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlaces:
+    """The sequences of a batch: the `instance` that runs it, and the place of each record, in order.
+
+    `rows` is how many slots the batch covers, empty ones included, 0 when it has just its members (S34, S36).
+    """
+
+    instance: int
+    rows: int
+    places: tuple[SequencePlace, ...]
+
+    def packed(self) -> list[Any]:
+        """The form in a batch header."""
+        return [self.instance, self.rows, [[p.slot, p.run, p.binding, p.again] for p in self.places]]
+
+    @staticmethod
+    def of(packed: Any) -> BatchPlaces:
+        """From that form. Raises `InvalidRecord`."""
+        try:
+            instance, rows, places = packed
+            found = tuple(SequencePlace(slot, run, binding, again) for slot, run, binding, again in places)
+        except (TypeError, ValueError) as error:
+            raise InvalidRecord(f"the places of a batch cannot be read: {error}") from None
+        numbers = (instance, rows, *(n for p in found for n in (p.slot, p.binding)))
+        if not (
+            all(type(n) is int and n >= 0 for n in numbers)
+            and all(type(p.run) is bytes and type(p.again) is bool for p in found)
+        ):
+            raise InvalidRecord("the places of a batch have a field of another type")
+        return BatchPlaces(instance, rows, found)

@@ -16,6 +16,8 @@ from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import START, Entry, EventLog, Limits, Reply, StreamReader
 from charonia.eventlog.redis import RedisLog
 from charonia.events import FIELD_FACT, LaneOpened, unpack_fact
+from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.sequences import SequenceStep
 
 NO_LIMITS = Limits()
 PATIENCE_S = 10.0
@@ -726,3 +728,42 @@ async def test_deleted_keys_are_gone_whatever_they_were(subject: Subject) -> Non
 
     assert await subject.log.range(stream) == []
     assert await subject.log.statistics(key) == {}
+
+
+async def test_a_sequences_record_changes_with_the_settlement_that_is_won(subject: Subject) -> None:
+    log = subject.log
+    ids = [bytes(15) + bytes([n]) for n in range(4)]
+    await log.accept("m", 0, 0, [(one, 1) for one in ids], [b"r", b"x"], NO_LIMITS)
+    first = {ids[0]: SequenceStep(b"a", b"run-1 at 1", b"state 1"), ids[1]: SequenceStep(b"b", b"run-2 at 1")}
+    assert await log.settle("m", [(ids[0], 0), (ids[1], 0)], None, [], sequences=first) == [True, True]
+    assert await subject.peer.sequences("m") == {b"a": b"run-1 at 1", b"b": b"run-2 at 1"}
+    states = await subject.peer.sequence_states("m", [b"b", b"none", b"a"])
+    assert states == [(b"run-2 at 1", b""), None, (b"run-1 at 1", b"state 1")]
+    assert await subject.peer.sequence_states("m", []) == []
+
+    lost = {ids[0]: SequenceStep(b"a", b"run-1 at 2", b"wrong"), ids[2]: SequenceStep(b"a", b"run-1 at 3")}
+    assert await log.settle("m", [(ids[0], 0), (ids[2], 0)], None, [], sequences=lost) == [False, True]
+    assert await log.sequence_states("m", [b"a"]) == [(b"run-1 at 3", b"state 1")]
+
+    assert await log.settle("m", [(ids[3], 0)], None, [], sequences={ids[3]: SequenceStep(b"a", b"")}) == [True]
+    assert await log.sequences("m") == {b"b": b"run-2 at 1"}
+    await log.forget_sequences("m", {b"b": b"run-9", b"none": b""})
+    assert await log.sequences("m") == {b"b": b"run-2 at 1"}
+    await log.forget_sequences("m", {b"b": b"run-2"})
+    assert (await log.sequences("m"), await log.sequence_states("m", [b"b"])) == ({}, [None])
+
+
+async def test_a_job_of_a_sequence_ends_and_steps_in_one(subject: Subject) -> None:
+    job = NewJob(bytes(15) + b"j", 10, accepted_us=5, retention_s=60)
+    await subject.log.accept_job("m", 0, 0, job, [b"r", b"x"], NO_LIMITS)
+    end = JobEnd(JobState.SUCCEEDED, b"result", {"k": 1})
+    statistics = (keys.statistics("m", 1, "h"), {"success_count": 1})
+    state = bytes(100_000)
+    steps = {job.id: SequenceStep(b"a", b"about", state)}
+    won = await subject.log.settle(
+        "m", [(job.id, 0)], statistics, [], ends={job.id: end}, outcomes=b"s", sequences=steps
+    )
+    assert won == [True]
+    assert await subject.peer.sequence_states("m", [b"a"]) == [(b"about", state)]
+    assert await subject.peer.job_result("m", job.id) == b"result"
+    assert await subject.peer.statistics(statistics[0]) == {"success_count": 1}

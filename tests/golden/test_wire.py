@@ -5,6 +5,7 @@ A layout change adds files of the new version beside these; these never change.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from charonia.events import (
     RequestCancelled,
     RequestsEnded,
     RequestsMoved,
+    RequestsRescheduled,
     VersionFailed,
     VersionLoaded,
     VersionStateChanged,
@@ -35,13 +37,16 @@ from charonia.events import (
     pack_fact,
     unpack_fact,
 )
+from charonia.sequences import SequenceAbout, SequenceState
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import (
     FILE,
     FLAG_JOB,
     BatchHeader,
+    BatchPlaces,
     Reference,
     SequenceMark,
+    SequencePlace,
     pack_failure,
     pack_request,
     pack_response,
@@ -64,7 +69,10 @@ PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
 REFERENCE = Reference(FILE, "g-1/0a1b", sum(len(t.data) for t in INPUTS))
 ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
 MARK = SequenceMark("call-é", start=True)
+SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
+PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
+SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
 
 FACTS: list[Fact] = [
     ProcessJoined("executor", "e-1", pool="gpu", host="h", pid=7, hosts_batcher=True),
@@ -86,7 +94,12 @@ FACTS: list[Fact] = [
     ExecutionUnwanted("owner-7-1", ID),
     QueueCommanded("pause"),
     LanesWeighed({"7": 3}),
+    RequestsRescheduled("e-1", "owner-7-1", ID),
 ]
+
+
+ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
+STATE = SequenceState(ID, 4, (OUTPUT,))
 
 
 def written() -> dict[str, bytes]:
@@ -112,6 +125,21 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-of-sequence.hex": pack_request(
             ID, b"g-1", b"", meta, [t.data for t in INPUTS], rows=2, signature=1, level=0, accepted_ns=11, sequence=MARK
         ),
+        "wire/v1-request-of-scoped-sequence.hex": pack_request(
+            ID,
+            b"",
+            b"",
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=1,
+            level=0,
+            accepted_ns=1,
+            sequence=SCOPED_MARK,
+        ),
+        "wire/v1-batch-header-of-sequences.hex": SEQUENCES_HEADER.pack(),
+        "wire/v1-sequence-about.hex": ABOUT.pack(),
+        "wire/v1-sequence-state.hex": STATE.pack(),
         "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
         "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
@@ -142,6 +170,9 @@ def test_a_request_of_a_sequence_is_read() -> None:
     record = unpack_request(kept("wire/v1-request-of-sequence.hex"))
     assert (record.sequence, record.client_id, record.inputs()) == (MARK, "", INPUTS)
     assert unpack_request(kept("wire/v1-request.hex")).sequence is None
+    assert unpack_request(kept("wire/v1-request-of-scoped-sequence.hex")).sequence == SCOPED_MARK
+    assert SequenceAbout.unpack(b"3:n", kept("wire/v1-sequence-about.hex")) == ABOUT
+    assert SequenceState.unpack(kept("wire/v1-sequence-state.hex")) == STATE
 
 
 def test_placed_responses_are_read() -> None:
@@ -184,6 +215,7 @@ def test_a_failure_is_read() -> None:
 
 def test_a_batch_header_is_read() -> None:
     assert BatchHeader.unpack(kept("wire/v1-batch-header.hex")) == HEADER
+    assert BatchHeader.unpack(kept("wire/v1-batch-header-of-sequences.hex")) == SEQUENCES_HEADER
 
 
 def test_joined_records_are_read() -> None:

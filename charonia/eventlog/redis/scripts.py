@@ -35,6 +35,7 @@ BEGIN_ATTEMPT = load("begin_attempt")
 ADD_JOB_EVENT = load("add_job_event")
 ADD_JOB_RESPONSES = load("add_job_responses")
 FORGET_ENDED = load("forget_ended")
+FORGET_SEQUENCES = load("forget_sequences")
 TRIM_JOURNAL = load("trim_journal")
 ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
@@ -51,6 +52,7 @@ ALL = (
     ADD_JOB_EVENT,
     ADD_JOB_RESPONSES,
     FORGET_ENDED,
+    FORGET_SEQUENCES,
     TRIM_JOURNAL,
     ADD_STATISTICS,
     TAKE_OWNERSHIP,

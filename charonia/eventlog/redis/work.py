@@ -14,6 +14,7 @@ from charonia.eventlog.port import Fields, Limits, Reply
 from charonia.eventlog.refusals import key_reused, not_owner, over_limit
 from charonia.events import LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobTicket, NewJob
+from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from . import scripts
@@ -24,6 +25,7 @@ from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""
+_MOST_FORGOTTEN = 1000
 _KEY_REUSED = 5
 _FIRST_OF_MODEL = 6
 _WON = ord("1")
@@ -167,6 +169,7 @@ class Work:
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         groups = grouped(list(map(_id, requests)))
         if groups.order is not None:
@@ -179,11 +182,11 @@ class Work:
         if statistics is not None:
             names.append(statistics[0])
             sums, amounts = amounts_of(statistics[1])
-        if ends or outcomes:
+        if ends or outcomes or sequences:
             if statistics is None:
                 names.append(names[0])
             script = scripts.SETTLE_RECORDED
-            ending, more, large = _recorded(model, requests, names, ends or {}, outcomes)
+            ending, more, large = _recorded(model, requests, names, ends or {}, outcomes, sequences or {})
             command: list[Argument] = [b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums]
             command += (*ending, *groups.names, *groups.lasts, *more, *amounts)
             pieces: Sequence[Buffer] = pack_pieces(command) if large else (pack(command),)
@@ -259,6 +262,26 @@ class Work:
         groups = zip(raw[::2], raw[1::2], strict=True)
         return [name + bytes((last,)) for name, value in groups for last in lasts_in(value)]
 
+    # -- sequences ----------------------------------------------------------------------------------------------------
+
+    async def sequences(self, model: str) -> dict[bytes, bytes]:
+        raw = await self._commands.execute("HGETALL", keys.live_sequences(model))
+        return dict(zip(raw[::2], raw[1::2], strict=True))
+
+    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        if not names:
+            return []
+        about = await self._commands.execute("HMGET", keys.live_sequences(model), *names)
+        states = await self._commands.execute("HMGET", keys.sequence_states(model), *names)
+        return [None if a is None else (a, s or b"") for a, s in zip(about, states, strict=True)]
+
+    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
+        names = [keys.live_sequences(model), keys.sequence_states(model)]
+        pairs = list(runs.items())
+        for at in range(0, len(pairs), _MOST_FORGOTTEN):
+            arguments = [part for pair in pairs[at : at + _MOST_FORGOTTEN] for part in pair]
+            await self._commands.script(scripts.FORGET_SEQUENCES, names, arguments)
+
     # -- counting -----------------------------------------------------------------------------------------------------
 
     async def pending(self, model: str) -> tuple[int, int]:
@@ -280,12 +303,14 @@ def _recorded(
     names: list[bytes],
     ends: Mapping[bytes, JobEnd],
     outcomes: bytes,
+    sequences: Mapping[bytes, SequenceStep],
 ) -> tuple[tuple[Argument, ...], list[Argument], bool]:
     """What settle_recorded.lua needs beyond settle.lua: adds to `names`; arguments before and after the groups.
 
-    The third is whether a result is large.
+    The third is whether results and states are large.
     """
     names += (keys.journal(model), keys.active_jobs(model), keys.ended_jobs(model), keys.webhooks(model))
+    names += (keys.live_sequences(model), keys.sequence_states(model))
     more: list[Argument] = []
     size_bytes = 0
     if ends:
@@ -302,7 +327,15 @@ def _recorded(
         journal = (ids, outcomes.replace(b"-", b""), _joined([attempt for _, attempt in told_of]))
     else:
         outcomes = b""
-    return (len(more) // 5, outcomes, *journal), more, size_bytes >= LARGE_BYTES
+    ended = len(more) // 5
+    if sequences:
+        for number, (request_id, _) in enumerate(requests, 1):
+            step = sequences.get(request_id)
+            if step is not None:
+                state = b"" if step.state is None else step.state
+                more += (number, step.key, step.about, b"" if step.state is None else b"1", state)
+                size_bytes += len(state)
+    return (ended, outcomes, *journal, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
 
 
 def _joined(attempts: list[int]) -> bytes:

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- End requests of one model of which some are jobs or journalled; in all else like settle.lua. What is won gets its end,
--- result and last event recorded in its job record, and a fact in the journal.
+-- End requests of one model of which some are jobs, journalled or of sequences; in all else like settle.lua. What is won
+-- gets its end, result and last event recorded in its job record, a fact in the journal, and its sequence's record.
 --
 -- KEYS[1] u:{m}                 hash of unsettled requests in groups (see group_values.lua); loses the requests won
 -- KEYS[2] n:{m}                 hash; `requests` and `bytes` shrink, `kept` grows by the records of jobs that ended,
@@ -10,7 +10,9 @@
 -- KEYS[5] ja:{m}                active jobs; lose the ended ones
 -- KEYS[6] jd:{m}                ended jobs: id and counted size -> time ended; gets the ended ones
 -- KEYS[7] wh:{m}                gets an entry for each ended job that has a webhook
--- KEYS[8..] job:{m}:<id>        the records of the jobs that end, in the order of the ends below
+-- KEYS[8] sl:{m}                live sequences; what settled requests of theirs say is set or deleted
+-- KEYS[9] st:{m}                states of sequences, likewise
+-- KEYS[10..] job:{m}:<id>       the records of the jobs that end, in the order of the ends below
 -- Deleted besides, by name: job:{m}:<id>, jr:{m}:<id> and idem:{m}:<key> of the oldest ended jobs, when `kept` is too
 -- much. The jr:{m}:<id> and idem:{m}:<key> of an ended job get its expiry.
 --
@@ -20,8 +22,11 @@
 -- ARGV[4] how many jobs end
 -- ARGV[5] outcomes, one byte for each request (`-` not journalled), "" when none is journalled
 -- ARGV[6] the ids of the journalled requests, joined, ARGV[7] their outcomes, ARGV[8] their attempts
+-- ARGV[9] how many requests are of sequences
 -- then g group names, then g strings of last bytes
 -- then for each job that ends: number of its request in this call, id, state, packed kind and detail, result
+-- then for each request of a sequence: its number, the sequence's key, what is known of it ("" when it ends), "1" when a
+--      state follows, the state
 -- then the statistics: their names, then their values
 --
 -- Returns 1 when all were won, else a string with one character for each request: "1" won, "0" not.
@@ -31,9 +36,9 @@
 --#include fold_statistics.lua
 --#include job_events.lua
 
-local groups, ends = tonumber(ARGV[1]), tonumber(ARGV[4])
-local mask = take_groups(KEYS[1], KEYS[2], 9, groups, ARGV[2])
-local at = 9 + 2 * groups
+local groups, ends, steps = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[9])
+local mask = take_groups(KEYS[1], KEYS[2], 10, groups, ARGV[2])
+local at = 10 + 2 * groups
 local tag = string.sub(KEYS[2], 3)
 local RECORD_SIZE = 512
 
@@ -75,7 +80,7 @@ for i = 1, ends do
   local first = at + 5 * (i - 1)
   local number, id = tonumber(ARGV[first]), ARGV[first + 1]
   if not mask or string.byte(mask, number) == 49 then
-    local key, time_us = KEYS[7 + i], now_us()
+    local key, time_us = KEYS[9 + i], now_us()
     local job = redis.call('HMGET', key, 's', 'v', 'k', 'i', 'w', 'b', 'f')
     if job[1] == 'q' or job[1] == 'r' then
       local result, last = ARGV[first + 4], (job[2] or 1) + 1
@@ -106,6 +111,23 @@ if ended > 0 then
   keep_within_bounds(redis.call('HINCRBY', KEYS[2], 'kept', size), 2 * ended)
 end
 
+at = at + 5 * ends
+for i = 1, steps do
+  local first = at + 5 * (i - 1)
+  if not mask or string.byte(mask, tonumber(ARGV[first])) == 49 then
+    local key = ARGV[first + 1]
+    if ARGV[first + 2] == '' then
+      redis.call('HDEL', KEYS[8], key)
+      redis.call('HDEL', KEYS[9], key)
+    else
+      redis.call('HSET', KEYS[8], key, ARGV[first + 2])
+      if ARGV[first + 3] == '1' then
+        redis.call('HSET', KEYS[9], key, ARGV[first + 4])
+      end
+    end
+  end
+end
+
 if ARGV[5] ~= '' then
   local told = {}
   if mask then
@@ -126,6 +148,6 @@ end
 if mask then
   return mask
 end
-at = at + 5 * ends
+at = at + 5 * steps
 fold_statistics(KEYS[3], at, tonumber(ARGV[3]))
 return 1
