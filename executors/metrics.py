@@ -64,6 +64,9 @@ class _Totals:
     died: int = 0
     fenced: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
+    unawaited: int = 0
+    unawaited_ns: int = 0
+    unawaited_failures: dict[str, int] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
     """What this executor added to the version's statistics."""
 
@@ -96,6 +99,16 @@ class ExecutorMetrics(Collector):
         settled = self._of(model, version).settled
         for name in _SETTLED:
             settled[name] = settled.get(name, 0) + increments.get(name, 0)
+
+    def unawaited(self, model: str, version: int, failure: str, duration_ns: int) -> None:
+        """Count one job that ended with nobody waiting; `failure` is the reason of M1 or empty."""
+        totals = self._of(model, version)
+        if failure:
+            reason = failure.removeprefix("fail_")
+            totals.unawaited_failures[reason] = totals.unawaited_failures.get(reason, 0) + 1
+        else:
+            totals.unawaited += 1
+            totals.unawaited_ns += duration_ns
 
     def returned(self, model: str, version: int) -> None:
         """Count one batch given back unexecuted."""
@@ -132,6 +145,7 @@ class ExecutorMetrics(Collector):
             for labels, totals in self._totals.items():
                 family.add_metric(labels, totals.settled.get(increment, 0) // divisor)
             yield family
+        yield from self._unawaited()
         yield self._counter("executions", "Model executions", lambda totals: totals.executions)
         yield self._rows_histogram()
         compute = CounterMetricFamily(
@@ -166,6 +180,27 @@ class ExecutorMetrics(Collector):
             seconds.add_metric(labels, load_ns / 1e9)
         yield instances
         yield seconds
+
+    def _unawaited(self) -> Iterator[Metric]:
+        """M1 and M3 of jobs nobody waited for; the gateways count all others, and sums are over both."""
+        success = CounterMetricFamily(
+            "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=_LABELS
+        )
+        failure = CounterMetricFamily(
+            "nv_inference_request_failure",
+            "Number of failed inference requests, all batch sizes",
+            labels=(*_LABELS, "reason"),
+        )
+        duration = CounterMetricFamily(
+            "nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", labels=_LABELS
+        )
+        for labels in self._loads:
+            totals = self._of(labels[0], int(labels[1]))
+            success.add_metric(labels, totals.unawaited)
+            duration.add_metric(labels, totals.unawaited_ns // 1000)
+            for reason, count in sorted(totals.unawaited_failures.items()):
+                failure.add_metric((*labels, reason), count)
+        yield from (success, failure, duration)
 
     def _of(self, model: str, version: int) -> _Totals:
         key = (model, str(version))

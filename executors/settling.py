@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
 from charonia.wire import FLAG_REPLY_BY_REFERENCE
@@ -65,6 +66,8 @@ class Settler:
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
+        if ending.jobs:
+            self._count_unawaited(job, executed, won)
         if not header.via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
@@ -151,6 +154,16 @@ class Settler:
         if mine:
             await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
         return mine
+
+    def _count_unawaited(self, job: Job, executed: Executed, won: Won) -> None:
+        """Jobs nobody waits for end here: no gateway sees it and counts them."""
+        assert job.header is not None
+        failed = {failure.index: failure.reason for failure in executed.failures}
+        now_ns = wall_ns()
+        for index, record in enumerate(job.records):
+            if record.is_job and not record.endpoint and won.get(index, False):
+                taken_ns = max(0, now_ns - record.accepted_ns)
+                self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
 
     async def _append(self, reply: Reply) -> None:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")

@@ -112,6 +112,26 @@ async def test_jobs_and_keyless_requests_of_one_batch_each_end_as_they_should(tm
         counts = await statistics(bench, "linear")
         assert (counts["success_count"], counts["fail_count"]) == (2, 2)
         assert fenced(bench, "linear") == "0.0"
+        page = bench.service.metrics.render().decode()
+        # somebody waits for all of them: whoever does, counts them
+        assert 'nv_inference_request_success_total{model="linear"' not in page
+        assert 'nv_inference_request_success{model="linear",version="1"} 0.0' in page
+
+
+async def test_jobs_nobody_waits_for_are_counted_here(tmp_path: Path) -> None:
+    linear(tmp_path / "linear" / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        tensors, broken = [Tensor.of("x", x(1))], [Tensor.of("x", x(1).astype(np.float64))]
+        accepted = [
+            await bench.accept("linear", given, flags=DURABLE, endpoint="") for given in (tensors, tensors, broken)
+        ]
+        batch_id = await bench.dispatch("linear", [record for _, record in accepted])
+        await bench.finished("linear", batch_id)
+        page = bench.service.metrics.render().decode()
+        assert 'nv_inference_request_success{model="linear",version="1"} 2.0' in page
+        assert 'nv_inference_request_failure{model="linear",reason="OTHER",version="1"} 1.0' in page
+        duration = next(line for line in page.splitlines() if line.startswith("nv_inference_request_duration_us{"))
+        assert float(duration.split()[-1]) > 0
 
 
 async def test_a_job_that_was_ended_by_somebody_else_gets_no_reply_from_here(tmp_path: Path) -> None:

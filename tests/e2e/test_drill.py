@@ -1,0 +1,27 @@
+"""The short form of `make drill`: every part killed at a few steps of a request's life, under load, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e_server import REPOSITORY
+
+ROLES, STEPS = 5, 3
+
+
+def test_every_part_may_be_killed_and_nothing_is_lost(example_models: Path, tmp_path: Path) -> None:
+    command = (
+        *(sys.executable, "-m", "loadtest.drill", "--json", "--clients=8", "--steps=c,h,j"),
+        f"--model-repository={example_models}",
+    )
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["problems"] == []
+    assert len(report["kills"]) == ROLES * STEPS
+    assert all(kill["reached"] for kill in report["kills"]), report
+    assert report["counts"]["keyed answered"] == report["counts"]["keyed sent"] > 0
+    assert report["webhooks"]["deliveries"] == report["webhooks"]["jobs"] > 0
