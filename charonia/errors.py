@@ -98,10 +98,16 @@ class LogUnavailable(Unavailable):
 
 
 class StreamInterrupted(Unavailable):
-    """A request of which responses were seen cannot go on, and its model does not say that it may be run again."""
+    """A request of which responses were seen cannot go on: another run must not go on for the first.
+
+    The message begins with `STREAM_INTERRUPTED: `, by which callers know it (design section 3), however often it is
+    made anew from its own message.
+    """
+
+    PREFIX: ClassVar[str] = "STREAM_INTERRUPTED: "
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"STREAM_INTERRUPTED: {reason}; the model is not declared repeatable (charonia.repeatable)")
+        super().__init__(reason if reason.startswith(self.PREFIX) else self.PREFIX + reason)
 
 
 class Unsupported(CharoniaError):

@@ -45,7 +45,8 @@ class InferenceRequest:
 class InferenceResponse:
     """The answer to one request. `error` set means the request failed and `outputs` is empty.
 
-    `outputs` are in the order requested, or in the model's order when none were named (H12).
+    `outputs` are in the order requested, or in the model's order when none were named (H12). Of a request with several
+    responses each has its `place` (attempt, index from 0), and the last one is `final`; it may be empty (G24).
     """
 
     model: str
@@ -54,3 +55,5 @@ class InferenceResponse:
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     error: CharoniaError | None = None
+    final: bool = True
+    place: tuple[int, int] | None = None

@@ -129,6 +129,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
     Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
+    Option("stream-buffer-bytes", "int", 16 * 1024**2, _G, "responses held for the reader of one stream"),
     # jobs, journal and tenants
     Option("durability", "str", "memory", _G, "memory, fsync or replicated:<n>: what an accepted request survives"),
     Option("journal", "str", "jobs", _G, "off, jobs or all: whose life is written to the journal"),
@@ -227,6 +228,7 @@ _RANGES = {
     "webhook-retry-secs": (0.01, 86_400),
     "webhook-timeout-secs": (0.01, 3_600),
     "job-retention-secs": (1, _ANY[1]),
+    "stream-buffer-bytes": (1, _ANY[1]),
     "job-retention-bytes": (0, _ANY[1]),
     "drain-delay-secs": (0, 3_600),
     "response-cache-byte-size": (0, _ANY[1]),

@@ -84,6 +84,7 @@ class GatewaySettings:
     max_pending_requests: int = 100_000
     max_pending_bytes: int = 4 * 1024**3
     max_pending_per_gateway_bytes: int = 1024**3
+    stream_buffer_size_bytes: int = 16 * 1024**2
     allow_webhooks: bool = True
     webhook_allow: tuple[str, ...] = ()
     durability: str = "memory"

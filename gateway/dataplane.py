@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from charonia import keys
 from charonia.calls.admission import Admitted
@@ -25,10 +27,22 @@ from .coalescing import AppendCounts, Coalescer
 from .deadlines import Deadlines
 from .delivery import DeliveryOptions
 from .payloads import Payloads
-from .pending import Ids, PendingMap, Waiter
+from .pending import Ids, PendingMap
+from .splicing import Visible, declares_repeatable
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
+from .waiters import StreamWaiter, Waiter
 
 _MOST_DOORS = 10_000
+
+
+@dataclass(slots=True)
+class _Underway:
+    """A request that its caller waits for, and what is given back when it ends."""
+
+    waiter: Waiter
+    door: Coalescer
+    reference: Reference | None
+    timer: asyncio.TimerHandle | None
 
 
 class DataPlane:
@@ -54,7 +68,9 @@ class DataPlane:
         self.ids = Ids()
         self._payloads = payloads
         take = payloads.take if payloads is not None else None
-        self.pending = PendingMap(log, settings.max_pending_per_gateway_bytes, take)
+        self.pending = PendingMap(
+            log, settings.max_pending_per_gateway_bytes, take, max_stream_bytes=settings.stream_buffer_size_bytes
+        )
         self.deadlines = Deadlines(
             log,
             self.spawn,
@@ -102,6 +118,61 @@ class DataPlane:
         `min_interval_s` > 0 limits this queue's flushes by rate. Raises `LogUnavailable`, `ResourceExhausted` and, at
         the request's deadline, `DeadlineExceeded`.
         """
+        underway = await self._begin(request, admitted, level, served, min_interval_s, options)
+        waiter = underway.waiter
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            self._withdraw(waiter, options)
+            raise
+        except CharoniaError as error:
+            raise shed(error) from None
+        finally:
+            self._end(underway)
+
+    async def stream(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        min_interval_s: float,
+        options: DeliveryOptions | None,
+    ) -> AsyncGenerator[ResponseRecord]:
+        """Record the request and give its response records as they come. Closing the generator cancels the request.
+
+        Raises as `infer`, and `StreamInterrupted`: whatever is raised ends the request.
+        """
+        visible = Visible(repeatable=declares_repeatable(served.interface.parameters))
+        underway = await self._begin(request, admitted, level, served, min_interval_s, options, visible)
+        waiter = underway.waiter
+        assert isinstance(waiter, StreamWaiter)
+        complete = False
+        try:
+            while (record := await waiter.read()) is not None:
+                complete = record.final
+                yield record
+                del record  # the next one may be long in coming
+        except CharoniaError as error:
+            complete = waiter.ended_by_reply
+            raise shed(error) from None
+        finally:
+            if not complete:
+                self._withdraw(waiter, options)
+            waiter.close()
+            self._end(underway)
+
+    async def _begin(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        min_interval_s: float,
+        options: DeliveryOptions | None,
+        visible: Visible | None = None,
+    ) -> _Underway:
+        """Send a request on its way into the log; with `visible` its waiter reads a stream. `_end` it."""
         door = self._doors.get((served.model, level)) if options is None else None
         if door is None or door.served is not served:
             door = self._door(served, level, options)
@@ -113,26 +184,29 @@ class DataPlane:
                 reference = await self._payloads.lend([t.data for t in request.inputs], flags)
         record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference)
         beside_bytes = reference.size_bytes if reference is not None else 0
-        waiter = self.pending.add(served.model, request_id, record, beside_bytes=beside_bytes)
+        waiter: Waiter
+        if visible is None:
+            waiter = self.pending.add(served.model, request_id, record, beside_bytes=beside_bytes)
+        else:
+            waiter = self.pending.add_stream(served.model, request_id, record, visible, beside_bytes=beside_bytes)
         door.open_requests += 1
         door.submit(waiter, min_interval_s)
         timer = self.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
-        try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            waiter.withdrawn = True
-            if waiter.sent and (options is None or options.on_disconnect != "keep"):
-                self.spawn(self._tell_owner(waiter))
-            raise
-        except CharoniaError as error:
-            raise shed(error) from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-            door.open_requests -= 1
-            self.pending.remove(waiter)
-            if reference is not None and self._payloads is not None:
-                self.spawn(self._payloads.end(reference))
+        return _Underway(waiter, door, reference, timer)
+
+    def _end(self, underway: _Underway) -> None:
+        if underway.timer is not None:
+            underway.timer.cancel()
+        underway.door.open_requests -= 1
+        self.pending.remove(underway.waiter)
+        if underway.reference is not None and self._payloads is not None:
+            self.spawn(self._payloads.end(underway.reference))
+
+    def _withdraw(self, waiter: Waiter, options: DeliveryOptions | None) -> None:
+        """Its caller has gone."""
+        waiter.withdrawn = True
+        if waiter.sent and (options is None or options.on_disconnect != "keep"):
+            self.spawn(self._tell_owner(waiter))
 
     def _door(self, served: ServedVersion, level: int, options: DeliveryOptions | None) -> Coalescer:
         terms = self._terms.default if options is None else self._terms.of(options)

@@ -18,7 +18,8 @@ from charonia.models.catalog import ServedVersion
 
 from .endings import Ending, end_requests
 from .job_outcomes import DEADLINE_EXCEEDED
-from .pending import OUTCOME_UNKNOWN, Waiter
+from .pending import OUTCOME_UNKNOWN
+from .waiters import Waiter
 
 MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 _LOG_PATIENCE_S = 1.0

@@ -6,7 +6,7 @@ Fronts translate and do nothing else: no front knows the log, no handler knows a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -146,6 +146,22 @@ class Handler(Protocol):
         outputs come back, in order. A front that delivers one call at a time passes `flush_interval_s` > 0, so that its
         requests still share log entries (design section 2, "Coalesce"). With an idempotency key the request is a job:
         a known key waits for the earlier one's result (ADR 0004). Raises `DeadlineExceeded` at `request.deadline_ns`.
+        """
+
+    def stream(
+        self,
+        request: InferenceRequest,
+        *,
+        flush_interval_s: float = 0.0,
+        options: DeliveryOptions | None = None,
+    ) -> AsyncGenerator[InferenceResponse]:
+        """The responses to one inference as they come, of any model; one that answers once gives one response.
+
+        The last one is `final`, and of a decoupled model it may be empty (G24). A response with `error` is one failed
+        response, and others follow unless it is final; a failure of the request as a whole is raised, after the
+        responses before it. Closing the generator, or cancelling who iterates, cancels the request as in `infer`.
+        Raises what `infer` raises; `StreamInterrupted` when the run that gave the first responses is lost (design
+        section 3); `ResourceExhausted` for a reader who falls behind by more than `stream_buffer_size_bytes`.
         """
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ from .job_outcomes import CANCELLED
 from .job_queries import JobQueries
 from .job_watches import JobWatches
 from .metrics import JobCounts, count
-from .pending import Waiter
 from .retention import Retentions
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
+from .waiters import Waiter
 from .webhooks.addresses import Allowed, check_url
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")

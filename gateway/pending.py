@@ -27,6 +27,8 @@ from charonia.wire import Reference, ResponseRecord, records_of, unpack_response
 
 from .job_outcomes import job_outcome
 from .request_rules import SERVER_EXITING
+from .splicing import Visible
+from .waiters import Held, StreamWaiter, Waiter
 
 _log = logging.getLogger(__name__)
 
@@ -34,57 +36,6 @@ OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its
 EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 RECHECK_S = 1.0
 _RECHECK_IDS = 1000
-
-
-class Waiter:
-    """One caller waiting for the answer to one request; it is also the request on its way into the log.
-
-    `is_job`: its outcome can be read from its record when the reply is lost. `follows`: it waits for the outcome of
-    another call's job, which its own end does not touch.
-    """
-
-    __slots__ = (
-        "accepted",
-        "follows",
-        "future",
-        "id",
-        "is_job",
-        "model",
-        "record",
-        "sent",
-        "size_bytes",
-        "withdrawn",
-    )
-
-    def __init__(
-        self,
-        model: str,
-        request_id: bytes,
-        record: bytes,
-        size_bytes: int,
-        future: asyncio.Future[ResponseRecord],
-        is_job: bool,
-    ) -> None:
-        self.model = model
-        self.id = request_id
-        self.record = record
-        self.size_bytes = size_bytes
-        self.future = future
-        self.is_job = is_job
-        self.follows = False
-        self.withdrawn = False
-        self.sent = False
-        self.accepted = False
-
-    def failed(self, error: CharoniaError) -> None:
-        """Answer with an error, unless there is an answer."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def answered(self, response: ResponseRecord) -> None:
-        """Answer, unless there is an answer."""
-        if not self.future.done():
-            self.future.set_result(response)
 
 
 class Ids:
@@ -106,8 +57,16 @@ class Ids:
 class PendingMap:
     """Waiters by request id, bounded in bytes. `watch` sees to it that nobody waits for ever."""
 
-    def __init__(self, log: EventLog, max_size_bytes: int, take: Callable[[Reference], Buffer] | None = None) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        max_size_bytes: int,
+        take: Callable[[Reference], Buffer] | None = None,
+        *,
+        max_stream_bytes: int = 16 * 1024**2,
+    ) -> None:
         self._log = log
+        self._held = Held(max_stream_bytes, max_size_bytes // 2)
         self._take = take
         self._max_size_bytes = max_size_bytes
         self._size_bytes = 0
@@ -134,17 +93,37 @@ class PendingMap:
 
         `beside_bytes` are those of its payload that do not travel in the record.
         """
-        size = len(record) + beside_bytes
+        size = self._take_room(len(record) + beside_bytes)
+        future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
+        waiter = self._waiters[request_id] = Waiter(model, request_id, record, size, future, is_job)
+        return waiter
+
+    def add_stream(
+        self,
+        model: str,
+        request_id: bytes,
+        record: bytes,
+        visible: Visible,
+        *,
+        is_job: bool = False,
+        beside_bytes: int = 0,
+    ) -> StreamWaiter:
+        """As `add`, a waiter that reads several responses; `close` it, too, in the end."""
+        size = self._take_room(len(record) + beside_bytes)
+        future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
+        waiter = StreamWaiter(model, request_id, record, size, future, is_job, visible, self._held)
+        self._waiters[request_id] = waiter
+        return waiter
+
+    def _take_room(self, size: int) -> int:
         if self._size_bytes + size > self._max_size_bytes:
             raise ResourceExhausted(
                 f"this gateway holds {self._size_bytes} bytes of unanswered requests, its bound is "
                 f"{self._max_size_bytes}; retry later"
             )
-        future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
-        waiter = self._waiters[request_id] = Waiter(model, request_id, record, size, future, is_job)
         self._size_bytes += size
         self._idle.clear()
-        return waiter
+        return size
 
     def get(self, request_id: bytes) -> Waiter | None:
         return self._waiters.get(request_id)
@@ -188,7 +167,10 @@ class PendingMap:
                 if waiter is None or waiter.future.done():
                     self.duplicates += 1
                     continue
-                waiter.future.set_result(response)
+                if not isinstance(waiter, StreamWaiter):
+                    waiter.future.set_result(response)
+                elif not waiter.arrived(response):
+                    self.duplicates += 1
 
     def on_log_state(self, up: bool) -> None:
         self._up = up

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ from .request_rules import SERVER_EXITING
 from .response_cache import ResponseCache
 from .restrictions import RawHeaders
 from .statistics import model_statistics
+from .streaming import responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
 
@@ -228,11 +229,26 @@ class GatewayService:
                 del record  # a cycle with the error's traceback would keep the request's bytes
         counts.success += 1
         counts.duration_ns += monotonic_ns() - started_ns
-        outputs = record.outputs
-        if request.outputs and len(outputs) > 1:
-            by_name = {t.name: t for t in outputs}
-            outputs = [by_name[name] for name in request.outputs if name in by_name]
+        outputs = wanted_outputs(record.outputs, request.outputs)
         return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
+
+    async def stream(
+        self,
+        request: InferenceRequest,
+        *,
+        flush_interval_s: float = 0.0,
+        options: DeliveryOptions | None = None,
+    ) -> AsyncGenerator[InferenceResponse]:
+        if not self._catalog.find(request.model, request.version).interface.decoupled:
+            yield await self.infer(request, flush_interval_s=flush_interval_s, options=options)
+            return
+        started_ns = monotonic_ns()
+        served, counts, admission, admitted = self._admit(request, started_ns)
+        level = admission.level(request.priority)
+        records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
+        async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
+            async for response in responses:
+                yield response
 
     async def _cached(
         self,

@@ -1,0 +1,68 @@
+"""The responses of one request as its caller reads them, counted once for the request (M1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord
+
+from .dataplane import shed
+from .metrics import RequestCounts, failure_reason
+
+
+async def responses_of(
+    records: AsyncGenerator[ResponseRecord], request: InferenceRequest, counts: RequestCounts, started_ns: int
+) -> AsyncGenerator[InferenceResponse]:
+    """See `Handler.stream`. A request of which any response failed counts as failed."""
+    failed: CharoniaError | None = None
+    counted = False
+    try:
+        async with contextlib.aclosing(records):
+            async for record in records:
+                if record.error is not None:
+                    failed = record.error
+                    if record.final:
+                        raise shed(record.error)
+                if record.final:  # before it is given: its reader may not come again
+                    counted = True
+                    _count_end(counts, failed, started_ns)
+                yield InferenceResponse(
+                    request.model,
+                    record.version,
+                    wanted_outputs(record.outputs, request.outputs),
+                    request.id,
+                    record.parameters,
+                    record.error,
+                    record.final,
+                    record.place,
+                )
+                del record  # the next one may be long in coming
+    except CharoniaError as error:
+        counts.failures[failure_reason(error, executed=failed is not None)] += 1
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        if not counted:
+            counts.failures["CANCELED"] += 1
+        raise
+
+
+def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: int) -> None:
+    if failed is not None:
+        counts.failures[failure_reason(failed, executed=True)] += 1
+        return
+    counts.success += 1
+    counts.duration_ns += monotonic_ns() - started_ns
+
+
+def wanted_outputs(outputs: list[Tensor], wanted: tuple[str, ...]) -> list[Tensor]:
+    """The outputs in the order they were asked for (H12)."""
+    if not wanted or len(outputs) < 2:
+        return outputs
+    by_name = {t.name: t for t in outputs}
+    return [by_name[name] for name in wanted if name in by_name]
