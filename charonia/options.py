@@ -72,7 +72,13 @@ OPTIONS: tuple[Option, ...] = (
         "directory on a memory file system for tensors over 32 KB, shared by the parts of a machine",
     ),
     Option("log-password-file", "str", "", _ALL, "file that holds the log's password, instead of one in the URL"),
-    Option("state-dir", "str", "", _S, "where serve keeps its log, sockets and process list"),
+    Option(
+        "state-dir",
+        "str",
+        "",
+        _E,
+        "where serve keeps its log, sockets and process list, and an executor unpacked python environments",
+    ),
     Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
     Option("executors", "int", 1, _S, "executor processes to start"),
     Option("batcher", "str", "auto", _S, "auto, separate or colocated (inside the one executor process)"),
@@ -95,6 +101,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("model-load-retry-count", "int", 0, _E, "tries again after a failed load"),
     Option("model-config-name", "str", "", _E, "use configs/<name>.pbtxt where a model has it"),
     Option("backend-config", "str", (), _E, "<backend>,<key>=<value> or ,<key>=<value>; repeatable", repeat=True),
+    Option("backend-directory", "str", "", _E, "directory of python-based backends: <directory>/<backend>/model.py"),
     # HTTP
     Option("allow-http", "bool", True, _G, "serve HTTP"),
     Option("http-address", "str", "0.0.0.0", _G, "address of the HTTP front"),
@@ -182,7 +189,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # known, for later
     _later("model-namespacing"),
-    _later("backend-directory"),
     _later("repoagent-directory"),
     _later("host-policy"),
     _later("pinned-memory-pool-byte-size"),

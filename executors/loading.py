@@ -80,10 +80,10 @@ class Loader:
         unsupported = unsupported_features(written)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
-        backend = await asyncio.to_thread(self._registry.get, written.backend)
+        source = self._source(directory, versions[-1] if versions else 0, written)
+        backend = await asyncio.to_thread(self._registry.of, source)
         config = written
         if self._auto_complete and versions:
-            source = self._source(directory, versions[-1], written)
             config = await self._probed(backend, source, written)
         wants_gpu = self._gpus > 0 and await asyncio.to_thread(prefers_gpu, backend)
         config = normalise(config, gpus=self._gpus, backend_prefers_gpu=wants_gpu)
@@ -106,8 +106,8 @@ class Loader:
 
     async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
         started = monotonic_ns()
-        backend = await asyncio.to_thread(self._registry.get, config.backend)
         source = self._source(directory, version, config)
+        backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
         digest, labels = await asyncio.to_thread(_read, source, config)
         pool = InstancePool(interface, version, backend.create_instance, max_execution_s(source))

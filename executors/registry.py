@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Mapping
 from typing import Any, cast
 
-from charonia.backend import ENTRY_POINT_GROUP, Backend
+from charonia.backend import ENTRY_POINT_GROUP, Backend, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 
+from .backends.python.runtime_file import RUNTIME, python_based
+
+_PYTHON = "python"
 _SHIPPED = {
     "onnxruntime": "executors.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "executors.backends.python:PythonBackend",
@@ -24,9 +28,36 @@ _SHIPPED = {
 class BackendRegistry:
     """The backends of one executor process. Safe to use from several threads."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Backend] = {}
+    def __init__(self, given: Mapping[str, Backend] | None = None) -> None:
+        """`given` are backends that exist already, by their words: they go before all others."""
+        self._given = dict(given or {})
+        self._made: dict[str, Backend] = dict(self._given)
         self._lock = threading.Lock()
+
+    def of(self, source: ModelSource) -> Backend:
+        """The backend of a model: that of its word, or python for a python-based one (P20). Raises as `get` does.
+
+        `runtime: "model.py"` asks for a python-based one even where the word is also a native backend's.
+        """
+        word = source.config.backend
+        if word in self._given or word == _PYTHON or not word:
+            return self.get(word)
+        if source.config.runtime != RUNTIME:
+            try:
+                return self.get(word)
+            except InvalidArgument:
+                if python_based(source) is None:
+                    raise
+        elif python_based(source) is None:
+            raise InvalidArgument(
+                f"unable to find '{RUNTIME}' of backend '{word}', the runtime of model '{source.name}'"
+            )
+        return self.get(_PYTHON)
+
+    def made(self) -> list[Backend]:
+        """The backends that models have needed so far."""
+        with self._lock:
+            return list(self._made.values())
 
     def get(self, name: str) -> Backend:
         """The backend of that word. Raises `InvalidArgument` for an unknown one, `Unsupported` for a broken one."""

@@ -2,19 +2,39 @@
 
 The functions change the JSON form of a configuration in place, as the model's own process holds it, and raise
 `ValueError` as the model's author expects. `merge` takes the result back into the written configuration on the other
-side of the process boundary. The class the author sees is the python backend's.
+side of the process boundary. The class the author sees is the python backend's. Protobuf is imported by `merge` alone:
+a model process may run in an environment that has none (P18).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from protos import model_config_pb2 as pb
+from typing import TYPE_CHECKING, Any
 
 from .errors import InstanceError
-from .json_form import from_json, to_json
+
+if TYPE_CHECKING:
+    from protos.model_config_pb2 import ModelConfig
 
 Document = dict[str, Any]
+
+_DATA_TYPES = (
+    "TYPE_INVALID",
+    "TYPE_BOOL",
+    "TYPE_UINT8",
+    "TYPE_UINT16",
+    "TYPE_UINT32",
+    "TYPE_UINT64",
+    "TYPE_INT8",
+    "TYPE_INT16",
+    "TYPE_INT32",
+    "TYPE_INT64",
+    "TYPE_FP16",
+    "TYPE_FP32",
+    "TYPE_FP64",
+    "TYPE_STRING",
+    "TYPE_BF16",
+)
+"""The words of T1, each at its number."""
 
 _INPUT_KEYS = ("name", "data_type", "dims", "optional")
 _OUTPUT_KEYS = ("name", "data_type", "dims")
@@ -93,9 +113,9 @@ def _typed(what: str, tensor: Document) -> Document:
     """The tensor with its type as a checked name, and dims as a list of integers."""
     given = dict(tensor)
     name = given.get("data_type", "TYPE_INVALID")
-    if isinstance(name, int):
-        name = {number: word for word, number in pb.DataType.items()}.get(name, name)
-    if name not in pb.DataType.keys():  # noqa: SIM118 - a protobuf enum, not a dict
+    if isinstance(name, int) and 0 <= name < len(_DATA_TYPES):
+        name = _DATA_TYPES[name]
+    if name not in _DATA_TYPES:
         raise ValueError(f"{what} '{given['name']}' has the unknown data type '{name}'")
     given["data_type"] = name
     given["dims"] = [int(dim) for dim in given.get("dims", [])]
@@ -135,14 +155,18 @@ def _name(config: Document) -> str:
     return str(config.get("name", ""))
 
 
-def merge(written: pb.ModelConfig, completed: Document | pb.ModelConfig) -> pb.ModelConfig:
+def merge(written: ModelConfig, completed: Document | ModelConfig) -> ModelConfig:
     """A copy of `written` with what `auto_complete_config` may set taken from `completed` (P2, C72).
 
     Only max_batch_size, inputs, outputs, dynamic_batching and the transaction policy are taken; other changes a model
     makes to the document have no effect. Raises `InstanceError` for a contradiction, and when `completed` is no
     configuration at all.
     """
-    if not isinstance(completed, (dict, pb.ModelConfig)):
+    from protos.model_config_pb2 import ModelConfig
+
+    from .json_form import from_json, to_json
+
+    if not isinstance(completed, (dict, ModelConfig)):
         raise InstanceError(invalid_result(written.name))
     document = to_json(written)
     if isinstance(completed, dict):

@@ -44,7 +44,8 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield "'model_metrics.metric_control'"
     if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):
         yield "'cc_model_filenames' of a GPU instance"
-    if config.runtime not in ("", f"libtriton_{config.backend}.so"):  # the second names the backend's usual form
+    # the second names the backend's usual form, the third a python-based backend (P20)
+    if config.runtime not in ("", f"libtriton_{config.backend}.so", "model.py"):
         yield f"the runtime '{config.runtime}'"
 
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from charonia import failpoints
 from charonia.clock import monotonic_ns
@@ -389,6 +390,11 @@ def executor_settings(values: Values) -> ExecutorSettings:
         if not comma or not equals:
             raise StartupError(f"--backend-config must be <backend>,<key>=<value>, got '{entry}'")
         backend_config.setdefault(backend, {})[key] = value
+    if values["backend_directory"]:
+        backend_config.setdefault("", {})["backend-directory"] = values["backend_directory"]
+    if values["state_dir"]:
+        where = str(Path(values["state_dir"]).expanduser().absolute() / "environments")
+        backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
     strict = values["strict_model_config"]
     if strict is not None:
         _log.warning("--strict-model-config is the old spelling of --disable-auto-complete-config")

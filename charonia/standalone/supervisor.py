@@ -155,7 +155,7 @@ class Supervisor:
 
     def _start_children(self) -> None:
         values = {**self._values, "log_url": self._log_url, "private_log": self._server is not None, "config": ""}
-        values["shm_dir"] = self._shm_dir
+        values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state_dir)
         executors = values["executors"]
         if executors < 1:
             raise StartupError(f"--executors must be at least 1, got {executors}")

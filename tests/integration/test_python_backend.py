@@ -393,9 +393,6 @@ async def test_a_process_that_does_not_start_in_time_is_ended(load: Load) -> Non
 
 
 async def test_settings_of_later_issues_are_refused_in_words(load: Load) -> None:
-    environment = ' parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'
-    with pytest.raises(Unsupported, match="EXECUTION_ENV_PATH, which is not supported yet"):
-        await load(ECHO, IDENTITY + environment)
     with pytest.raises(Unsupported, match="decoupled transaction policy, which is not supported yet"):
         await load(ECHO, IDENTITY + " model_transaction_policy { decoupled: true }")
     with pytest.raises(InvalidArgument, match="shm-default-byte-size can't be smaller than 4 MiBs"):

@@ -18,6 +18,7 @@ from typing import Any
 
 from charonia.backend import InstanceDied
 
+from .environments import Interpreter
 from .frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .output import OutputLines
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
@@ -55,13 +56,13 @@ class ChildProcess:
         self._watch: asyncio.Task[None]
 
     @staticmethod
-    async def spawn(model: str, instance: str, start_timeout_s: float) -> ChildProcess:
+    async def spawn(model: str, instance: str, interpreter: Interpreter, start_timeout_s: float) -> ChildProcess:
         """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
 
         Raises `InstanceDied` (P18).
         """
         child = ChildProcess(model, instance)
-        await child._start(model)
+        await child._start(model, interpreter)
         timer = None
         if start_timeout_s > 0:
             reason = f"it did not start within {start_timeout_s:g} s (stub-timeout-seconds)"
@@ -159,7 +160,7 @@ class ChildProcess:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    async def _start(self, model: str) -> None:
+    async def _start(self, model: str, interpreter: Interpreter) -> None:
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
@@ -167,11 +168,13 @@ class ChildProcess:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
             arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid())
             self._process = await asyncio.create_subprocess_exec(
-                *arguments.command(),
+                *interpreter.command,
+                *arguments.words(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=(theirs.fileno(),),
+                env=interpreter.environment,
             )
         except BaseException:
             ours.close()

@@ -8,8 +8,8 @@
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
 
-`location` is [model, version, model directory, file name]; `tensors` is [[name, type number, shape, size in bytes],
-...], whose bytes lie in the frame's data in this order. The model's side is `model_host`.
+`location` is [model, version, model directory, path of the file]; `tensors` is [[name, type number, shape, size in
+bytes], ...], whose bytes lie in the frame's data in this order. The model's side is `model_host`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,11 @@ from charonia.models.json_form import to_json
 from executors.ceilings import MAX_EXECUTION
 
 from .child_process import ChildProcess
+from .environments import interpreter
 from .exchange import failure_of, requests_content, responses_of
 from .frames import Frame, FrameError, Kind
 from .limits import Limits
-
-DEFAULT_FILENAME = "model.py"
+from .runtime_file import code_file
 
 
 class PythonInstance:
@@ -91,7 +92,7 @@ async def load_instance(spec: InstanceSpec) -> PythonInstance:
         "args": initialize_args(spec),
         "outputs": list(spec.interface.outputs),
     }
-    child = await _spawn(source.name, spec.name, limits)
+    child = await _spawn(source, spec.name, limits)
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
@@ -102,7 +103,7 @@ async def load_instance(spec: InstanceSpec) -> PythonInstance:
 async def completed_config(source: ModelSource) -> str | None:
     """What the model's `auto_complete_config` made, as JSON text; `None` if it has no such function (P2)."""
     limits = Limits.of(source)
-    child = await _spawn(source.name, f"{source.name}_autocomplete", limits)
+    child = await _spawn(source, f"{source.name}_autocomplete", limits)
     content = {"location": location(source), "config": json.dumps(to_json(source.config))}
     try:
         frame = await _load_call(child, Kind.AUTO_COMPLETE, content, limits)
@@ -116,8 +117,7 @@ async def completed_config(source: ModelSource) -> str | None:
 
 def location(source: ModelSource) -> list[str]:
     """Where the model process finds the code."""
-    filename = source.config.default_model_filename or DEFAULT_FILENAME
-    return [source.name, str(source.version), str(source.directory.absolute()), filename]
+    return [source.name, str(source.version), str(source.directory.absolute()), str(code_file(source))]
 
 
 def initialize_args(spec: InstanceSpec) -> dict[str, str]:
@@ -134,9 +134,10 @@ def initialize_args(spec: InstanceSpec) -> dict[str, str]:
     }
 
 
-async def _spawn(model: str, instance: str, limits: Limits) -> ChildProcess:
+async def _spawn(source: ModelSource, instance: str, limits: Limits) -> ChildProcess:
+    words = await asyncio.to_thread(interpreter, source)
     try:
-        return await ChildProcess.spawn(model, instance, limits.start_s)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s)
     except InstanceDied as death:
         raise _load_error(death) from None
     except OSError as error:

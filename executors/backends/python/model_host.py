@@ -37,12 +37,12 @@ class ModelFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Which model: `directory` is the model's, the file lies in its version's directory."""
+    """Which model: `directory` is the model's, `file` the path of its code."""
 
     name: str
     version: str
     directory: str
-    filename: str
+    file: str
 
 
 class ModelHost:
@@ -101,8 +101,7 @@ class ModelHost:
                 request.cancelled_by(partial(is_cancelled, index))
             self._attach(requests, content, data)
             if not hasattr(self._model, "execute"):
-                path = os.path.join(self._version_directory, self._location.filename)
-                raise _WrongAnswer(f"Python model {path} does not implement `execute` method.")
+                raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
             answers = self._model.execute(requests)
             if hasattr(answers, "__await__"):
                 import asyncio  # only now: most models never need it, and it is large
@@ -132,18 +131,18 @@ class ModelHost:
         """The class. The file becomes module `<version>.<stem>`, so that both kinds of import of its siblings work."""
         if self._class is not None:
             return self._class
-        directory, filename = self._version_directory, self._location.filename
-        path = os.path.join(directory, filename)
+        path = self._location.file
+        code_directory, filename = os.path.split(path)
         if not filename.endswith(".py"):
             raise ModelFailure(f"Model name must end with '.py'. Model name is \"{filename}\".")
         if not os.path.isfile(path):
             raise ModelFailure(f"Python model file not found in '{path}'.")
         sys.modules["triton_python_backend_utils"] = api
-        set_model_dir(directory)
+        set_model_dir(self._version_directory)
         # After everything else: a model's `types.py` must not shadow the standard library's.
-        sys.path += [directory, self._location.directory]
+        sys.path += dict.fromkeys((code_directory, self._version_directory, self._location.directory))
         package = ModuleType(self._location.version)
-        package.__path__ = [directory]
+        package.__path__ = [code_directory]
         sys.modules[package.__name__] = package
         module = importlib.import_module(f"{self._location.version}.{filename.removesuffix('.py')}")
         self._class = module.TritonPythonModel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from dataclasses import dataclass
 
 _TITLE = "charonia-instance"
@@ -21,15 +20,13 @@ class StartupArguments:
     descriptor: int
     parent: int
 
-    def command(self) -> list[str]:
-        """The whole command; -P because the working directory is no place to import from."""
-        title = f"{_TITLE}:{self.model}:{self.instance}"
-        module = f"{__package__}.stub"
-        return [sys.executable, "-P", "-m", module, title, str(self.descriptor), str(self.parent)]
+    def words(self) -> list[str]:
+        """The words after those that start the interpreter."""
+        return [f"{_TITLE}:{self.model}:{self.instance}", str(self.descriptor), str(self.parent)]
 
     @staticmethod
     def of(arguments: list[str]) -> StartupArguments:
-        """Read back what follows the module name in `command`. Raises `ValueError`."""
+        """Read `words` back. Raises `ValueError`."""
         title, descriptor, parent = arguments
         word, model, instance = title.split(":", 2)
         if word != _TITLE:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from charonia.backend import ENTRY_POINT_GROUP
+from charonia.backend import ENTRY_POINT_GROUP, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 from executors import registry
+from executors.backends.python.runtime_file import code_file
 from executors.registry import BackendRegistry, prefers_gpu
+from protos.model_config_pb2 import ModelConfig
 
 
 def test_shipped_backends_are_the_declared_entry_points() -> None:
@@ -51,3 +53,46 @@ def test_onnxruntime_prefers_a_gpu_only_if_its_library_can_use_one(monkeypatch: 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert not prefers_gpu(backends.get("onnxruntime"))
     assert not prefers_gpu(backends.get("python"))
+
+
+def source(directory: Path, word: str, runtime: str = "", **settings: str) -> ModelSource:
+    given = {key.replace("_", "-"): value for key, value in settings.items()}
+    return ModelSource("m", 1, directory / "m", ModelConfig(name="m", backend=word, runtime=runtime), given)
+
+
+def test_a_python_based_backend_is_found_in_the_version_the_model_and_the_backend_directory(tmp_path: Path) -> None:
+    backends = BackendRegistry()
+    directory = str(tmp_path / "backends")
+    with pytest.raises(InvalidArgument, match="unable to find backend 'echo'"):
+        backends.of(source(tmp_path, "echo", backend_directory=directory))
+    for place in (tmp_path / "backends/echo", tmp_path / "m", tmp_path / "m/1"):
+        place.mkdir(parents=True)
+        (place / "model.py").write_text("")
+        wanted = source(tmp_path, "echo", backend_directory=directory)
+        assert backends.of(wanted) is backends.get("python")
+        assert code_file(wanted) == place / "model.py"
+    assert backends.of(source(tmp_path / "none", "onnxruntime", backend_directory=directory)).name == "onnxruntime"
+
+
+def test_a_runtime_of_python_goes_before_a_native_backend(tmp_path: Path) -> None:
+    backends = BackendRegistry()
+    with pytest.raises(InvalidArgument, match=r"unable to find 'model\.py' of backend 'onnxruntime'"):
+        backends.of(source(tmp_path, "onnxruntime", "model.py"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.py").write_text("")
+    assert backends.of(source(tmp_path, "onnxruntime", "model.py")).name == "python"
+    assert backends.of(source(tmp_path, "onnxruntime")).name == "onnxruntime"
+
+
+def test_a_backend_word_does_not_lead_out_of_the_backend_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    (tmp_path / "backends").mkdir()
+    with pytest.raises(InvalidArgument, match="unable to find backend"):
+        BackendRegistry().of(source(tmp_path, "..", backend_directory=str(tmp_path / "backends")))
+
+
+def test_given_backends_go_first(tmp_path: Path) -> None:
+    mine = BackendRegistry().get("python")
+    backends = BackendRegistry({"onnxruntime": mine})
+    assert backends.of(source(tmp_path, "onnxruntime")) is mine
+    assert backends.made() == [mine]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import BF16, BYTES, Array, deserialize_bytes_tensor, number_of, serialize_byte_tensor, triton_to_numpy_type
+from .dtypes import BYTES, Array, deserialize_bytes_tensor, number_of, serialize_byte_tensor, triton_to_numpy_type
 from .errors import TritonModelException
 
 _DLPACK_CPU = (1, 0)
@@ -76,18 +76,15 @@ class Tensor:
     # -- DLPack --------------------------------------------------------------------------------------------------------
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory. Raises `TritonModelException` for BYTES and BF16."""
+        """A DLPack capsule over the same memory. Raises `TritonModelException` for BYTES."""
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if self._number == BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        if self._number == BF16:
-            raise TritonModelException("DLPack of BF16 tensors is not supported yet; use as_numpy() with ml_dtypes.")
-        array = self.as_numpy()
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        return array.__dlpack__(stream=stream, **options)
+        from . import dlpack  # only now: most models never need it
+
+        return dlpack.export(self.as_numpy(), stream=stream, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DLPACK_CPU
@@ -97,36 +94,6 @@ class Tensor:
         """The tensor of a DLPack capsule or of an object with `__dlpack__`, sharing its memory."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        if type(tensor).__name__ == "PyCapsule":
-            source = _Capsule(tensor)
-        elif hasattr(tensor, "__dlpack__"):
-            source = tensor
-        else:
-            raise TritonModelException(
-                "Provided tensor is not supported. Tensor must be a DLPack capsule or have a `__dlpack__` attribute"
-            )
-        try:
-            array = np.from_dlpack(source)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise TritonModelException(
-                f"DLPack tensor '{name}' cannot be taken: {error}. Only tensors in host memory are supported yet."
-            ) from error
-        if not array.flags.c_contiguous:
-            raise TritonModelException(
-                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
-                "supported."
-            )
-        return Tensor(name, array)
+        from . import dlpack
 
-
-class _Capsule:
-    """What `numpy.from_dlpack` wants around a bare capsule. The capsule does not tell its device; NumPy checks it."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_options: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _DLPACK_CPU
+        return Tensor(name, dlpack.taken(name, tensor))

@@ -7,9 +7,9 @@ from executors.backends.python.startup_arguments import StartupArguments
 
 def test_the_stub_reads_back_what_the_executor_wrote() -> None:
     arguments = StartupArguments("m", "m_0:odd name", 7, 123)
-    command = arguments.command()
-    assert command[4] == "charonia-instance:m:m_0:odd name"
-    assert StartupArguments.of(command[4:]) == arguments
+    words = arguments.words()
+    assert words[0] == "charonia-instance:m:m_0:odd name"
+    assert StartupArguments.of(words) == arguments
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,49 @@ def test_what_dlpack_cannot_carry_is_refused() -> None:
         Tensor.from_dlpack("T", [1])
     with pytest.raises(TritonModelException, match=r"^DLPack tensor is not contiguous\."):
         Tensor.from_dlpack("T", np.arange(6).reshape(2, 3).T)
-    with pytest.raises(TritonModelException, match="BF16"):
-        Tensor("T", np.array([1], ml_dtypes.bfloat16)).to_dlpack()
     with pytest.raises(TritonModelException, match="empty string"):
         Tensor.from_dlpack("", np.zeros(1))
+
+
+def test_bf16_goes_through_dlpack() -> None:
+    array = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    taken = Tensor.from_dlpack("U", Tensor("T", array))
+    assert (taken.triton_dtype(), taken.shape()) == (14, [1, 2])
+    array[0, 0] = 3
+    assert taken.as_numpy().tolist() == [[3.0, -2.0]]
+    assert taken.encoded() == array.tobytes()
+
+
+def test_a_capsule_is_used_once() -> None:
+    for array in (np.zeros(2, np.float32), np.zeros(2, ml_dtypes.bfloat16)):
+        capsule = Tensor("T", array).to_dlpack()
+        Tensor.from_dlpack("U", capsule)
+        with pytest.raises(TritonModelException, match="DLPack tensor 'U' cannot be taken"):
+            Tensor.from_dlpack("U", capsule)
+
+
+def test_read_only_arrays_are_copied_for_dlpack() -> None:
+    array = np.frombuffer(b"\1\0\0\0", np.int32)
+    assert np.from_dlpack(Tensor("T", array)).tolist() == [1]
+
+
+def test_a_tensor_on_a_device_is_copied_to_the_host() -> None:
+    class OnDevice:
+        def __dlpack__(self) -> object:
+            raise AssertionError("its memory cannot be read here")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+        def cpu(self) -> object:
+            return np.array([4, 5])
+
+    assert Tensor.from_dlpack("T", OnDevice()).as_numpy().tolist() == [4, 5]
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for given in (torch.arange(6).reshape(2, 3), torch.tensor([1.5, 2.0], dtype=torch.bfloat16)):
+        tensor = Tensor.from_dlpack("T", given)
+        assert torch.equal(torch.from_dlpack(tensor), given)
+        assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), given)

@@ -1,0 +1,35 @@
+"""Which file holds the code of a model: its own `model.py`, or that of the python-based backend it names (P1, P20)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from charonia.backend import ModelSource
+
+OWN_BACKEND = "python"
+RUNTIME = "model.py"
+BACKEND_DIRECTORY = "backend-directory"
+"""The backend setting that holds `--backend-directory`."""
+
+
+def python_based(source: ModelSource) -> Path | None:
+    """The `model.py` that serves a model of another backend word: the version's, the model's, else the backend's own.
+
+    `None` when there is none of them.
+    """
+    word = source.config.backend
+    places = [source.version_directory, source.directory]
+    directory = source.backend_config.get(BACKEND_DIRECTORY, "")
+    if directory and word == Path(word).name and word not in (".", ".."):
+        places.append(Path(directory) / word)
+    for place in places:
+        if (place / RUNTIME).is_file():
+            return (place / RUNTIME).absolute()
+    return None
+
+
+def code_file(source: ModelSource) -> Path:
+    """The file to run; whether it exists is the model process's to say."""
+    if source.config.backend not in ("", OWN_BACKEND):
+        return python_based(source) or source.version_directory.absolute() / RUNTIME
+    return source.version_directory.absolute() / (source.config.default_model_filename or RUNTIME)
