@@ -120,6 +120,25 @@ async def test_a_log_that_lost_what_this_process_said_is_another_one(server: Pri
     await other.close()
 
 
+async def test_a_fact_that_was_deleted_as_needless_is_not_missed(server: PrivateServer, log: RedisLog) -> None:
+    needless = await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "e"))])
+    before = await log.epoch()
+    await log.delete_entries(keys.CONTROL, [needless])
+    exchange(server, lambda files: None)
+    assert await epoch_of(log) == before
+    # and what it says from then on is held against the log as ever
+    copy = server.state_dir / "copy"
+    exchange(server, lambda files: shutil.copytree(files, copy) and None)
+    await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "lost"))])
+
+    def rewind(files: Path) -> None:
+        shutil.rmtree(files)
+        copy.rename(files)
+
+    exchange(server, rewind)
+    assert await epoch_of(log) != before
+
+
 async def test_a_token_of_before_a_flush_is_worth_nothing_after_it(server: PrivateServer, log: RedisLog) -> None:
     """Somebody may sleep through a flush, wake up, and still believe that a model is his."""
     before = await log.take_ownership("m", "sleeper", "")

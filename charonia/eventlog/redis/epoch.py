@@ -28,17 +28,37 @@ class Epoch:
 
     def questions(self) -> list[Sequence[Argument]]:
         """To be asked on every connect."""
-        return [("XRANGE", keys.CONTROL, self._own or b"-", self._own or b"-")]
+        own = self._own or b"-"
+        return [("XRANGE", keys.CONTROL, own, own, "COUNT", 1), ("XINFO", "STREAM", keys.CONTROL)]
 
     def answered(self, answers: Sequence[Any]) -> None:
-        """Takes the answers. Control facts are never deleted from a log that is in use."""
-        if self._own and answers[0] == []:
+        """Takes the answers. Facts nobody needs are deleted (`compaction`), in the order of their ids more or less:
+        one that is not there is missed when nothing as young has been deleted.
+        """
+        found, about = answers
+        if self._own and found == []:
+            deleted = _deleted_up_to(about)
+            if stream_order(self._own) > stream_order(deleted):
+                self._rewinds += 1
             self._own = b""
-            self._rewinds += 1
 
     def name(self, value: bytes) -> str:
         """The epoch as this process knows it: another one after a rewind, too."""
         return f"{value.decode()}+{self._rewinds}" if self._rewinds else value.decode()
+
+
+def _deleted_up_to(about: Any) -> bytes:
+    """The youngest id ever deleted from a stream, by the answer to XINFO STREAM; an error is no such stream."""
+    if not isinstance(about, list):
+        return b"0-0"
+    deleted: bytes = dict(zip(about[::2], about[1::2], strict=True)).get(b"max-deleted-entry-id", b"0-0")
+    return deleted
+
+
+def stream_order(entry_id: bytes) -> tuple[int, int]:
+    """What ids are ordered by."""
+    time_ms, _, number = entry_id.partition(b"-")
+    return int(time_ms), int(number or 0)
 
 
 def new_epoch() -> str:

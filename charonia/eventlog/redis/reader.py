@@ -22,6 +22,7 @@ from charonia.tensors import Buffer
 
 from .address import Address
 from .connection import Connection
+from .epoch import stream_order
 from .packing import pack
 
 _logger = logging.getLogger(__name__)
@@ -180,10 +181,10 @@ class RedisReader:
             for following, info in zip(placed, replies, strict=True):
                 # an error: there is no such stream (any more)
                 last = START if isinstance(info, hiredis.ReplyError) else _last_id(info)
-                if _order(last) < _order(following.after):
+                if stream_order(last) < stream_order(following.after):
                     name = following.stream.decode(errors="replace")
                     _logger.warning("stream %s was rewound from %s to %s", name, following.after, last)
-                    following.began = min(following.began, last, key=_order)
+                    following.began = min(following.began, last, key=stream_order)
                     following.rewind()
             self._sweeping = False
             self._sweep()
@@ -315,8 +316,3 @@ class RedisReader:
 def _last_id(info: list[Any]) -> bytes:
     last: bytes = dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"]
     return last
-
-
-def _order(entry_id: bytes) -> tuple[int, int]:
-    time_ms, _, number = entry_id.partition(b"-")
-    return int(time_ms), int(number or 0)
