@@ -22,6 +22,7 @@ from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Entry, EventLog, StreamReader
 from charonia.events import (
     BatchDied,
+    BatchDiedInCompany,
     BatchFinished,
     BatchReturned,
     Fact,
@@ -30,6 +31,8 @@ from charonia.events import (
     RequestCancelled,
     RequestsEnded,
     RequestsMoved,
+    ResponsesBegun,
+    SlotFreed,
 )
 from charonia.models.catalog import ServedVersion
 from charonia.wire import BatchHeader
@@ -39,6 +42,7 @@ from .carriers import CarrierEntry, Deletions, carrier_of, requests_of
 from .dispatching import Dispatcher
 from .given import GivenBatches
 from .held_replies import HeldReplies
+from .interrupted import jobs_cut_short, without
 from .notes import Notes
 from .refusals import Refusals, Refused
 from .scheduling import observations as seen
@@ -112,6 +116,8 @@ class OwnedModel:
         self._refusals = Refusals(log, model, gone, self._request_settled)
         self._facts_after = START
         self._keeps_facts: bool | None = None
+        self.streams = self.streams_once = False
+        """Its requests may have several responses; they are not run again once one was seen."""
         self._policy_hash = ""
         self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
@@ -241,14 +247,18 @@ class OwnedModel:
             self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies))
         elif isinstance(fact, BatchReturned):
             self.batch_returned(fact.batch_id, fact.executor, fact.reason)
-        elif isinstance(fact, BatchDied):
+        elif isinstance(fact, BatchDied | BatchDiedInCompany):
             self.on_death(fact)
+        elif isinstance(fact, SlotFreed):
+            self.observe(seen.SlotFreed(fact.batch_id, fact.executor))
+        elif isinstance(fact, ResponsesBegun):
+            self.observe(seen.ResponsesBegun(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
             self.observe(seen.RequestCancelled(fact.id))
         elif isinstance(fact, RequestsEnded):
-            self._on_ended([fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)])
+            self._on_ended(_ids_of(fact.ids))
         elif isinstance(fact, RequestsMoved):
-            self._on_moved([fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)])
+            self._on_moved(_ids_of(fact.ids))
         elif isinstance(fact, QueueCommanded):
             self.observe(seen.QueueHeld(fact.action == "pause"))
         elif isinstance(fact, LaneOpened):
@@ -270,14 +280,17 @@ class OwnedModel:
         for job_id in waiting_jobs(requests):
             self.spawn(tell_returned(self.log, self.model, job_id, executor, reason))
 
-    def on_death(self, fact: BatchDied) -> None:
+    def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
         """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
-        ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
+        ids = frozenset(_ids_of(fact.ids))
         members = self.given.end(fact.batch_id)
         self.requests_settled([request for request in members if request.id not in ids])
         reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
         self._came_back(members, fact.executor, reason)
-        self.observe(seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, fact.blameless))
+        alone = isinstance(fact, BatchDied)
+        blameless = isinstance(fact, BatchDied) and fact.blameless
+        died = seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, blameless, not alone)
+        self.observe(died)
         self._refuse_unheld()
 
     def _on_ended(self, ids: list[bytes]) -> None:
@@ -298,6 +311,11 @@ class OwnedModel:
                     carrier.entry.remaining -= 1
                     self.windows.settled(carrier.entry)
 
+    def unwatched(self) -> list[seen.RequestQueued]:
+        """The requests that are not worth going on with once nobody reads their responses."""
+        # what answers once is soon done; what answers again and again may go on for ever
+        return self.scheduler.unended() if self.streams else self.scheduler.waiting()
+
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""
         records = [carrier_of(request).record for request in requests if request.state is not seen.RequestState.ENDED]
@@ -314,6 +332,8 @@ class OwnedModel:
         self._follow_facts(batching is not None and batching.preserve_ordering)
         if versions:
             newest = versions[max(versions)]
+            self.streams = newest.interface.decoupled
+            self.streams_once = self.streams and not newest.interface.repeatable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
                 self.observe(seen.PolicyChanged(newest.interface))
@@ -392,6 +412,9 @@ class OwnedModel:
                 self.requests_settled(settled)
                 if self.closed or decision.batch_id not in self.given:
                     return  # its executor was lost meanwhile
+                if self.streams_once and (cut := await jobs_cut_short(self.log, self.model, decision)):
+                    decision = without(decision, cut)
+                    await self._refusals.settle(cut)
                 self.given.replace(decision.batch_id, decision.requests)
                 if not decision.requests:
                     self.batch_finished(decision.batch_id, decision.executor)
@@ -468,3 +491,7 @@ class OwnedModel:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _ids_of(joined: bytes) -> list[bytes]:
+    return [joined[at : at + 16] for at in range(0, len(joined), 16)]

@@ -16,7 +16,7 @@ from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.events import FIELD_FACT, BatchDied
+from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, pack_fact
 from charonia.wire import FIELD_HEADER, BatchHeader
 
 from .carriers import requests_of
@@ -76,6 +76,15 @@ async def _restore_deaths(log: EventLog, owned: OwnedModel) -> None:
     while entries := await log.range(keys.facts(owned.model), after, _PAGE):
         for entry in entries:
             for fact in facts_of(entry):
-                if isinstance(fact, BatchDied):
+                if isinstance(fact, BatchDied | BatchDiedInCompany):
                     owned.on_death(fact)
         after = entries[-1].id
+
+
+async def ask_for_streams(log: EventLog, owned: OwnedModel) -> None:
+    """Have executors say again what they told the former owner of batches that they have still: freed slots, begun
+    responses. For models that answer more than once.
+    """
+    fact = pack_fact(OwnerChanged(owned.model))
+    for executor in owned.given.older_than(0):
+        await log.append(keys.batches(executor), [FIELD_FACT, fact])

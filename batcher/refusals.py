@@ -107,8 +107,9 @@ def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
     """What its caller reads."""
     if isinstance(decision, CondemnRequest):
         return CharoniaError.of(ErrorCode.INTERNAL, decision.message)
-    # E10; a cancellation has a code and no text (G26)
-    prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if decision.message else ""
+    # E10, of the scheduler's errors; a cancellation has a code and no text (G26)
+    told = decision.message and decision.reason != "BACKEND"
+    prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if told else ""
     return CharoniaError.of(decision.code, prefix + decision.message)
 
 

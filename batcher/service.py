@@ -15,7 +15,7 @@ from charonia.settings import BatcherSettings
 
 from . import ownership
 from .owned import OwnedModel
-from .recovery import recover
+from .recovery import ask_for_streams, recover
 from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
@@ -163,6 +163,8 @@ class BatcherService:
             self._routes[stream] = owned
         try:
             found = await recover(self._log, owned, remote)
+            if any(version.interface.decoupled for version in self._catalog.held(model).values()):
+                await ask_for_streams(self._log, owned)
         except BaseException:
             self._end(owned)
             raise
@@ -223,7 +225,7 @@ class BatcherService:
             else:
                 self._gone_endpoints.add(fact.incarnation)
                 for owned in self._owned.values():
-                    owned.drop_of_gone(owned.scheduler.waiting())
+                    owned.drop_of_gone(owned.unwatched())
             self._sweep_soon(_streams(fact))
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))

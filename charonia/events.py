@@ -201,6 +201,49 @@ class BatchDied:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDiedInCompany:
+    """A batch was with an instance that died, and so were others: nobody knows which of them it died of.
+
+    Fields as of `BatchDied`.
+    """
+
+    kind: ClassVar[str] = "batch_died_in_company"
+    executor: str
+    batch_id: str
+    reason: str
+    stderr: str = ""
+    instance: str = ""
+    ids: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """An instance takes the next batch although some of this one's requests have responses still to come."""
+
+    kind: ClassVar[str] = "slot_freed"
+    executor: str
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesBegun:
+    """The first responses of requests (`ids`, 16 bytes each, joined) become visible now, and more are to come."""
+
+    kind: ClassVar[str] = "responses_begun"
+    executor: str
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChanged:
+    """A new owner to an executor, in its batch stream: say again what is freed and begun of the model's batches."""
+
+    kind: ClassVar[str] = "owner_changed"
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsEnded:
     """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
 
@@ -283,6 +326,10 @@ Fact = (
     | QueueCommanded
     | RequestsRescheduled
     | LanesWeighed
+    | BatchDiedInCompany
+    | SlotFreed
+    | ResponsesBegun
+    | OwnerChanged
 )
 
 _BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}

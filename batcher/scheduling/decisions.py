@@ -9,8 +9,8 @@ from charonia.errors import ErrorCode
 
 from .observations import QueuedRequest
 
-RejectReason = Literal["REJECTED", "CANCELED", "OTHER"]
-"""The `reason` label of the failure counter (M1)."""
+RejectReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
+"""The `reason` label of the failure counter (M1). BACKEND: it ran, and its message has no prefix."""
 
 
 @dataclass(frozen=True, slots=True)

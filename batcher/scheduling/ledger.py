@@ -19,6 +19,7 @@ ENDED = RequestState.ENDED
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
 NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
+CUT_SHORT = "{why}, and the model is not declared repeatable (charonia.repeatable)"
 DEADLINE_PASSED = "Deadline exceeded before execution"
 DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 
@@ -26,13 +27,14 @@ DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 class RequestLedger:
     """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
 
-    __slots__ = ("batching", "due", "has_deadlines", "known", "levels", "model", "queued", "queueing")
+    __slots__ = ("batching", "due", "has_deadlines", "known", "levels", "model", "queued", "queueing", "repeatable")
 
     def __init__(self) -> None:
         self.model = ""
         self.batching: BatchRules | None = None
         """None until the first configuration is known."""
         self.queueing = QueueRules.of(None)
+        self.repeatable = False
         self.known: dict[bytes, QueuedRequest] = {}
         self.levels: dict[int, int] = {}
         self.queued = 0
@@ -44,6 +46,7 @@ class RequestLedger:
         """Whether the rules of this configuration differ from those before."""
         batching, queueing = BatchRules.of(interface), QueueRules.of(interface)
         self.model = interface.name
+        self.repeatable = interface.repeatable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
         return changed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from charonia.errors import ErrorCode, StreamInterrupted
+
 from .decisions import Decision
 from .fair_sharing import TurnRules
 from .kept_executors import KeptExecutors
-from .ledger import RequestLedger
+from .ledger import CUT_SHORT, RequestLedger
 from .model_version import Batch, ModelVersion
 from .observations import QueuedRequest, RequestState
 
@@ -72,11 +74,15 @@ class ModelState:
         if self.ledger.batching is not None and self.ledger.batching.preserve_ordering:
             request.lane = 0
 
-    def recall(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> tuple[Batch, list[QueuedRequest]]:
-        """A batch will not finish: it, and what is left of its requests."""
+    def recall(
+        self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]
+    ) -> tuple[Batch, list[QueuedRequest]]:
+        """A batch will not finish, `why`: it, and what is left of its requests.
+
+        A request that had responses ends here, unless its model is repeatable.
+        """
         batch = self.batches.pop(batch_id)
-        version = self.versions[batch.version]
-        version.instances.release(batch.executor)
+        version = self.free_slot(batch)
         if self.kept:
             self.released(batch)
         if batch.via_owner:
@@ -87,9 +93,20 @@ class ModelState:
             request.away_ns += now_ns - batch.dispatched_ns
             if request.due_ns:
                 self.ledger.due.disarm(request)
-            if self.ledger.admit(request, now_ns, decisions):
+            if request.responding and not request.settled and not self.ledger.repeatable:
+                message = StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message
+                self.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "BACKEND", decisions)
+            elif self.ledger.admit(request, now_ns, decisions):
                 left.append(request)
         return batch, left
+
+    def free_slot(self, batch: Batch) -> ModelVersion:
+        """The batch's instance is free, if it was not before."""
+        version = self.version(batch.version)
+        if not batch.freed:
+            batch.freed = True
+            version.instances.release(batch.executor)
+        return version
 
     def remove(self, request: QueuedRequest, state: RequestState = ENDED) -> None:
         """Take a request out of the queue; when that ends it, it is forgotten."""

@@ -26,6 +26,8 @@ class Batch:
     via_owner: bool
     suspects: Suspects | None = None
     """The group that runs by itself (`isolation`); None for an ordinary batch."""
+    freed: bool = False
+    """Its instance takes other batches although it is not finished."""
 
     @property
     def apart(self) -> bool:

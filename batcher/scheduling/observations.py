@@ -66,6 +66,8 @@ class RequestQueued:
     """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
     losses_apart: int = field(init=False, default=0, repr=False)
     """Executors lost while they had this request and nothing else of its model (`isolation`)."""
+    responding: bool = field(init=False, default=False, repr=False)
+    """A response of it is visible, and it has not ended: only a repeatable model is run again."""
 
 
 QueuedRequest = RequestQueued
@@ -130,7 +132,8 @@ class BatchDied:
     """A batch took its instance with it and its slot is free. `ids` are its requests without an outcome.
 
     `reason` is what a caller reads, `stderr` the instance's last lines. `blameless`: something else ended the instance.
-    Of a batch that a predecessor gave out, those of `ids` that wait are suspected.
+    Of a batch that a predecessor gave out, those of `ids` that wait are suspected. `in_company`: the instance had other
+    batches too, so that the culprit may be with them.
     """
 
     batch_id: str
@@ -139,6 +142,24 @@ class BatchDied:
     reason: str
     stderr: str = ""
     blameless: bool = False
+    in_company: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """A batch's instance takes the next one, while responses of this one are still to come."""
+
+    batch_id: str
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesBegun:
+    """First responses of these requests of a batch are visible."""
+
+    batch_id: str
+    executor: str
+    ids: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,4 +234,6 @@ Observation = (
     | RequestSettled
     | QueueHeld
     | VersionsAbandoned
+    | SlotFreed
+    | ResponsesBegun
 )

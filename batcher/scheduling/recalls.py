@@ -52,7 +52,7 @@ class Recalls:
             self._note_loss(since_ns, now_ns)
         for batch_id in [batch_id for batch_id, batch in state.batches.items() if batch.executor == event.executor]:
             if event.drained:
-                self.take_back(batch_id, now_ns, decisions)
+                self.take_back(batch_id, "its executor was stopped", now_ns, decisions)
             else:
                 self._lose_batch(batch_id, now_ns, decisions)
         self._counted = []
@@ -75,10 +75,10 @@ class Recalls:
         self._counted = None if together else mine
         self._lately.append((now_ns, mine))
 
-    def take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
+    def take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> None:
         """Nobody is to blame: the requests of a batch return to the front of their levels."""
         state = self._state
-        batch, left = state.recall(batch_id, now_ns, decisions)
+        batch, left = state.recall(batch_id, why, now_ns, decisions)
         if batch.suspects is not None:
             self._isolate(batch.version, left).add(left, apart=batch.apart, until_ns=batch.suspects.until_ns)
             return
@@ -98,10 +98,12 @@ class Recalls:
             if request.id not in event.ids:
                 request.settled = True
         if event.blameless:
-            self.take_back(event.batch_id, now_ns, decisions)
+            self.take_back(event.batch_id, event.reason, now_ns, decisions)
             return
-        _, left = state.recall(event.batch_id, now_ns, decisions)
-        if len(batch.requests) == 1:
+        _, left = state.recall(event.batch_id, event.reason, now_ns, decisions)
+        if event.in_company and len(batch.requests) == 1:
+            self._isolate(batch.version, left).add(left, apart=True)
+        elif len(batch.requests) == 1:
             for request in left:
                 state.ledger.condemn(request, event.reason, event.stderr, batch.executor, decisions)
         else:
@@ -117,13 +119,15 @@ class Recalls:
         left.sort(key=lambda request: request.order)
         for request in left:
             state.remove(request, DISPATCHED)
-        if len(event.ids) == 1:
+        if len(event.ids) == 1 and event.in_company:
+            self._isolate(left[0].version, left).add(left, apart=True)
+        elif len(event.ids) == 1:
             state.ledger.condemn(left[0], event.reason, event.stderr, event.executor, decisions)
         else:
             self._isolate(left[0].version, left).split(left, PARTS_AFTER_DEATH)
 
     def _lose_batch(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
-        batch, left = self._state.recall(batch_id, now_ns, decisions)
+        batch, left = self._state.recall(batch_id, "its executor was lost", now_ns, decisions)
         if batch.suspects is None or len(batch.requests) > 1:
             self._isolate(batch.version, left).split(left, PARTS_AFTER_LOSS)
         else:

@@ -41,6 +41,8 @@ from .observations import (
     RequestQueued,
     RequestSettled,
     RequestState,
+    ResponsesBegun,
+    SlotFreed,
     VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
@@ -134,6 +136,10 @@ class ModelScheduler:
         """The requests that wait, in no particular order."""
         return [r for r in self._state.ledger.known.values() if r.state in (QUEUED, DELAYED, SUSPECT)]
 
+    def unended(self) -> list[QueuedRequest]:
+        """All requests that have not ended, in no particular order."""
+        return list(self._state.ledger.known.values())
+
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""
         counts: dict[str, int] = {}
@@ -154,7 +160,11 @@ class ModelScheduler:
             case BatchReturned():
                 batch = self._state.batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
-                    self._recalls.take_back(event.batch_id, now_ns, decisions)
+                    self._recalls.take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
+            case SlotFreed():
+                self._free(event)
+            case ResponsesBegun():
+                self._begin(event)
             case BatchDied():
                 self._recalls.die(event, now_ns, decisions)
             case BatchLost():
@@ -243,14 +253,26 @@ class ModelScheduler:
         if ledger.due.armed:
             for request in batch.requests:
                 ledger.due.disarm(request)
-        version = state.versions[batch.version]
-        version.instances.release(batch.executor)
+        version = state.free_slot(batch)
         if state.kept:
             state.released(batch)
         if batch.via_owner:
             version.releases.finish(batch.first)
             state.held.add(event.batch_id)
         state.touch(batch.version)
+
+    def _free(self, event: SlotFreed) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        # what runs apart has its executor for itself until it has ended
+        if batch is not None and batch.executor == event.executor and not batch.apart:
+            self._state.free_slot(batch)
+            self._state.touch(batch.version)
+
+    def _begin(self, event: ResponsesBegun) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        if batch is not None and batch.executor == event.executor:
+            for request in batch.requests:
+                request.responding |= request.id in event.ids
 
     def _cancel(self, request_id: bytes, decisions: list[Decision]) -> None:
         request = self._state.ledger.known.get(request_id)

@@ -14,6 +14,7 @@ from protos import model_config_pb2 as pb
 from .scheduling import DynamicBatching
 
 DEFAULT_SCHEDULING = "default"
+REPEATABLE = "charonia.repeatable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,11 @@ class ModelInterface:
     def batching(self) -> bool:
         """Whether request tensors have a leading batch dimension (T7)."""
         return self.max_batch_size > 0
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a request whose first responses were seen may be run again from its beginning."""
+        return self.parameters.get(REPEATABLE, "").lower() == "true"
 
     @property
     def has_ragged_input(self) -> bool:

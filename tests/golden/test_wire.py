@@ -14,6 +14,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, InvalidRecord
 from charonia.events import (
     BatchDied,
+    BatchDiedInCompany,
     BatchFinished,
     BatchReturned,
     ExecutionUnwanted,
@@ -22,6 +23,7 @@ from charonia.events import (
     LanesWeighed,
     ModelRequested,
     ModelRequestFinished,
+    OwnerChanged,
     ProcessJoined,
     ProcessLeft,
     QueueCommanded,
@@ -30,6 +32,8 @@ from charonia.events import (
     RequestsEnded,
     RequestsMoved,
     RequestsRescheduled,
+    ResponsesBegun,
+    SlotFreed,
     VersionFailed,
     VersionLoaded,
     VersionStateChanged,
@@ -95,6 +99,10 @@ FACTS: list[Fact] = [
     QueueCommanded("pause"),
     LanesWeighed({"7": 3}),
     RequestsRescheduled("e-1", "owner-7-1", ID),
+    BatchDiedInCompany("e-1", "owner-7-1", "killed by signal 11", "last line", "m_0", ID),
+    SlotFreed("e-1", "owner-7-1"),
+    ResponsesBegun("e-1", "owner-7-1", ID),
+    OwnerChanged("m"),
 ]
 
 

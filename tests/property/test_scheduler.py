@@ -26,6 +26,8 @@ from batcher.scheduling.observations import (
     RequestCancelled,
     RequestQueued,
     RequestSettled,
+    ResponsesBegun,
+    SlotFreed,
     VersionServed,
     VersionWithdrawn,
 )
@@ -82,6 +84,7 @@ def interfaces(draw: st.DrawFn) -> ModelInterface:
         outputs={},
         scheduling="dynamic_batching" if block else "default",
         dynamic_batching=block,
+        parameters={"charonia.repeatable": "true"} if draw(st.booleans()) else {},
     )
 
 
@@ -112,6 +115,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.past_batches: list[tuple[str, str]] = []
         self.policy_changes = 0
         self.recovered: set[bytes] = set()
+        self.freed: set[str] = set()
+        self.responding: set[bytes] = set()
+        self.in_company = False
 
     @initialize(interface=interfaces(), prefetch=st.integers(0, 1), steady=st.integers(0, 3))
     def start(self, interface: ModelInterface, prefetch: int, steady: int) -> None:
@@ -235,12 +241,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.apply(self.scheduler.observe(BatchReturned(batch.batch_id, batch.executor), self.now_ns))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), blameless=st.booleans())
-    def die(self, data: st.DataObject, blameless: bool) -> None:
+    @rule(data=st.data(), blameless=st.booleans(), in_company=st.booleans())
+    def die(self, data: st.DataObject, blameless: bool, in_company: bool) -> None:
         batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
         ids = frozenset(request.id for request in batch.requests)
-        event = BatchDied(batch.batch_id, batch.executor, ids, "died", "", blameless)
+        self.in_company = in_company
+        event = BatchDied(batch.batch_id, batch.executor, ids, "died", "", blameless, in_company)
         self.apply(self.scheduler.observe(event, self.now_ns))
+        self.in_company = False
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        """An instance takes its next batch while responses of this one are still to come."""
+        batch = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        if batch.suspects != "apart":
+            self.freed.add(batch.batch_id)
+        self.apply(self.scheduler.observe(SlotFreed(batch.batch_id, batch.executor), self.now_ns))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        """First responses of some requests of a batch are seen."""
+        batch = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        if batch.requests:
+            begun = data.draw(st.sets(st.sampled_from([r.id for r in batch.requests])))
+            self.responding |= begun
+            event = ResponsesBegun(batch.batch_id, batch.executor, frozenset(begun))
+            self.apply(self.scheduler.observe(event, self.now_ns))
 
     @rule(held=st.sampled_from((False, False, True)))
     def hold(self, held: bool) -> None:
@@ -345,6 +373,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.check_reject(decision)
                 case CondemnRequest():
                     assert decision.request.id in self.rerun
+                    assert not self.in_company, "the culprit may be another"
                     self.end(decision.request.id, "condemned")
                 case StopExecution():
                     self.stopped.add(decision.request.id)
@@ -372,11 +401,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert slots, "an executor that does not serve the version"
         self.running[batch.batch_id] = batch
         mine = [b for b in self.running.values() if (b.executor, b.version) == (batch.executor, batch.version)]
-        assert len(mine) <= slots + self.prefetch
+        assert len([b for b in mine if b.batch_id not in self.freed]) <= slots + self.prefetch
         for request, attempt in zip(requests, batch.attempts, strict=True):
             assert request.id not in self.outcomes
             assert not request.deadline_ns or self.now_ns < request.deadline_ns
             assert request.id not in self.cancelled
+            assert request.id not in self.responding or self.may_repeat(), "two runs of one stream"
             assert attempt == self.attempts[request.id] + 1
             self.attempts[request.id] = attempt
             assert request.carrier == self.arrivals[request.id] or request.carrier is None
@@ -391,6 +421,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = rejection.request
         self.end(request.id, rejection.message or "cancelled")
         match rejection.code:
+            case ErrorCode.UNAVAILABLE if rejection.message.startswith("STREAM_INTERRUPTED: "):
+                assert rejection.reason == "BACKEND"
+                assert request.id in self.responding & self.rerun
+                assert not self.interface.repeatable
             case ErrorCode.CANCELLED:
                 assert request.id in self.cancelled
             case ErrorCode.DEADLINE_EXCEEDED:
@@ -403,6 +437,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             case _:
                 assert rejection.code is ErrorCode.INVALID_ARG
                 assert request.rows > max(1, self.interface.max_batch_size)
+
+    def may_repeat(self) -> bool:
+        return self.interface.repeatable or self.policy_changes > 0
 
     def check_wakeup(self) -> None:
         wakeup_ns = self.scheduler.next_wakeup()
