@@ -32,6 +32,9 @@ EXTENSIONS = (
 )
 """Server metadata's list, in this order (H4)."""
 
+EVERY_DEVICE = -2
+"""The device of a rate limit that holds for each device by itself (Q1)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
@@ -139,7 +142,11 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """One executor and the repository it serves. `backend_config` is backend -> key -> value ("" for all backends)."""
+    """One executor and the repository it serves. `backend_config` is backend -> key -> value ("" for all backends).
+
+    With `rate_limit`, executions are limited by the resources of their instance groups; `rate_limit_resources` is
+    (device, name) -> count (Q1). `host_policies` is policy -> setting -> value (C11).
+    """
 
     incarnation: str
     model_repository: tuple[str, ...] = ()
@@ -159,3 +166,6 @@ class ExecutorSettings:
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""
     hosts_batcher: bool = False
+    rate_limit: bool = False
+    rate_limit_resources: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    host_policies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

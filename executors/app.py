@@ -12,8 +12,10 @@ from charonia.telemetry import MetricsEndpoint
 from .devices import count_gpus
 from .loading import Loader
 from .metrics import ExecutorMetrics
+from .rate_limiter import RateLimiter
 from .registry import BackendRegistry
 from .service import ExecutorService
+from .turns import Turnstile
 
 
 def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings | None = None) -> ExecutorService:
@@ -24,6 +26,7 @@ def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings 
         auto_complete=not settings.disable_auto_complete_config,
         backend_config=settings.backend_config,
         retries=settings.model_load_retry_count,
+        turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
     )
     return ExecutorService(log, settings, log_settings or LogSettings(), loader=loader, metrics=ExecutorMetrics())
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
-from charonia.models.interface import ModelInterface
+from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.wire import RequestRecord
 
 from .accounting import Death, Executed
 from .assembly import Planner
 from .execution import Batch
 from .job import Job, died
+from .turns import Turns, Turnstile
 from .workers import TaskWorker, ThreadWorker
 
 Instance = BatchInstance | RequestInstance
@@ -36,7 +37,8 @@ class InstancePool:
     """The instances of one loaded version and their common queue. Made, used and closed in one event loop.
 
     A batch that a thread has run for `ceiling_s` (0: no limit) is handed to `on_hung`, once, and counts as finished
-    here: its thread is lost, so whoever listens must end the process soon.
+    here: its thread is lost, so whoever listens must end the process soon. With a `turnstile`, a rate limiter says when
+    an instance may take the next batch (Q1-Q4).
     """
 
     interface: ModelInterface
@@ -44,6 +46,7 @@ class InstancePool:
     create: Create
     ceiling_s: float = 0.0
     on_hung: Hung | None = None
+    turnstile: Turnstile | None = None
     planner: Planner = field(init=False)
     unfinished: int = 0
     _workers: list[ThreadWorker | TaskWorker] = field(default_factory=list)
@@ -51,9 +54,12 @@ class InstancePool:
     _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _watch: asyncio.Task[None] | None = None
+    _turns: Turns | None = None
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
+        if self.turnstile is not None:
+            self._turns = Turns(self.turnstile)
         self._idle.set()
 
     @property
@@ -61,14 +67,27 @@ class InstancePool:
         """Batches executed at once."""
         return sum(not worker.passive for worker in self._workers)
 
-    def add(self, spec: InstanceSpec, instance: Instance, *, passive: bool = False) -> None:
-        """Give a created instance a worker. A passive one (C8) is held but never given work."""
+    @property
+    def waiting_requests(self) -> int:
+        """Requests that wait for their instance's turn; 0 without a rate limiter (M2)."""
+        return self._turns.waiting_requests if self._turns is not None else 0
+
+    def add(self, spec: InstanceSpec, instance: Instance, group: InstanceGroup | None = None) -> None:
+        """Give a created instance of a group a worker. A passive one (C8) is held but never given work.
+
+        Raises `InvalidArgument` when the rate limiter could never let it execute (Q3).
+        """
+        group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
         worker: ThreadWorker | TaskWorker
         if isinstance(instance, BatchInstance):
-            worker = ThreadWorker(self, spec, instance, passive, self._blocking)
+            jobs = self._blocking if self._turns is None else queue.SimpleQueue()
+            worker = ThreadWorker(self, spec, instance, group.passive, jobs)
         else:
-            worker = TaskWorker(self, spec, instance, passive, self._cooperative)
+            own = self._cooperative if self._turns is None else asyncio.Queue()
+            worker = TaskWorker(self, spec, instance, group.passive, own)
         self._workers.append(worker)
+        if self._turns is not None:
+            self._turns.add(worker, group)
 
     def start(self) -> None:
         """Start taking work. All instances of a version are of one kind: a backend's."""
@@ -82,7 +101,9 @@ class InstancePool:
         """Queue a batch for the next free instance."""
         self.unfinished += 1
         self._idle.clear()
-        if self._workers and isinstance(self._workers[0], TaskWorker):
+        if self._turns is not None:
+            self._turns.submit(job)
+        elif self._workers and isinstance(self._workers[0], TaskWorker):
             self._cooperative.put_nowait(job)
         else:
             self._blocking.put(job)
@@ -116,6 +137,8 @@ class InstancePool:
         finally:
             if self._watch is not None:
                 self._watch.cancel()
+            if self._turns is not None:
+                self._turns.close()
 
     async def warm_up(
         self, batches: Sequence[Sequence[RequestRecord]]
@@ -147,9 +170,16 @@ class InstancePool:
             job.done(job, executed)
         finally:
             self._finished(1)
+            if self._turns is not None:
+                self._turns.finished(job, died=executed.death is not None)
+
+    def revived(self) -> None:
+        """A worker has an instance again."""
+        if self._turns is not None:
+            self._turns.look()
 
     def _take_queued(self) -> list[Job]:
-        taken: list[Job] = []
+        taken: list[Job] = [] if self._turns is None else self._turns.take_all()
         ends = 0
         with contextlib.suppress(queue.Empty):
             while True:

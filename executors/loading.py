@@ -25,6 +25,7 @@ from .accounting import Executed
 from .ceilings import max_execution_s
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
+from .turns import Turnstile
 from .warmup import warmup_records
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,10 @@ class Incarnation:
 
 
 class Loader:
-    """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value."""
+    """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
+
+    With a `turnstile`, executions are limited by the resources of their instance groups (Q1).
+    """
 
     def __init__(
         self,
@@ -64,12 +68,14 @@ class Loader:
         auto_complete: bool,
         backend_config: Mapping[str, Mapping[str, str]],
         retries: int = 0,
+        turnstile: Turnstile | None = None,
     ) -> None:
         self._registry = registry
         self._gpus = gpus
         self._auto_complete = auto_complete
         self._backend_config = backend_config
         self._retries = retries
+        self._turnstile = turnstile
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int]) -> ModelConfig:
         """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
@@ -110,7 +116,8 @@ class Loader:
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
         digest, labels = await asyncio.to_thread(_read, source, config)
-        pool = InstancePool(interface, version, backend.create_instance, max_execution_s(source))
+        ceiling_s = max_execution_s(source)
+        pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self._turnstile)
         try:
             await self._instances(backend, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
@@ -144,17 +151,18 @@ class Loader:
 
     async def _instances(self, backend: Backend, source: ModelSource, pool: InstancePool) -> None:
         wanted = [
-            (spec, group.passive)
-            for group in pool.interface.instance_groups
-            for spec in _specs(group, source, pool.interface)
+            (spec, group) for group in pool.interface.instance_groups for spec in _specs(group, source, pool.interface)
         ]
         made = await asyncio.gather(*(backend.create_instance(spec) for spec, _ in wanted), return_exceptions=True)
         failure: BaseException | None = None
-        for (spec, passive), instance in zip(wanted, made, strict=True):
+        for (spec, group), instance in zip(wanted, made, strict=True):
             if isinstance(instance, BaseException):
                 failure = failure or instance
-            else:
-                pool.add(spec, instance, passive=passive)
+                continue
+            try:
+                pool.add(spec, instance, group)
+            except CharoniaError as error:
+                failure = failure or error
         if failure is not None:
             raise failure
         if isinstance(made[0], RequestInstance) and (pool.interface.batch_inputs or pool.interface.scattered_outputs):

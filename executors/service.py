@@ -84,6 +84,11 @@ class ExecutorService:
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
         )
+        if settings.rate_limit:
+            metrics.waiting = lambda: [
+                (incarnation.model, incarnation.version, incarnation.pool.waiting_requests)
+                for incarnation in self._deployment.incarnations()
+            ]
         self._intake = Intake(
             log,
             self._me,

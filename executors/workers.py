@@ -50,6 +50,10 @@ class Worker(ABC):
         """Take batches from the pool's queue from now on."""
 
     @abstractmethod
+    def give(self, job: Job) -> None:
+        """One batch for this worker alone: its queue is its own (`turns`)."""
+
+    @abstractmethod
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         """One batch outside the queue. Raises `InstanceDied`."""
 
@@ -86,6 +90,7 @@ class Worker(ABC):
             try:
                 await self._create()
                 self.down = False
+                self._pool.revived()
                 return
             except Exception as error:
                 _log.error("instance %s cannot be made again: %s", self.spec.name, error)
@@ -118,6 +123,9 @@ class ThreadWorker(Worker):
         # a daemon: a native library that hangs must not keep the process from ending
         self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
         self._thread.start()
+
+    def give(self, job: Job) -> None:
+        self._jobs.put(job)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await asyncio.to_thread(self._execute, Batch(self._pool.planner, self._pool.version, records))
@@ -198,6 +206,9 @@ class TaskWorker(Worker):
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
+
+    def give(self, job: Job) -> None:
+        self._jobs.put_nowait(job)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await self._execute(Batch(self._pool.planner, self._pool.version, records))

@@ -49,8 +49,20 @@ class BatchInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceNeed:
+    """What each execution of a group's instances holds (C10): `count` of a resource of its device, or of all."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """Equal instances; `kind` is KIND_CPU, KIND_GPU or KIND_MODEL once resolved; `count` is for each of `gpus` (C8)."""
+    """Equal instances; `kind` is KIND_CPU, KIND_GPU or KIND_MODEL once resolved; `count` is for each of `gpus` (C8).
+
+    `resources` and `priority` matter when the executor limits rates (Q1-Q4); `priority` 0 counts as 1.
+    """
 
     name: str
     count: int
@@ -59,6 +71,8 @@ class InstanceGroup:
     profile: tuple[str, ...] = ()
     passive: bool = False
     host_policy: str = ""
+    resources: tuple[ResourceNeed, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +216,11 @@ def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
         profile=tuple(group.profile),
         passive=group.passive,
         host_policy=group.host_policy,
+        resources=tuple(
+            ResourceNeed(resource.name, resource.count, getattr(resource, "global"))
+            for resource in group.rate_limiter.resources
+        ),
+        priority=group.rate_limiter.priority,
     )
 
 

@@ -58,8 +58,6 @@ def _of_tensor(tensor: ModelInput | ModelOutput) -> Iterator[str]:
 
 def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
     for group in config.instance_group:
-        if group.rate_limiter.resources or group.rate_limiter.priority:
-            yield f"'rate_limiter' (instance group '{group.name}')"
         if group.secondary_devices:
             yield f"'secondary_devices' (instance group '{group.name}')"
         if group.profile and config.platform == _TENSORRT:

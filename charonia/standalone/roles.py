@@ -27,6 +27,7 @@ from charonia.options import Values
 from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
 from .cache_options import cache_options
+from .executor_options import host_policies, rate_limited, rate_limits
 from .logs import configure_logging
 
 _log = logging.getLogger(__name__)
@@ -417,4 +418,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         metrics_address=values["metrics_address"] or "127.0.0.1",
         metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
         hosts_batcher=values["with_batcher"],
+        rate_limit=rate_limited(values["rate_limit"]),
+        rate_limit_resources=rate_limits(values["rate_limit_resource"]),
+        host_policies=host_policies(values["host_policy"]),
     )

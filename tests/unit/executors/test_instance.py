@@ -14,13 +14,15 @@ import pytest
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unavailable
-from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNeed, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.accounting import Death, Executed
 from executors.execution import Batch
 from executors.instance import InstancePool
 from executors.job import Job
+from executors.rate_limiter import RateLimiter
+from executors.turns import Turnstile
 from protos.model_config_pb2 import ModelConfig
 
 MODEL = ModelInterface(
@@ -100,13 +102,15 @@ def record(value: float, number: int = 0, deadline_ns: int = 0) -> RequestRecord
 class Pool:
     """A pool and what comes out of it."""
 
-    def __init__(self, *instances: Any, create: Any = None, passive: bool = False, **fields: Any) -> None:
+    def __init__(
+        self, *instances: Any, create: Any = None, passive: bool = False, group: Any = None, **fields: Any
+    ) -> None:
         async def none(_spec: InstanceSpec) -> Any:
             raise Unavailable("no instance to be had")
 
         self.pool = InstancePool(MODEL, 1, create or none, **fields)
         for instance in instances:
-            self.pool.add(SPEC, instance, passive=passive)
+            self.pool.add(SPEC, instance, group or InstanceGroup("m", 1, "KIND_CPU", passive=passive))
         self.pool.start()
 
     def run(self, *values: float) -> asyncio.Future[Executed]:
@@ -352,3 +356,87 @@ async def test_a_cancel_reaches_the_run_and_keeps_the_rest_from_starting() -> No
     assert instance.runs == [4, 1]
     assert [bool(answer) for answer in executed.answers] == [True] * 4 + [False] * 4 + [True]
     await under.pool.close()
+
+
+# -- with a rate limiter -----------------------------------------------------------------------------------------------
+
+
+class Limited:
+    """Pools whose instances share resources, and gates that hold executions where they are."""
+
+    def __init__(self) -> None:
+        self.turnstile = Turnstile(RateLimiter())
+        self.pools: list[Pool] = []
+
+    def pool(self, *needs: ResourceNeed, instances: Sequence[Any], priority: int = 0, create: Any = None) -> Pool:
+        group = InstanceGroup("m", len(instances), "KIND_CPU", resources=needs, priority=priority)
+        under = Pool(*instances, create=create, group=group, turnstile=self.turnstile)
+        self.pools.append(under)
+        return under
+
+    async def close(self) -> None:
+        for under in self.pools:
+            await under.pool.close()
+        assert self.turnstile.limiter.counts() == {}
+
+
+async def test_executions_of_two_models_that_share_a_resource_exclude_each_other() -> None:
+    gate = threading.Event()
+    limited = Limited()
+    first = limited.pool(ResourceNeed("r", 1), instances=[Doubling(gate)])
+    second = limited.pool(ResourceNeed("r", 1), instances=[DoublingRequests(), DoublingRequests()])
+    held = first.run(1)
+    waiting = [second.run(value) for value in (2, 3, 4)]
+    await asyncio.sleep(0)
+    assert second.pool.waiting_requests == 3
+    assert limited.turnstile.limiter.used() == {(0, "r"): 1}
+    assert not any(future.done() for future in waiting)
+    gate.set()
+    answered = [values([unpack_response(a) for a in (await future).answers]) for future in (held, *waiting)]
+    assert answered == [[2], [4], [6], [8]]
+    assert second.pool.waiting_requests == 0
+    assert limited.turnstile.limiter.used() == {}
+    await limited.close()
+
+
+async def test_an_instance_that_died_gives_its_resources_back_and_another_takes_its_batches() -> None:
+    limited = Limited()
+    come_back = asyncio.Event()
+
+    async def create(_spec: InstanceSpec) -> Any:
+        await come_back.wait()
+        return Doubling()
+
+    under = limited.pool(ResourceNeed("r", 1), instances=[Doubling()], create=create)
+    other = limited.pool(ResourceNeed("r", 1), instances=[Doubling()])
+    died = under.run(DEADLY)
+    waits = under.run(5)
+    assert (await died).death is not None
+    assert values(await other.submit(7)) == [14]  # nothing is held by the dead
+    assert not waits.done()
+    come_back.set()
+    assert values([unpack_response(a) for a in (await waits).answers]) == [10]
+    await limited.close()
+
+
+async def test_what_waits_for_its_turn_can_be_taken_back() -> None:
+    gate = threading.Event()
+    limited = Limited()
+    blocker = limited.pool(ResourceNeed("r", 1), instances=[Doubling(gate)])
+    under = limited.pool(ResourceNeed("r", 1), instances=[Doubling()])
+    held = blocker.run(1)
+    jobs = [under.run_job([record(value)])[0] for value in (1, 2)]
+    assert under.pool.take_back() == jobs
+    await under.pool.idle()
+    gate.set()
+    await held
+    assert values(await under.submit(3)) == [6]
+    await limited.close()
+
+
+async def test_a_pool_whose_needs_cannot_be_met_is_refused() -> None:
+    limited = Limited()
+    limited.pool(ResourceNeed("r", 1), instances=[Doubling()])
+    with pytest.raises(InvalidArgument, match="both global and device-specific"):
+        limited.pool(ResourceNeed("r", 1, True), instances=[Doubling()])
+    await limited.close()

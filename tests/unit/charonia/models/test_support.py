@@ -18,10 +18,6 @@ CASES = [
         "'is_non_linear_format_io' (tensor 'x') is not supported yet",
     ),
     (
-        "instance_group { name: 'g' rate_limiter { resources { name: 'r' count: 1 } } }",
-        "'rate_limiter' (instance group 'g') is not supported yet",
-    ),
-    (
         "instance_group { name: 'g' secondary_devices { } }",
         "'secondary_devices' (instance group 'g') is not supported yet",
     ),
