@@ -129,6 +129,7 @@ async def test_a_fact_that_was_deleted_as_needless_is_not_missed(server: Private
     # and what it says from then on is held against the log as ever
     copy = server.state_dir / "copy"
     exchange(server, lambda files: shutil.copytree(files, copy) and None)
+    assert await epoch_of(log) == before
     await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "lost"))])
 
     def rewind(files: Path) -> None:
