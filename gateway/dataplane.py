@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from charonia import keys
 from charonia.calls.admission import Admitted
-from charonia.clock import wall_ns
+from charonia.calls.packing import request_record
+from charonia.calls.payloads import Payloads
 from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
@@ -21,12 +22,11 @@ from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import ServedVersion
 from charonia.settings import GatewaySettings
-from charonia.wire import FLAG_JOURNALLED, Reference, ResponseRecord, pack_request
+from charonia.wire import FLAG_JOURNALLED, ResponseRecord
 
 from .coalescing import AppendCounts, Coalescer
 from .deadlines import Deadlines
 from .delivery import DeliveryOptions
-from .payloads import Payloads
 from .pending import Ids, PendingMap
 from .splicing import Visible, declares_repeatable
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
@@ -244,33 +244,6 @@ class DataPlane:
         task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def request_record(
-    request_id: bytes,
-    endpoint: bytes,
-    request: InferenceRequest,
-    admitted: Admitted,
-    level: int,
-    flags: int,
-    reference: Reference | None = None,
-) -> bytes:
-    """The wire form of an admitted request, accepted now. With a `reference` its tensor bytes are there."""
-    return pack_request(
-        request_id,
-        endpoint,
-        request.id.encode() if request.id else b"",
-        admitted.meta,
-        [t.data for t in request.inputs],
-        rows=admitted.rows,
-        signature=admitted.signature,
-        level=level,
-        accepted_ns=wall_ns(),
-        deadline_ns=request.deadline_ns,
-        timeout_us=request.timeout_us,
-        flags=flags,
-        reference=reference,
-    )
 
 
 def shed(error: CharoniaError) -> CharoniaError:

@@ -14,6 +14,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.calls.admission import Admitted
+from charonia.calls.packing import request_record
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
 from charonia.eventlog.port import EventLog
@@ -23,7 +24,7 @@ from charonia.models.catalog import Catalog, ServedVersion
 from charonia.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 
-from .dataplane import DataPlane, request_record, shed
+from .dataplane import DataPlane, shed
 from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 from .endings import Ending, end_requests
 from .idempotency import check_key, key_digest, request_digest

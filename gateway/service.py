@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
+from charonia.calls.model_control import ModelControl
+from charonia.calls.payloads import Payloads
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
@@ -29,7 +31,6 @@ from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.wire import ResponseRecord
 
 from .caching import cachable, rules_of
-from .controlplane import ModelControl
 from .dataplane import DataPlane
 from .deadlines import check_deadline
 from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
@@ -43,7 +44,6 @@ from .handler import (
 )
 from .jobs import Jobs
 from .metrics import GatewayMetrics, RequestCounts, failure_reason
-from .payloads import Payloads
 from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
 from .response_cache import ResponseCache

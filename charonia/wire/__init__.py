@@ -5,8 +5,8 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
 add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
 
-    request   header | endpoint | client id | sequence | meta [version, content hash, inputs, outputs, parameters] |
-              tensor bytes
+    request   header | endpoint | client id | sequence | lineage | meta [version, content hash, inputs, outputs,
+              parameters] | tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | place | meta [model, version, outputs, parameters] or error text | tensor bytes
 
@@ -23,11 +23,13 @@ from charonia.errors import InvalidRecord
 
 from .batches import BatchHeader
 from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, record_fields, records_of
+from .lineages import Lineage
 from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
 from .references import BLOB, FILE, Reference
 from .requests import (
     FLAG_JOB,
     FLAG_JOURNALLED,
+    FLAG_LINEAGE,
     FLAG_REFERENCE,
     FLAG_REPLY_BY_REFERENCE,
     MAX_CLIENT_ID_BYTES,
@@ -63,6 +65,7 @@ __all__ = [
     "FLAG_FINAL",
     "FLAG_JOB",
     "FLAG_JOURNALLED",
+    "FLAG_LINEAGE",
     "FLAG_PLACED",
     "FLAG_REFERENCE",
     "FLAG_REPLY_BY_REFERENCE",
@@ -73,6 +76,7 @@ __all__ = [
     "BatchHeader",
     "BatchPlaces",
     "InvalidRecord",
+    "Lineage",
     "Reference",
     "RequestMeta",
     "RequestRecord",

@@ -1,4 +1,4 @@
-"""Request records: header | endpoint | client id | sequence | meta | tensor bytes.
+"""Request records: header | endpoint | client id | sequence | lineage | meta | tensor bytes.
 
 Meta is [version, content hash, inputs, outputs, parameters].
 """
@@ -16,6 +16,7 @@ from charonia.errors import InvalidRecord
 from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 
+from .lineages import Lineage
 from .places import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
@@ -42,6 +43,8 @@ FLAG_REFERENCE = 4
 """The tensor bytes lie elsewhere: in their place stands a `Reference`."""
 FLAG_REPLY_BY_REFERENCE = 8
 """Who waits for the answer reads the payload directory of the executors: large answers may lie there."""
+FLAG_LINEAGE = 16
+"""The record has a `Lineage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class RequestRecord:
     reference: Reference | None = None
     """Where the tensor bytes are; `data` is empty until they have been fetched."""
     sequence: SequenceMark | None = None
+    lineage: Lineage | None = None
 
     @property
     def is_job(self) -> bool:
@@ -142,6 +146,7 @@ def pack_request(
     flags: int = 0,
     reference: Reference | None = None,
     sequence: SequenceMark | None = None,
+    lineage: Lineage | None = None,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
@@ -152,6 +157,10 @@ def pack_request(
         flags |= FLAG_REFERENCE
         data = (reference.pack(),)
     mark = b"" if sequence is None else sequence.pack()
+    descent = b""
+    if lineage is not None:
+        flags |= FLAG_LINEAGE
+        descent = lineage.pack()
     header = _REQUEST.pack(
         WIRE_VERSION,
         flags,
@@ -167,7 +176,7 @@ def pack_request(
         level,
         signature,
     )
-    return b"".join((header, endpoint, client_id, mark, packed, *data))
+    return b"".join((header, endpoint, client_id, mark, descent, packed, *data))
 
 
 def unpack_request(record: Buffer) -> RequestRecord:
@@ -196,7 +205,10 @@ def unpack_request(record: Buffer) -> RequestRecord:
     at = _REQUEST.size
     endpoint_end = at + endpoint_length
     client_end = endpoint_end + client_id_length
-    meta_at = client_end + mark_length
+    mark_end = meta_at = client_end + mark_length
+    lineage = None
+    if flags & FLAG_LINEAGE:
+        lineage, meta_at = Lineage.unpack(view, mark_end)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
@@ -237,7 +249,8 @@ def unpack_request(record: Buffer) -> RequestRecord:
         record,
         flags,
         reference,
-        SequenceMark.unpack(bytes(raw[client_end:meta_at])) if mark_length else None,
+        SequenceMark.unpack(bytes(raw[client_end:mark_end])) if mark_length else None,
+        lineage,
     )
 
 

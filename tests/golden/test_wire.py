@@ -47,7 +47,11 @@ from charonia.wire import (
     FILE,
     FLAG_JOB,
     BatchHeader,
+<<<<<<< HEAD
     BatchPlaces,
+=======
+    Lineage,
+>>>>>>> d7cdf43 (Call models from processes that are no gateways)
     Reference,
     SequenceMark,
     SequencePlace,
@@ -73,8 +77,12 @@ PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
 REFERENCE = Reference(FILE, "g-1/0a1b", sum(len(t.data) for t in INPUTS))
 ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
 MARK = SequenceMark("call-é", start=True)
+<<<<<<< HEAD
 SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
 PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
+=======
+LINEAGE = Lineage((("à", ID), ("b", ID)), "tenant")
+>>>>>>> d7cdf43 (Call models from processes that are no gateways)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
 
@@ -133,21 +141,34 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-of-sequence.hex": pack_request(
             ID, b"g-1", b"", meta, [t.data for t in INPUTS], rows=2, signature=1, level=0, accepted_ns=11, sequence=MARK
         ),
+<<<<<<< HEAD
         "wire/v1-request-of-scoped-sequence.hex": pack_request(
             ID,
             b"",
+=======
+        "wire/v1-request-of-call.hex": pack_request(
+            ID,
+            b"e-1",
+>>>>>>> d7cdf43 (Call models from processes that are no gateways)
             b"",
             meta,
             [t.data for t in INPUTS],
             rows=2,
             signature=1,
             level=0,
+<<<<<<< HEAD
             accepted_ns=1,
             sequence=SCOPED_MARK,
         ),
         "wire/v1-batch-header-of-sequences.hex": SEQUENCES_HEADER.pack(),
         "wire/v1-sequence-about.hex": ABOUT.pack(),
         "wire/v1-sequence-state.hex": STATE.pack(),
+=======
+            accepted_ns=11,
+            sequence=MARK,
+            lineage=LINEAGE,
+        ),
+>>>>>>> d7cdf43 (Call models from processes that are no gateways)
         "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
         "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),

@@ -11,7 +11,7 @@ from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_f
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.keys import CONTROL
 from charonia.settings import GatewaySettings
-from gateway.controlplane import check_model_name
+from charonia.calls.model_control import check_model_name
 from gateway.service import GatewayService, parse_version
 
 

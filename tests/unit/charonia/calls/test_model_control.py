@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from charonia import keys
+from charonia.calls.model_control import ModelControl
 from charonia.errors import InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory import MemoryLog
@@ -20,7 +21,6 @@ from charonia.events import (
     RepositoryScanned,
     pack_fact,
 )
-from gateway.controlplane import ModelControl
 
 
 async def tell(log: MemoryLog, *facts: Fact) -> None:

@@ -1,6 +1,6 @@
 """Sends large tensors beside the log and takes large answers from there (design section 2).
 
-Only for keyless synchronous requests: what outlives its caller must be in the log itself. A gateway that shares the
+Only for keyless synchronous requests: what outlives its caller must be in the log itself. A caller that shares the
 payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so
 that batchers need not carry them. What was lent ends with the request, whoever answered it.
 """
@@ -24,11 +24,11 @@ _SWEEP_S = 60.0
 _SWEPT_AFTER_S = 120.0
 """Longer than any lease: a process that has just made its directory has not joined yet."""
 _BLOB_TTL_S = 86_400
-"""For blobs whose gateway died: no queue holds a synchronous request for longer."""
+"""For blobs whose caller died: no queue holds a synchronous request for longer."""
 
 
 class Payloads:
-    """The large payloads of one gateway. `processes` is the catalog's table of who has joined."""
+    """The large payloads of one caller, be it a gateway. `processes` is the catalog's table of who has joined."""
 
     def __init__(self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined]) -> None:
         self._log = log

@@ -1,0 +1,38 @@
+"""From an admitted request to the record that enters the log."""
+
+from __future__ import annotations
+
+from charonia.clock import wall_ns
+from charonia.inference import InferenceRequest
+from charonia.wire import Lineage, Reference, pack_request
+
+from .admission import Admitted
+
+
+def request_record(
+    request_id: bytes,
+    endpoint: bytes,
+    request: InferenceRequest,
+    admitted: Admitted,
+    level: int,
+    flags: int,
+    reference: Reference | None = None,
+    lineage: Lineage | None = None,
+) -> bytes:
+    """The wire form of an admitted request, accepted now. With a `reference` its tensor bytes are there."""
+    return pack_request(
+        request_id,
+        endpoint,
+        request.id.encode() if request.id else b"",
+        admitted.meta,
+        [t.data for t in request.inputs],
+        rows=admitted.rows,
+        signature=admitted.signature,
+        level=level,
+        accepted_ns=wall_ns(),
+        deadline_ns=request.deadline_ns,
+        timeout_us=request.timeout_us,
+        flags=flags,
+        reference=reference,
+        lineage=lineage,
+    )

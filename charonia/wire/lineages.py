@@ -1,0 +1,57 @@
+"""Whose request a request is part of: the `lineage` part of a record that a model or an ensemble made, not a client."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import msgpack
+
+from charonia.errors import InvalidRecord
+from charonia.tensors import Buffer
+
+_LENGTH = struct.Struct("<H")
+
+Ancestor = tuple[str, bytes]
+"""(model, request id of 16 bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """`ancestors` are the requests that wait for this one, outermost first; `tenant` is whose they are, "" if nobody's.
+
+    A request whose caller is a client has no ancestors, and a lineage only where its tenant must be known further on.
+    """
+
+    ancestors: tuple[Ancestor, ...] = ()
+    tenant: str = ""
+
+    def with_child(self, model: str, request_id: bytes) -> Lineage:
+        """The lineage of what the request of this lineage calls; `model` and `request_id` are its own."""
+        return Lineage((*self.ancestors, (model, request_id)), self.tenant)
+
+    def path(self, model: str) -> str:
+        """The models from the outermost caller down to `model`, for people: `a -> b -> a`."""
+        return " -> ".join([*[name for name, _ in self.ancestors], model])
+
+    def pack(self) -> bytes:
+        """With its length before it. Raises `InvalidRecord` for one of more than 64 KB."""
+        packed = bytes(msgpack.packb([self.ancestors, self.tenant]))
+        if len(packed) > 0xFFFF:
+            raise InvalidRecord(f"a lineage of {len(self.ancestors)} requests is too long for a record")
+        return _LENGTH.pack(len(packed)) + packed
+
+    @staticmethod
+    def unpack(data: Buffer, at: int) -> tuple[Lineage, int]:
+        """The lineage that begins at `at`, and where it ends. Raises `InvalidRecord`."""
+        try:
+            end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+            ancestors, tenant, *_ = msgpack.unpackb(bytes(data[at + _LENGTH.size : end]), use_list=False)
+            valid = type(tenant) is str and all(
+                type(model) is str and type(request_id) is bytes for model, request_id in ancestors
+            )
+        except Exception as error:
+            raise InvalidRecord(f"the lineage of a request cannot be read: {error}") from None
+        if not valid:
+            raise InvalidRecord("the lineage of a request has a field of another type")
+        return Lineage(ancestors, tenant), end
