@@ -216,30 +216,36 @@ class BatcherService:
         elif isinstance(fact, RepositoryScanned):
             if fact.ready:
                 self._consider_all()  # what its start-up load did not bring will not come any more
-        elif not isinstance(fact, ProcessLeft):
-            return
-        elif _streams(fact):
-            if fact.role == "executor":
-                for owned in self._owned.values():
-                    owned.on_executor_lost(fact.incarnation, drained=fact.reason == "drained")
-            else:
-                self._gone_endpoints.add(fact.incarnation)
-                for owned in self._owned.values():
-                    owned.drop_of_gone(owned.unwatched())
-            self._sweep_soon(_streams(fact))
+        elif isinstance(fact, ProcessLeft):
+            self._on_left(fact)
+
+    def _on_left(self, fact: ProcessLeft) -> None:
+        if fact.role == "executor":
+            for owned in self._owned.values():
+                owned.on_executor_lost(fact.incarnation, drained=fact.reason == "drained")
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             for model in list(self._owned):
                 self._drop(model)
-        else:
+            return
+        if streams := _streams(fact):
+            self._gone_endpoints.add(fact.incarnation)
+            for owned in self._owned.values():
+                owned.drop_of_gone(owned.unwatched())
+            self._sweep_soon(streams)
+        if fact.role == "batcher":
             self._consider_all()
 
     async def _find_gone(self, endpoints: set[str]) -> None:
-        """Gateways that queued requests name and that left before this batcher could hear of it."""
+        """Callers that queued requests name and that left before this batcher could hear of it."""
         unheard = sorted(endpoints - self._gone_endpoints - self._catalog.processes.keys())
-        if unheard:
-            alive = await self._log.alive("gateway", unheard)
-            gone = [endpoint for endpoint, lives in zip(unheard, alive, strict=True) if not lives]
+        by_role: dict[str, list[str]] = {}
+        for endpoint in unheard:
+            prefix = endpoint.partition("-")[0]  # an incarnation begins with its role
+            by_role.setdefault(prefix if prefix in ("executor", "batcher") else "gateway", []).append(endpoint)
+        for role, of_role in by_role.items():
+            alive = await self._log.alive(role, of_role)
+            gone = [endpoint for endpoint, lives in zip(of_role, alive, strict=True) if not lives]
             self._gone_endpoints.update(gone)
             self._sweep_soon([keys.replies(endpoint) for endpoint in gone])
 
@@ -294,7 +300,8 @@ class BatcherService:
 
 
 def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
-    """The streams whose one reader is this process."""
-    if fact.role == "gateway":
-        return [keys.replies(fact.incarnation)]
-    return [keys.batches(fact.incarnation)] if fact.role == "executor" else []
+    """The streams whose one reader is this process: answers to what it or its models asked, and its batches."""
+    answers = keys.replies(fact.incarnation)
+    if fact.role == "executor":
+        return [keys.batches(fact.incarnation), answers]
+    return [answers] if fact.role in ("gateway", "batcher") else []

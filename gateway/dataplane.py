@@ -15,6 +15,7 @@ from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.packing import request_record
 from charonia.calls.payloads import Payloads
+from charonia.calls.splicing import Visible, declares_repeatable
 from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
@@ -22,13 +23,12 @@ from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import ServedVersion
 from charonia.settings import GatewaySettings
-from charonia.wire import FLAG_JOURNALLED, ResponseRecord
+from charonia.wire import FLAG_JOURNALLED, Reference, ResponseRecord
 
 from .coalescing import AppendCounts, Coalescer
 from .deadlines import Deadlines
 from .delivery import DeliveryOptions
 from .pending import Ids, PendingMap
-from .splicing import Visible, declares_repeatable
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
 from .waiters import StreamWaiter, Waiter
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 
 from charonia import failpoints
+from charonia.calls.splicing import Visible
 from charonia.errors import (
     CharoniaError,
     InvalidRecord,
@@ -27,7 +28,6 @@ from charonia.wire import Reference, ResponseRecord, records_of, unpack_response
 
 from .job_outcomes import job_outcome
 from .request_rules import SERVER_EXITING
-from .splicing import Visible
 from .waiters import Held, StreamWaiter, Waiter
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from charonia.calls.splicing import Visible
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted
 from charonia.wire import ResponseRecord
-
-from .splicing import Visible
 
 _RECORD_BYTES = 512
 """What a held response costs beside its tensors."""

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from charonia.errors import Cancelled, CharoniaError
+from charonia.errors import Cancelled, CharoniaError, StreamInterrupted
 from charonia.wire import Reference, ResponseRecord
+
+from .splicing import Visible
 
 
 @dataclass(slots=True)
@@ -24,15 +26,15 @@ class HeldBytes:
 class Call:
     """Made by `Caller.open`. Read it to its end, or `cancel` it: answers that nobody reads are held for ever.
 
-    `on_end` is told once, when nothing more will come.
+    `on_end` is told once, when nothing more will come. `repeatable`: the model says so of itself.
     """
 
     __slots__ = (
         "_answers",
         "_failure",
         "_held",
-        "_next_index",
         "_on_end",
+        "_visible",
         "_waiting",
         "accepted",
         "ended",
@@ -46,7 +48,14 @@ class Call:
     )
 
     def __init__(
-        self, model: str, request_id: bytes, size_bytes: int, held: HeldBytes, on_end: Callable[[Call], None]
+        self,
+        model: str,
+        request_id: bytes,
+        size_bytes: int,
+        held: HeldBytes,
+        on_end: Callable[[Call], None],
+        *,
+        repeatable: bool = False,
     ) -> None:
         self.model = model
         self.id = request_id
@@ -60,7 +69,7 @@ class Call:
         self.lent: Reference | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._held = held
-        self._next_index = 0
+        self._visible = Visible(repeatable=repeatable)
         self._answers: deque[tuple[ResponseRecord, int]] = deque()
         self._failure: CharoniaError | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -71,7 +80,7 @@ class Call:
         """The next answer, None after the last. An answer may be an error of the model (`ResponseRecord.error`).
 
         One task reads. Raises what kept the call from being answered: `LogUnavailable`, `ResourceExhausted`,
-        `DeadlineExceeded`, `Cancelled`.
+        `DeadlineExceeded`, `StreamInterrupted`, `Cancelled`.
         """
         while not self._answers:
             if self.ended:
@@ -107,9 +116,12 @@ class Call:
         if self.ended:
             return False
         if answer.place is not None:
-            if answer.place[1] < self._next_index:
-                return False
-            self._next_index = answer.place[1] + 1
+            try:
+                if not self._visible.admits(answer.place, final=answer.final):
+                    return False
+            except StreamInterrupted as error:
+                self.fail(error, unwanted=not answer.final)
+                return True
         self._answers.append((answer, size_bytes))
         self._held.count += size_bytes
         if answer.final:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.calls.splicing import Visible
 from charonia.errors import StreamInterrupted
-from gateway.splicing import Visible
 
 Place = tuple[int, int]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.calls.model_control import check_model_name
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.memory import MemoryLog
@@ -11,7 +12,6 @@ from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_f
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.keys import CONTROL
 from charonia.settings import GatewaySettings
-from charonia.calls.model_control import check_model_name
 from gateway.service import GatewayService, parse_version
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.calls.splicing import Visible, declares_repeatable
 from charonia.errors import ErrorCode, StreamInterrupted
-from gateway.splicing import Visible, declares_repeatable
 
 
 @pytest.mark.parametrize(("text", "declared"), [("true", True), ("1", True), ("false", False), ("", False)])
