@@ -47,11 +47,8 @@ from charonia.wire import (
     FILE,
     FLAG_JOB,
     BatchHeader,
-<<<<<<< HEAD
     BatchPlaces,
-=======
     Lineage,
->>>>>>> d7cdf43 (Call models from processes that are no gateways)
     Reference,
     SequenceMark,
     SequencePlace,
@@ -77,12 +74,9 @@ PARAMETERS = {"text": "v", "count": 3, "flag": True, "ratio": 0.5}
 REFERENCE = Reference(FILE, "g-1/0a1b", sum(len(t.data) for t in INPUTS))
 ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
 MARK = SequenceMark("call-é", start=True)
-<<<<<<< HEAD
 SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
 PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
-=======
 LINEAGE = Lineage((("à", ID), ("b", ID)), "tenant")
->>>>>>> d7cdf43 (Call models from processes that are no gateways)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
 
@@ -141,34 +135,34 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-of-sequence.hex": pack_request(
             ID, b"g-1", b"", meta, [t.data for t in INPUTS], rows=2, signature=1, level=0, accepted_ns=11, sequence=MARK
         ),
-<<<<<<< HEAD
         "wire/v1-request-of-scoped-sequence.hex": pack_request(
             ID,
             b"",
-=======
-        "wire/v1-request-of-call.hex": pack_request(
-            ID,
-            b"e-1",
->>>>>>> d7cdf43 (Call models from processes that are no gateways)
             b"",
             meta,
             [t.data for t in INPUTS],
             rows=2,
             signature=1,
             level=0,
-<<<<<<< HEAD
             accepted_ns=1,
             sequence=SCOPED_MARK,
         ),
-        "wire/v1-batch-header-of-sequences.hex": SEQUENCES_HEADER.pack(),
-        "wire/v1-sequence-about.hex": ABOUT.pack(),
-        "wire/v1-sequence-state.hex": STATE.pack(),
-=======
+        "wire/v1-request-of-call.hex": pack_request(
+            ID,
+            b"e-1",
+            b"",
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=1,
+            level=0,
             accepted_ns=11,
             sequence=MARK,
             lineage=LINEAGE,
         ),
->>>>>>> d7cdf43 (Call models from processes that are no gateways)
+        "wire/v1-batch-header-of-sequences.hex": SEQUENCES_HEADER.pack(),
+        "wire/v1-sequence-about.hex": ABOUT.pack(),
+        "wire/v1-sequence-state.hex": STATE.pack(),
         "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
         "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
@@ -202,6 +196,12 @@ def test_a_request_of_a_sequence_is_read() -> None:
     assert unpack_request(kept("wire/v1-request-of-scoped-sequence.hex")).sequence == SCOPED_MARK
     assert SequenceAbout.unpack(b"3:n", kept("wire/v1-sequence-about.hex")) == ABOUT
     assert SequenceState.unpack(kept("wire/v1-sequence-state.hex")) == STATE
+
+
+def test_a_request_of_a_call_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-of-call.hex"))
+    assert (record.lineage, record.sequence, record.inputs()) == (LINEAGE, MARK, INPUTS)
+    assert unpack_request(kept("wire/v1-request-of-sequence.hex")).lineage is None
 
 
 def test_placed_responses_are_read() -> None:
