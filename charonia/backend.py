@@ -66,13 +66,18 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance to create. `kind` is CPU, GPU or MODEL; `device_id` is -1 on CPU; `name` is `<group>_<index>`."""
+    """One instance to create. `kind` is CPU, GPU or MODEL; `device_id` is -1 on CPU; `name` is `<group>_<index>`.
+
+    `cores`, when not empty, are the CPU cores it may run on (C11): a backend that starts threads or processes for it
+    starts them there. The thread that executes is restricted by the executor.
+    """
 
     name: str
     kind: str
     device_id: int
     source: ModelSource
     interface: ModelInterface
+    cores: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
 from .devices import count_gpus
+from .host_policy import HostPolicies
 from .loading import Loader
 from .metrics import ExecutorMetrics
 from .rate_limiter import RateLimiter
@@ -27,6 +28,7 @@ def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings 
         backend_config=settings.backend_config,
         retries=settings.model_load_retry_count,
         turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
+        host_policies=HostPolicies(settings.host_policies),
     )
     return ExecutorService(log, settings, log_settings or LogSettings(), loader=loader, metrics=ExecutorMetrics())
 

@@ -23,6 +23,7 @@ from protos.model_config_pb2 import ModelConfig
 
 from .accounting import Executed
 from .ceilings import max_execution_s
+from .host_policy import HostPolicies
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
 from .turns import Turnstile
@@ -69,6 +70,7 @@ class Loader:
         backend_config: Mapping[str, Mapping[str, str]],
         retries: int = 0,
         turnstile: Turnstile | None = None,
+        host_policies: HostPolicies | None = None,
     ) -> None:
         self._registry = registry
         self._gpus = gpus
@@ -76,6 +78,7 @@ class Loader:
         self._backend_config = backend_config
         self._retries = retries
         self._turnstile = turnstile
+        self._host_policies = host_policies or HostPolicies({})
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int]) -> ModelConfig:
         """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
@@ -151,7 +154,9 @@ class Loader:
 
     async def _instances(self, backend: Backend, source: ModelSource, pool: InstancePool) -> None:
         wanted = [
-            (spec, group) for group in pool.interface.instance_groups for spec in _specs(group, source, pool.interface)
+            (spec, group)
+            for group in pool.interface.instance_groups
+            for spec in _specs(group, source, pool.interface, self._host_policies)
         ]
         made = await asyncio.gather(*(backend.create_instance(spec) for spec, _ in wanted), return_exceptions=True)
         failure: BaseException | None = None
@@ -178,13 +183,16 @@ class Loader:
         return ModelSource(directory.name, version, directory.path, config, settings)
 
 
-def _specs(group: InstanceGroup, source: ModelSource, interface: ModelInterface) -> list[InstanceSpec]:
+def _specs(
+    group: InstanceGroup, source: ModelSource, interface: ModelInterface, policies: HostPolicies
+) -> list[InstanceSpec]:
     """`<group>_<index>`, numbered over the group's devices (C8)."""
     kind = _KINDS[group.kind]
     devices = group.gpus if kind == "GPU" else (-1,)
     places = [device for device in devices for _ in range(group.count)]
     return [
-        InstanceSpec(f"{group.name}_{index}", kind, device, source, interface) for index, device in enumerate(places)
+        InstanceSpec(f"{group.name}_{index}", kind, device, source, interface, policies.cores(group, kind, device))
+        for index, device in enumerate(places)
     ]
 
 

@@ -26,6 +26,7 @@ from charonia.wire import RequestRecord
 from .accounting import Death, Executed
 from .assembly import Workspace
 from .execution import Batch
+from .host_policy import restrict_thread
 from .job import Job, died
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class ThreadWorker(Worker):
         return batch.run_on(self._instance, self._workspace)
 
     def _work(self) -> None:
+        restrict_thread(self.spec.cores)
         # the loop is gone only when the process ends without draining
         with contextlib.suppress(RuntimeError):
             while (job := self._jobs.get()) is not None:

@@ -62,8 +62,6 @@ def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
             yield f"'secondary_devices' (instance group '{group.name}')"
         if group.profile and config.platform == _TENSORRT:
             yield f"'profile' (instance group '{group.name}')"
-        if group.host_policy:
-            yield f"'host_policy' (instance group '{group.name}')"
 
 
 def _of_optimization(config: ModelConfig) -> Iterator[str]:

@@ -7,7 +7,7 @@ Threads. onnxruntime takes every physical core for each session by default; with
 machine that is oversubscription, so a session gets cores / CPU instances of its model (at least 1) unless
 `parameters { key: "intra_op_thread_count" }` says otherwise (0: the library's default), and idle threads sleep instead
 of spinning. CPU instances of one model version share a session: it is safe for concurrent runs, and a second copy of
-the weights would buy nothing.
+the weights would buy nothing. Groups whose host policies name other cores have a session each.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.models.autofill import check_against_graph
 from charonia.models.interface import ModelInterface
+from executors.host_policy import thread_on
 
 from .onnxruntime_options import (
     accelerator_providers,
@@ -86,7 +87,7 @@ class OnnxRuntimeBackend:
 
     name: str = "onnxruntime"
     _probed: dict[tuple[object, ...], _Session] = field(default_factory=dict)
-    _shared: dict[int, _Shared] = field(default_factory=dict)
+    _shared: dict[tuple[int, frozenset[int]], _Shared] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prefers_gpu(self) -> bool:
@@ -123,11 +124,12 @@ class OnnxRuntimeBackend:
         source, interface = spec.source, spec.interface
         path = model_path(source)
         if spec.kind != "CPU":
-            opened = _open(source, path, spec.kind, spec.device_id, 1)
+            with thread_on(spec.cores):
+                opened = _open(source, path, spec.kind, spec.device_id, 1)
             check_against_graph(source.config, opened.signature)
             return OnnxRuntimeInstance(interface, opened, None)
         # the source object stands for one load of one version: a reload never gets the old session
-        key = id(source)
+        key = (id(source), spec.cores)
         with self._lock:
             shared = self._shared.setdefault(key, _Shared(source))
             shared.users += 1
@@ -142,9 +144,12 @@ class OnnxRuntimeBackend:
             with shared.lock:  # instances of one version are created at the same time; the file is opened once
                 if shared.opened is None:
                     sharers = sum(group.count for group in interface.instance_groups if group.kind == "KIND_CPU")
-                    with self._lock:
-                        probed = self._probed.pop(_fingerprint(source, path, sharers), None)
-                    shared.opened = probed or _open(source, path, "CPU", -1, sharers)
+                    probed = None
+                    if not spec.cores:  # the probed session's threads may run anywhere
+                        with self._lock:
+                            probed = self._probed.pop(_fingerprint(source, path, sharers), None)
+                    with thread_on(spec.cores):  # a session's own threads stay where it was made
+                        shared.opened = probed or _open(source, path, "CPU", -1, sharers)
                 check_against_graph(source.config, shared.opened.signature)
                 return OnnxRuntimeInstance(interface, shared.opened, release)
         except BaseException:

@@ -56,13 +56,22 @@ class ChildProcess:
         self._watch: asyncio.Task[None]
 
     @staticmethod
-    async def spawn(model: str, instance: str, interpreter: Interpreter, start_timeout_s: float) -> ChildProcess:
+    async def spawn(
+        model: str,
+        instance: str,
+        interpreter: Interpreter,
+        start_timeout_s: float,
+        cores: frozenset[int] = frozenset(),
+    ) -> ChildProcess:
         """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
 
-        Raises `InstanceDied` (P18).
+        It runs on `cores` alone, unless there are none. Raises `InstanceDied` (P18).
         """
         child = ChildProcess(model, instance)
         await child._start(model, interpreter)
+        if cores:  # before it has threads: what it starts later runs there too
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(child.pid, cores)
         timer = None
         if start_timeout_s > 0:
             reason = f"it did not start within {start_timeout_s:g} s (stub-timeout-seconds)"

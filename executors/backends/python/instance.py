@@ -92,7 +92,7 @@ async def load_instance(spec: InstanceSpec) -> PythonInstance:
         "args": initialize_args(spec),
         "outputs": list(spec.interface.outputs),
     }
-    child = await _spawn(source, spec.name, limits)
+    child = await _spawn(source, spec.name, limits, spec.cores)
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
@@ -134,10 +134,12 @@ def initialize_args(spec: InstanceSpec) -> dict[str, str]:
     }
 
 
-async def _spawn(source: ModelSource, instance: str, limits: Limits) -> ChildProcess:
+async def _spawn(
+    source: ModelSource, instance: str, limits: Limits, cores: frozenset[int] = frozenset()
+) -> ChildProcess:
     words = await asyncio.to_thread(interpreter, source)
     try:
-        return await ChildProcess.spawn(source.name, instance, words, limits.start_s)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores)
     except InstanceDied as death:
         raise _load_error(death) from None
     except OSError as error:

@@ -21,7 +21,6 @@ CASES = [
         "instance_group { name: 'g' secondary_devices { } }",
         "'secondary_devices' (instance group 'g') is not supported yet",
     ),
-    ("instance_group { name: 'g' host_policy: 'p' }", "'host_policy' (instance group 'g') is not supported yet"),
     (TENSORRT + "instance_group { name: 'g' profile: 'p' }", "'profile' (instance group 'g') is not supported yet"),
     (
         "optimization { execution_accelerators { cpu_execution_accelerator { name: 'openvino' } } }",
