@@ -144,6 +144,14 @@ class CancellableInstance(Protocol):
         """
 
 
+@runtime_checkable
+class MeteredBackend(Protocol):
+    """What a `Backend` may be besides: one whose models have metrics of their own, for the executor's page."""
+
+    def render_metrics(self) -> bytes:
+        """Text exposition 0.0.4 of families that are nobody else's. Called in the event loop: must be quick."""
+
+
 class InstanceDied(Exception):
     """The instance's process is gone or unusable: the executor replaces it and retries or fails its batch.
 
@@ -177,6 +185,7 @@ __all__ = [
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
+    "MeteredBackend",
     "ModelRequest",
     "ModelResponse",
     "ModelSource",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from charonia.backend import MeteredBackend
 from charonia.eventlog.port import EventLog
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
@@ -19,10 +20,15 @@ from .service import ExecutorService
 from .turns import Turnstile
 
 
-def create(settings: ExecutorSettings, log: EventLog, log_settings: LogSettings | None = None) -> ExecutorService:
+def create(
+    settings: ExecutorSettings,
+    log: EventLog,
+    log_settings: LogSettings | None = None,
+    backends: BackendRegistry | None = None,
+) -> ExecutorService:
     """The service alone. Raises `StartupError` for a repository that cannot be used."""
     loader = Loader(
-        BackendRegistry(),
+        backends or BackendRegistry(),
         gpus=count_gpus(os.environ),
         auto_complete=not settings.disable_auto_complete_config,
         backend_config=settings.backend_config,
@@ -38,17 +44,19 @@ _FAILED_DRAIN_S = 5.0
 
 
 class ExecutorApp:
-    """One executor with its metrics endpoint."""
+    """One executor with its metrics endpoint. `backends` may hold some that exist already."""
 
     def __init__(
         self,
         log: EventLog,
         settings: ExecutorSettings,
         log_settings: LogSettings,
+        backends: BackendRegistry | None = None,
     ) -> None:
         self._settings = settings
         self._renderers: list[Callable[[], bytes]] = []
-        self.service = create(settings, log, log_settings)
+        self._backends = backends or BackendRegistry()
+        self.service = create(settings, log, log_settings, self._backends)
         self._endpoint = MetricsEndpoint(
             self.render,
             address=settings.metrics_address,
@@ -62,7 +70,8 @@ class ExecutorApp:
 
     def render(self) -> bytes:
         """The metrics page."""
-        return b"".join([self.service.metrics.render(), *(render() for render in self._renderers)])
+        metered = [backend.render_metrics for backend in self._backends.made() if isinstance(backend, MeteredBackend)]
+        return b"".join([self.service.metrics.render(), *(render() for render in (*self._renderers, *metered))])
 
     async def start(self) -> None:
         """Serve. Raises `StartupError`, then nothing is left running."""

@@ -9,13 +9,21 @@ from charonia.errors import InternalError, Unsupported
 from charonia.models.autocomplete import invalid_result, merge
 from protos.model_config_pb2 import ModelConfig
 
+from .custom_metrics import CustomMetrics
 from .instance import PythonInstance, completed_config, load_instance
 
 
 class PythonBackend:
-    """Holds nothing: every instance is a process of its own (P1)."""
+    """Every instance is a process of its own (P1); here is what they have in common: the page of their metrics."""
 
     name = "python"
+
+    def __init__(self) -> None:
+        self._metrics = CustomMetrics()
+
+    def render_metrics(self) -> bytes:
+        """The custom metrics of the models, as text exposition (P16)."""
+        return self._metrics.render()
 
     async def probe(self, source: ModelSource) -> ModelConfig | None:
         """The configuration completed by the model's `auto_complete_config`, `None` if it has none (P2).
@@ -38,4 +46,4 @@ class PythonBackend:
                 f"model '{spec.source.name}' uses the decoupled transaction policy, which is not supported yet for "
                 "python models"
             )
-        return await load_instance(spec)
+        return await load_instance(spec, self._metrics)

@@ -18,6 +18,7 @@ from typing import Any
 
 from charonia.backend import InstanceDied
 
+from .custom_metrics import Board
 from .environments import Interpreter
 from .frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .output import OutputLines
@@ -36,8 +37,9 @@ _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 class ChildProcess:
     """Made by `spawn`. `call` is the only way in; after `InstanceDied` every further call raises it as well."""
 
-    def __init__(self, model: str, instance: str) -> None:
+    def __init__(self, model: str, instance: str, board: Board | None = None) -> None:
         self.name = instance
+        self._board = board
         self._log = logging.getLogger(f"charonia.model.{model}")
         self._loop = asyncio.get_running_loop()
         self._output = OutputLines(f"[{model}/{instance}] ", _write_to_stderr)
@@ -62,12 +64,14 @@ class ChildProcess:
         interpreter: Interpreter,
         start_timeout_s: float,
         cores: frozenset[int] = frozenset(),
+        board: Board | None = None,
     ) -> ChildProcess:
         """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
 
-        It runs on `cores` alone, unless there are none. Raises `InstanceDied` (P18).
+        It runs on `cores` alone, unless there are none, and keeps its metrics on `board`, which is closed when it ends.
+        Raises `InstanceDied` (P18), `OSError` when there is no process.
         """
-        child = ChildProcess(model, instance)
+        child = ChildProcess(model, instance, board)
         await child._start(model, interpreter)
         if cores:  # before it has threads: what it starts later runs there too
             with contextlib.suppress(ProcessLookupError):
@@ -175,14 +179,15 @@ class ChildProcess:
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-            arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid())
+            board = -1 if self._board is None else self._board.descriptor
+            arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid(), board)
             self._process = await asyncio.create_subprocess_exec(
                 *interpreter.command,
                 *arguments.words(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(),) if board < 0 else (theirs.fileno(), board),
                 env=interpreter.environment,
             )
         except BaseException:
@@ -231,6 +236,8 @@ class ChildProcess:
             if not call.done():
                 call.set_exception(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         self._calls.clear()
+        if self._board is not None:
+            self._board.close(died=not self._closing)
 
     def _ending(self, code: int) -> str:
         if self._kill_reason:

@@ -13,6 +13,7 @@ from charonia.models.json_form import to_json
 from executors.ceilings import MAX_EXECUTION
 
 from .child_process import ChildProcess
+from .custom_metrics import Board, CustomMetrics
 from .environments import interpreter
 from .exchange import failure_of, requests_content, responses_of
 from .frames import Frame, FrameError, Kind
@@ -83,7 +84,7 @@ class PythonInstance:
         await self._child.close(self._limits.finalize_s)
 
 
-async def load_instance(spec: InstanceSpec) -> PythonInstance:
+async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonInstance:
     """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason when that fails (P3)."""
     source = spec.source
     limits = Limits.of(source)
@@ -92,7 +93,7 @@ async def load_instance(spec: InstanceSpec) -> PythonInstance:
         "args": initialize_args(spec),
         "outputs": list(spec.interface.outputs),
     }
-    child = await _spawn(source, spec.name, limits, spec.cores)
+    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source))
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
@@ -135,15 +136,23 @@ def initialize_args(spec: InstanceSpec) -> dict[str, str]:
 
 
 async def _spawn(
-    source: ModelSource, instance: str, limits: Limits, cores: frozenset[int] = frozenset()
+    source: ModelSource,
+    instance: str,
+    limits: Limits,
+    cores: frozenset[int] = frozenset(),
+    board: Board | None = None,
 ) -> ChildProcess:
-    words = await asyncio.to_thread(interpreter, source)
     try:
-        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores)
-    except InstanceDied as death:
-        raise _load_error(death) from None
-    except OSError as error:
-        raise InternalError(f"Stub process '{instance}' could not be started: {error}") from error
+        words = await asyncio.to_thread(interpreter, source)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board)
+    except BaseException as failure:
+        if board is not None:
+            board.close(died=False)
+        if isinstance(failure, InstanceDied):
+            raise _load_error(failure) from None
+        if isinstance(failure, OSError):
+            raise InternalError(f"Stub process '{instance}' could not be started: {failure}") from failure
+        raise
 
 
 async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limits) -> Frame:

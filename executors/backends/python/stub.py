@@ -14,6 +14,7 @@ import sys
 from functools import partial
 
 from .api.logger import send_lines_to
+from .api.metrics import write_to
 from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
 from .model_host import ModelFailure, ModelHost, ModelLocation
@@ -29,6 +30,9 @@ def main() -> None:
     connection = socket.socket(fileno=arguments.descriptor)
     os.set_inheritable(arguments.descriptor, False)
     channel = Channel(connection)
+    if arguments.board >= 0:
+        os.set_inheritable(arguments.board, False)
+        write_to(arguments.board)
     send_lines_to(lambda level, file, line, message: _send_line(channel, level, file, line, message))
     os.register_at_fork(after_in_child=lambda: send_lines_to(None))
     try:

@@ -27,6 +27,7 @@ from .inference import (
     get_output_tensor_by_name,
 )
 from .logger import Logger
+from .metrics import MetricFamily
 from .model_config import (
     ModelConfig,
     get_input_config_by_name,
@@ -35,7 +36,7 @@ from .model_config import (
 )
 from .model_directory import get_model_dir
 from .tensor import Tensor
-from .unfinished import MetricFamily, is_model_ready, load_model, unload_model
+from .unfinished import is_model_ready, load_model, unload_model
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

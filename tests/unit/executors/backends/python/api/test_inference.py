@@ -63,7 +63,6 @@ def test_the_names_of_later_issues_exist_and_say_so() -> None:
         request.get_response_sender,
         request.exec,
         lambda: request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
-        lambda: api.MetricFamily("a", "b", api.MetricFamily.GAUGE),
         lambda: api.load_model("m"),
         lambda: api.unload_model("m"),
         lambda: api.is_model_ready("m"),

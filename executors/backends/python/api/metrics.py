@@ -1,0 +1,187 @@
+"""Custom metrics of model code: `pb_utils.MetricFamily` and its metrics (item P16).
+
+A family of one name exists once in a process, a metric of one family once for each set of labels: made again, they are
+the same. They end with the last object of theirs. Values are kept on the process's board (`metric_board`), so a change
+costs about as much as a change of a Python attribute. What a process sees is what it counted itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from executors.backends.python.metric_board import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    BoardFull,
+    BoardWriter,
+    Slot,
+    names_are_valid,
+)
+
+from .errors import TritonModelException
+
+_KINDS = {COUNTER: "COUNTER", GAUGE: "GAUGE", HISTOGRAM: "HISTOGRAM"}
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+class _Family:
+    """A family while somebody has it; `users` are its `MetricFamily` objects."""
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name, self.description, self.kind = name, description, kind
+        self.users = 0
+        self.deleted = False
+        self.series: dict[tuple[tuple[str, str], ...], _Series] = {}
+
+
+class _Series:
+    """A metric while somebody has it."""
+
+    def __init__(self, slot: Slot, bounds: tuple[float, ...]) -> None:
+        self.slot, self.bounds = slot, bounds
+        self.users = 0
+
+
+_board: BoardWriter | None = None
+_families: dict[str, _Family] = {}
+_lock = threading.RLock()
+
+
+def write_to(descriptor: int) -> None:
+    """Where this process's board is; -1 for none that anybody reads. Once, before the first family."""
+    global _board
+    _board = BoardWriter(descriptor)
+
+
+class Metric:
+    """One series, made by `MetricFamily.Metric`. Errors are `TritonModelException`."""
+
+    def __init__(self, family: _Family, key: tuple[tuple[str, str], ...], series: _Series) -> None:
+        self._family, self._key, self._series = family, key, series
+
+    def increment(self, value: float) -> None:
+        """Add to a counter, at least 0, or to a gauge."""
+        with _lock:
+            self._check("increment", COUNTER, GAUGE)
+            if self._family.kind == COUNTER and not value >= 0:
+                raise TritonModelException(f"Failed to increment metric value: cannot add {value} to a COUNTER")
+            self._series.slot.values[0 if self._family.kind == COUNTER else 2] += value
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        with _lock:
+            self._check("set", GAUGE)
+            values = self._series.slot.values
+            values[0], values[1], values[2] = value, time.monotonic_ns(), 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value in a histogram."""
+        with _lock:
+            self._check("observe", HISTOGRAM)
+            values = self._series.slot.values
+            values[bisect_left(self._series.bounds, value)] += 1
+            values[len(values) - 1] += value
+
+    def value(self) -> float:
+        """The value of a counter or gauge, as far as this instance made it."""
+        with _lock:
+            self._check("get", COUNTER, GAUGE)
+            values = self._series.slot.values
+            return values[0] if self._family.kind == COUNTER else values[0] + values[2]
+
+    def _check(self, verb: str, *kinds: int) -> None:
+        if self._family.deleted:
+            raise TritonModelException(_DELETED)
+        if self._family.kind not in kinds:
+            kind = _KINDS[self._family.kind]
+            raise TritonModelException(f"Failed to {verb} metric value: a {kind} does not support this operation")
+
+    def __del__(self) -> None:
+        series = getattr(self, "_series", None)
+        if series is None:
+            return
+        with _lock:
+            series.users -= 1
+            if series.users == 0 and self._family.series.pop(self._key, None) is not None and _board is not None:
+                _board.drop(series.slot)
+
+
+class MetricFamily:
+    """Metrics of one name. `kind` is COUNTER, GAUGE or HISTOGRAM. Errors are `TritonModelException`."""
+
+    COUNTER = COUNTER
+    GAUGE = GAUGE
+    HISTOGRAM = HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        if kind not in _KINDS:
+            raise TritonModelException(f"Failed to create the metric family '{name}': unknown kind {kind}")
+        if not names_are_valid(name, ()):
+            raise TritonModelException(f"Failed to create the metric family '{name}': the name is invalid or reserved")
+        with _lock:
+            family = _families.get(name)
+            if family is None:
+                family = _families[name] = _Family(name, str(description), kind)
+            elif (family.kind, family.description) != (kind, description):
+                raise TritonModelException(
+                    f"Failed to create the metric family '{name}': it exists with another kind or description"
+                )
+            family.users += 1
+            self._family = family
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
+        """The series with these labels; `buckets` are the ascending upper bounds of a HISTOGRAM."""
+        labels, family = labels or {}, self._family
+        where = f"Failed to create a metric of family '{family.name}'"
+        if not all(isinstance(name, str) and isinstance(value, str) for name, value in labels.items()):
+            raise TritonModelException(f"{where}: labels and their values must be of type str")
+        if not names_are_valid(family.name, labels):
+            raise TritonModelException(f"{where}: a label's name is invalid")
+        bounds = tuple(float(bound) for bound in buckets or ())
+        if (family.kind == HISTOGRAM) != bool(bounds):
+            raise TritonModelException(f"{where}: buckets are needed by a HISTOGRAM, and by no other kind")
+        if any(not low < high for low, high in pairwise(bounds)):
+            raise TritonModelException(f"{where}: buckets must ascend")
+        key = tuple(sorted(labels.items()))
+        with _lock:
+            series = family.series.get(key)
+            if series is None:
+                series = family.series[key] = _Series(_slot(family, dict(key), bounds, where), bounds)
+            elif series.bounds != bounds:
+                raise TritonModelException(f"{where}: it exists with other buckets")
+            series.users += 1
+            return Metric(family, key, series)
+
+    def __del__(self) -> None:
+        family = getattr(self, "_family", None)
+        if family is None:
+            return
+        with _lock:
+            family.users -= 1
+            if family.users:
+                return
+            family.deleted = True
+            _families.pop(family.name, None)
+            for series in family.series.values():
+                if _board is not None:
+                    _board.drop(series.slot)
+            family.series.clear()
+
+
+def _slot(family: _Family, labels: dict[str, str], bounds: tuple[float, ...], where: str) -> Slot:
+    global _board
+    if _board is None:
+        _board = BoardWriter(-1)
+    values = {COUNTER: 1, GAUGE: 3, HISTOGRAM: len(bounds) + 2}[family.kind]
+    try:
+        return _board.add(family.kind, values, [family.name, family.description, labels, bounds])
+    except BoardFull as error:
+        raise TritonModelException(f"{where}: {error}") from None

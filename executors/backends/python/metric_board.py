@@ -1,0 +1,173 @@
+"""The board on which a model process keeps its custom metrics, and which its executor reads (P16).
+
+Both map one file that lies in memory: an increment is a store, no message; a scrape disturbs nobody; and what a process
+counted outlives it. Records follow one another, each with its values as doubles:
+
+    board    magic u32 | end of the records u32
+    record   size u32 | live u32 | kind u16 | values u16 | meta bytes u32 | values f64... | meta        sizes times of 8
+
+    counter    value
+    gauge      set value | when it was set, in ns of the monotonic clock, 0 for never | added since
+    histogram  count in each bucket, the last one +Inf, not cumulative... | sum
+
+The meta is msgpack: [family, description, labels, bucket bounds]. What series mean is `custom_metrics`'; models see
+`api.metrics`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+COUNTER, GAUGE, HISTOGRAM = 0, 1, 2
+
+SIZE_BYTES = 1 << 20
+"""Room for some thousand series; pages that are never written take no memory."""
+
+_MAGIC = 0xC4A6
+_BOARD = struct.Struct("<II")
+_RECORD = struct.Struct("<IIHHI")
+_MAX_VALUES = 1000
+
+_FAMILY = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_RESERVED = ("charonia_", "nv_inference_", "nv_cache_", "nv_model_load_", "nv_cpu_", "nv_gpu_", "nv_pinned_memory_")
+
+
+class BoardFull(Exception):
+    """There is no room for another series."""
+
+
+def create() -> int:
+    """A descriptor of an empty board."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("charonia-metrics")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, SIZE_BYTES)
+    return descriptor
+
+
+class Slot:
+    """The values of one series, to be written."""
+
+    def __init__(self, record: memoryview, values: int) -> None:
+        self.record = record
+        self.values = record[_RECORD.size : _RECORD.size + 8 * values].cast("d")
+
+    def set_live(self, live: bool) -> None:
+        self.record[4:8] = struct.pack("<I", live)
+
+
+class BoardWriter:
+    """The model's end. Without a descriptor (-1) nobody reads it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = memoryview(mmap.mmap(descriptor, SIZE_BYTES))
+        self._end = _BOARD.size
+        self._free: dict[int, list[memoryview]] = {}
+        # a metric may be collected, and dropped, while another one is being made
+        self._lock = threading.RLock()
+        _BOARD.pack_into(self._memory, 0, _MAGIC, self._end)
+
+    def add(self, kind: int, values: int, meta: Any) -> Slot:
+        """A new series of so many values, all 0. Raises `BoardFull`."""
+        packed = msgpack.packb(meta)
+        size = -(-(_RECORD.size + 8 * values + len(packed)) // 8) * 8
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                record = free.pop()
+            elif self._end + size <= len(self._memory) and values <= _MAX_VALUES:
+                record = self._memory[self._end : self._end + size]
+                self._end += size
+            else:
+                raise BoardFull(f"there is no room for another series, {SIZE_BYTES} bytes are used")
+            record[:] = bytes(size)
+            _RECORD.pack_into(record, 0, size, 0, kind, values, len(packed))
+            record[_RECORD.size + 8 * values :][: len(packed)] = packed
+            slot = Slot(record, values)
+            slot.set_live(True)
+            # last of all: whoever reads the end finds the record before it whole
+            _BOARD.pack_into(self._memory, 0, _MAGIC, self._end)
+        return slot
+
+    def drop(self, slot: Slot) -> None:
+        """The series is no more; its room is used again."""
+        with self._lock:
+            slot.set_live(False)
+            self._free.setdefault(len(slot.record), []).append(slot.record)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series as it was found on a board."""
+
+    kind: int
+    family: str
+    description: str
+    labels: tuple[tuple[str, str], ...]
+    bounds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def read(descriptor: int) -> list[Series]:
+    """The live series of a board. What its process has spoilt is left out: it may write there what it likes."""
+    try:
+        with mmap.mmap(descriptor, SIZE_BYTES, prot=mmap.PROT_READ) as memory:
+            magic, end = _BOARD.unpack_from(memory)
+            data = memory[: min(end, SIZE_BYTES)] if magic == _MAGIC else b""
+    except (OSError, ValueError):  # it was cut short
+        return []
+    return list(_series(data))
+
+
+def _series(data: bytes) -> Iterator[Series]:
+    at = _BOARD.size
+    while at + _RECORD.size <= len(data):
+        size, live, kind, count, meta_bytes = _RECORD.unpack_from(data, at)
+        meta_at = at + _RECORD.size + 8 * count
+        if size < _RECORD.size or size % 8 or at + size > len(data) or meta_at + meta_bytes > at + size:
+            return
+        if live == 1:
+            values = struct.unpack_from(f"={count}d", data, at + _RECORD.size)
+            series = _decoded(kind, values, data[meta_at : meta_at + meta_bytes])
+            if series is not None:
+                yield series
+        at += size
+
+
+def _decoded(kind: int, values: tuple[float, ...], meta: bytes) -> Series | None:
+    try:
+        family, description, labels, bounds = msgpack.unpackb(meta)
+        series = Series(
+            kind,
+            str(family),
+            str(description),
+            tuple(sorted((str(name), str(value)) for name, value in labels.items())),
+            tuple(float(bound) for bound in bounds),
+            values,
+        )
+    except Exception:  # whatever it was, it is no series
+        return None
+    expected = {COUNTER: 1, GAUGE: 3, HISTOGRAM: len(series.bounds) + 2}.get(kind)
+    return series if expected == len(values) and names_are_valid(series.family, [n for n, _ in series.labels]) else None
+
+
+def names_are_valid(family: str, labels: Iterable[str]) -> bool:
+    """Whether Prometheus takes them, and they are not the server's."""
+    return (
+        _FAMILY.fullmatch(family) is not None
+        and not family.startswith(_RESERVED)
+        and all(_LABEL.fullmatch(label) and not label.startswith("__") and label != "le" for label in labels)
+    )

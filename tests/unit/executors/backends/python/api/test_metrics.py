@@ -1,0 +1,147 @@
+"""`pb_utils.MetricFamily` as models use it (P16)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from executors.backends.python import metric_board
+from executors.backends.python.api import metrics
+from executors.backends.python.api.errors import TritonModelException
+from executors.backends.python.api.metrics import MetricFamily
+from executors.backends.python.metric_board import Series
+
+
+@pytest.fixture(autouse=True)
+def board() -> Iterator[int]:
+    """A board of the test's own, as a new process has."""
+    descriptor = metric_board.create()
+    metrics.write_to(descriptor)
+    metrics._families.clear()
+    yield descriptor
+    metrics._board = None
+
+
+def series(board: int) -> dict[str, Series]:
+    return {found.family + "".join(f" {k}={v}" for k, v in found.labels): found for found in metric_board.read(board)}
+
+
+def test_a_counter_counts(board: int) -> None:
+    family = MetricFamily("hits", "what was hit", MetricFamily.COUNTER)
+    metric = family.Metric(labels={"model": "m"})
+    assert metric.value() == 0
+    metric.increment(2)
+    metric.increment(0.5)
+    assert metric.value() == 2.5
+    assert series(board)["hits model=m"].values == (2.5,)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(TritonModelException, match=r"^Failed to increment metric value: "):
+            metric.increment(wrong)
+    with pytest.raises(TritonModelException, match=r"^Failed to set metric value: "):
+        metric.set(1)
+    with pytest.raises(TritonModelException, match=r"^Failed to observe metric value: "):
+        metric.observe(1)
+    assert metric.value() == 2.5
+
+
+def test_a_gauge_goes_up_and_down(board: int) -> None:
+    metric = MetricFamily("level", "how high", MetricFamily.GAUGE).Metric()
+    with pytest.raises(TritonModelException, match="has been deleted"):
+        metric.set(1)  # its family went with the expression that made it
+    family = MetricFamily("level", "how high", MetricFamily.GAUGE)
+    metric = family.Metric()
+    metric.increment(3)
+    metric.increment(-1)
+    assert metric.value() == 2
+    metric.set(10)
+    metric.increment(5)
+    assert metric.value() == 15
+    value, at, added = series(board)["level"].values
+    assert (value, added) == (10, 5)
+    assert at > 0
+
+
+def test_a_histogram_observes(board: int) -> None:
+    family = MetricFamily("sizes", "how large", MetricFamily.HISTOGRAM)
+    metric = family.Metric(buckets=[1, 2.5])
+    for value in (0.5, 1, 2, 9, -1):
+        metric.observe(value)
+    assert series(board)["sizes"].values == (3, 1, 1, 11.5)
+    assert series(board)["sizes"].bounds == (1, 2.5)
+    for call in (metric.value, lambda: metric.increment(1), lambda: metric.set(1)):
+        with pytest.raises(TritonModelException, match="a HISTOGRAM does not support this operation"):
+            call()
+
+
+def test_the_same_family_and_the_same_metric(board: int) -> None:
+    first, second = (MetricFamily("hits", "d", MetricFamily.COUNTER) for _ in range(2))
+    one, two = first.Metric(labels={"a": "1", "b": "2"}), second.Metric(labels={"b": "2", "a": "1"})
+    one.increment(1)
+    two.increment(1)
+    assert one.value() == two.value() == 2
+    del one, first
+    gc.collect()
+    assert two.value() == 2
+    for description, kind in (("other", MetricFamily.COUNTER), ("d", MetricFamily.GAUGE)):
+        with pytest.raises(TritonModelException, match="it exists with another kind or description"):
+            MetricFamily("hits", description, kind)
+
+
+def test_deleting_removes_series(board: int) -> None:
+    family = MetricFamily("hits", "d", MetricFamily.COUNTER)
+    kept, dropped = family.Metric(labels={"a": "kept"}), family.Metric(labels={"a": "dropped"})
+    del dropped
+    gc.collect()
+    assert set(series(board)) == {"hits a=kept"}
+    del family
+    gc.collect()
+    assert series(board) == {}
+    for call in (lambda: kept.increment(1), kept.value):
+        with pytest.raises(
+            TritonModelException, match=r"^Invalid metric operation as the corresponding 'MetricFamily'"
+        ):
+            call()
+    again = MetricFamily("hits", "another", MetricFamily.GAUGE)
+    assert again.Metric(labels={"a": "kept"}).value() == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "buckets", "kind", "text"),
+    [
+        ({"a": 1}, None, MetricFamily.COUNTER, "labels and their values must be of type str"),
+        ({"le": "1"}, None, MetricFamily.COUNTER, "a label's name is invalid"),
+        ({}, [1], MetricFamily.COUNTER, "buckets are needed by a HISTOGRAM, and by no other kind"),
+        ({}, None, MetricFamily.HISTOGRAM, "buckets are needed by a HISTOGRAM, and by no other kind"),
+        ({}, [1, 1], MetricFamily.HISTOGRAM, "buckets must ascend"),
+        ({}, [float(n) for n in range(2000)], MetricFamily.HISTOGRAM, "no room for another series"),
+    ],
+)
+def test_metrics_that_cannot_be(labels: dict[str, str], buckets: list[float], kind: int, text: str) -> None:
+    family = MetricFamily("hits", "d", kind)
+    with pytest.raises(TritonModelException, match=text):
+        family.Metric(labels=labels, buckets=buckets)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("nv_inference_count", 0), ("1st", 0), ("hits", 3)])
+def test_families_that_cannot_be(name: str, kind: int) -> None:
+    with pytest.raises(TritonModelException, match=r"^Failed to create the metric family"):
+        MetricFamily(name, "d", kind)
+
+
+def test_threads_lose_nothing() -> None:
+    family = MetricFamily("hits", "d", MetricFamily.COUNTER)
+    metric = family.Metric()
+
+    def work() -> None:
+        for _ in range(2000):
+            metric.increment(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert metric.value() == 8000
