@@ -53,6 +53,7 @@ def arrivals(
                     begun,
                     Carried(record, carrier, begun, restored=attempts is not None),
                     lane,
+                    record.sequence,
                 )
             )
     return queued

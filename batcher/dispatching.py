@@ -7,7 +7,6 @@ a job that is cancelled before is never given out, and a request that ends one o
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import cast
 
@@ -73,9 +72,8 @@ class Dispatcher:
             for c in begun:
                 c.begun = max(c.begun, attempt)
             going |= zip(ids, answers, strict=True)
-        kept = [(r, a) for r, a in zip(decision.requests, decision.attempts, strict=True) if going.get(r.id, True)]
         settled = [r for r in decision.requests if not going.get(r.id, True)]
-        return replace(decision, requests=[r for r, _ in kept], attempts=tuple(a for _, a in kept)), settled
+        return decision.without({r.id for r in settled}) if settled else decision, settled
 
     async def tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
         """Tell an executor that requests of a batch it has are settled, if the log is there: it only saves work."""
@@ -109,6 +107,7 @@ class Dispatcher:
             # held replies are all there is of settled work: they must outlive this process
             self.facts_local if local and not decision.via_owner else self.facts_shared,
             decision.via_owner,
+            decision.sequences,
         )
         records = [carrier_of(request).record for request in decision.requests]
         stream = keys.batches(decision.executor)

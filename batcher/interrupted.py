@@ -6,8 +6,6 @@ the owner was lost together with the executor, is seen by who reads the response
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.eventlog.port import EventLog
 
@@ -30,6 +28,4 @@ async def jobs_cut_short(log: EventLog, model: str, decision: DispatchBatch) -> 
 
 def without(decision: DispatchBatch, refused: list[RejectRequest]) -> DispatchBatch:
     """The batch without the refused requests."""
-    gone = {one.request.id for one in refused}
-    kept = [(r, a) for r, a in zip(decision.requests, decision.attempts, strict=True) if r.id not in gone]
-    return replace(decision, requests=[r for r, _ in kept], attempts=tuple(a for _, a in kept))
+    return decision.without({one.request.id for one in refused})

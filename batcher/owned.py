@@ -31,10 +31,12 @@ from charonia.events import (
     RequestCancelled,
     RequestsEnded,
     RequestsMoved,
+    RequestsRescheduled,
     ResponsesBegun,
     SlotFreed,
 )
 from charonia.models.catalog import ServedVersion
+from charonia.models.interface import ModelInterface
 from charonia.wire import BatchHeader
 
 from .arrivals import arrivals
@@ -45,16 +47,18 @@ from .held_replies import HeldReplies
 from .interrupted import jobs_cut_short, without
 from .notes import Notes
 from .refusals import Refusals, Refused
+from .schedulers import Scheduler, is_sequential, scheduler_for, sequences_found
 from .scheduling import observations as seen
 from .scheduling.decisions import (
     CondemnRequest,
     Decision,
     DispatchBatch,
+    ForgetSequences,
     RejectRequest,
     ReleaseReplies,
     StopExecution,
 )
-from .scheduling.scheduler import ModelScheduler
+from .scheduling.sequence_scheduler import Delays
 from .timeline import tell_returned, waiting_jobs
 from .turns_apart import TurnsApart
 from .windows import Windows
@@ -66,7 +70,9 @@ _PAGE = 500
 
 
 class OwnedModel:
-    """The shell around one `ModelScheduler`. `lost_ownership` is called when the log says somebody else owns it.
+    """The shell around one scheduler, of the kind that `interface` wants.
+
+    `lost_ownership` is called when the log says somebody else owns it, and when the model wants another kind.
 
     `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
     of the given ones that left unheard.
@@ -87,12 +93,17 @@ class OwnedModel:
         gone: set[str],
         find_gone: Callable[[set[str]], Awaitable[None]],
         turns: TurnsApart,
+        interface: ModelInterface | None,
+        delays: Delays,
         lost_ownership: Callable[[str], None],
     ) -> None:
         self.model = model
         self.token = token
         self.log = log
-        self.scheduler = ModelScheduler(f"{incarnation}-{token}", prefetch, lane_weights)
+        self.is_sequential = is_sequential(interface)
+        self.scheduler: Scheduler = scheduler_for(
+            interface, f"{incarnation}-{token}", token, prefetch, lane_weights, delays
+        )
         self.settled_requests = 0
         self.condemned = 0
         """Requests that became dead letters under this owner."""
@@ -194,6 +205,10 @@ class OwnedModel:
             records = [record for entry in entries for record in requests_of(entry)]
             ids = [record.id for record in records]
             attempts = dict(zip(ids, await self.log.unsettled(self.model, ids), strict=True))
+            if self.is_sequential:
+                # after it is known what is settled: what began before that is in the log by now
+                for found in sequences_found(await self.log.sequences(self.model)):
+                    self.observe(found)
             await self._find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
             if self.closed:
                 return queued
@@ -224,7 +239,17 @@ class OwnedModel:
         if requests:
             self.given.add(header.batch_id, executor, requests)
             self.given.sent(header.batch_id, elsewhere=True)
-            self.observe(seen.BatchRunning(header.batch_id, executor, header.version, requests, header.via_owner))
+            self.observe(
+                seen.BatchRunning(
+                    header.batch_id,
+                    executor,
+                    header.version,
+                    requests,
+                    header.via_owner,
+                    header.sequences,
+                    header.content_hash,
+                )
+            )
 
     def _queue(
         self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
@@ -253,6 +278,8 @@ class OwnedModel:
             self.observe(seen.SlotFreed(fact.batch_id, fact.executor))
         elif isinstance(fact, ResponsesBegun):
             self.observe(seen.ResponsesBegun(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
+        elif isinstance(fact, RequestsRescheduled):
+            self.observe(seen.RequestsRescheduled(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
             self.observe(seen.RequestCancelled(fact.id))
         elif isinstance(fact, RequestsEnded):
@@ -332,6 +359,10 @@ class OwnedModel:
         self._follow_facts(batching is not None and batching.preserve_ordering)
         if versions:
             newest = versions[max(versions)]
+            if is_sequential(newest.interface) is not self.is_sequential:
+                # another kind of scheduler, which begins like that of another owner
+                self._lost_ownership(self.model)
+                return
             self.streams = newest.interface.decoupled
             self.streams_once = self.streams and not newest.interface.repeatable
             if newest.content_hash != self._policy_hash:
@@ -342,11 +373,14 @@ class OwnedModel:
             for version in versions.values()
             for executor, slots in version.slots.items()
         }
-        for gone in self._capacity.keys() - capacity.keys():
-            self.observe(seen.VersionWithdrawn(*gone))
+        news: list[seen.Observation] = [
+            seen.VersionWithdrawn(*gone) for gone in self._capacity.keys() - capacity.keys()
+        ]
         for (executor, version), (content_hash, slots) in capacity.items():
             if self._capacity.get((executor, version)) != (content_hash, slots):
-                self.observe(seen.VersionServed(executor, version, content_hash, slots))
+                news.append(seen.VersionServed(executor, version, content_hash, slots))
+        # at once: what was bound to the second executor must not be moved to the first
+        self._apply(self.scheduler.observe_all(news, monotonic_ns()))
         self._capacity = capacity
         self._held = frozenset(versions)
         self._refuse_unheld()
@@ -385,12 +419,24 @@ class OwnedModel:
             elif isinstance(decision, StopExecution):
                 running = (decision.executor, decision.batch_id)
                 unwanted[running] = unwanted.get(running, b"") + decision.request.id
+            elif isinstance(decision, ForgetSequences):
+                self.spawn(self._forget(decision.runs))
             elif isinstance(decision, ReleaseReplies):
                 self.held_replies.release(decision.batch_id)
         if refused:
             self.spawn(self._refusals.settle(refused))
         for (executor, batch_id), ids in unwanted.items():
             self.spawn(self.dispatcher.tell_unwanted(executor, batch_id, ids))
+
+    async def _forget(self, runs: dict[bytes, bytes]) -> None:
+        """End the records of sequences; until the log has done it, a new owner would take them for live."""
+        while not self.closed:
+            try:
+                await self.log.forget_sequences(self.model, runs)
+                return
+            except CharoniaError as error:
+                _log.warning("%d sequences of '%s' cannot be forgotten yet: %s", len(runs), self.model, error)
+            await asyncio.sleep(_RETRY_S)
 
     def _handed_over(self, decision: DispatchBatch) -> bool:
         """Whether a batch went to the executor in this process, with nothing to be written before."""

@@ -108,7 +108,7 @@ def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
     if isinstance(decision, CondemnRequest):
         return CharoniaError.of(ErrorCode.INTERNAL, decision.message)
     # E10, of the scheduler's errors; a cancellation has a code and no text (G26)
-    told = decision.message and decision.reason != "BACKEND"
+    told = decision.message and not decision.bare and decision.reason != "BACKEND"
     prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if told else ""
     return CharoniaError.of(decision.code, prefix + decision.message)
 

@@ -11,11 +11,13 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
+from charonia.models.interface import ModelInterface
 from charonia.settings import BatcherSettings
 
 from . import ownership
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
+from .scheduling.sequence_scheduler import Delays
 from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
@@ -34,7 +36,13 @@ class BatcherService:
     """`local_executor` is the incarnation of an executor in this process, "" in a batcher of its own."""
 
     def __init__(
-        self, log: EventLog, control: ControlPlane, settings: BatcherSettings, *, local_executor: str = ""
+        self,
+        log: EventLog,
+        control: ControlPlane,
+        settings: BatcherSettings,
+        *,
+        local_executor: str = "",
+        delays: Delays = Delays(),
     ) -> None:
         self._log = log
         self._control = control
@@ -49,6 +57,7 @@ class BatcherService:
         self._gone_endpoints: set[str] = set()
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
+        self._delays = delays
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._tidying = ControlTidying(log)
@@ -156,6 +165,8 @@ class BatcherService:
             gone=self._gone_endpoints,
             find_gone=self._find_gone,
             turns=self._turns,
+            interface=self._interface(model),
+            delays=self._delays,
             lost_ownership=self._drop_if_owned,
         )
         remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
@@ -175,6 +186,10 @@ class BatcherService:
             owned.on_executor_lost(gone, drained=False)
         owned.on_served(self._catalog.held(model))
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
+
+    def _interface(self, model: str) -> ModelInterface | None:
+        held = self._catalog.held(model)
+        return held[max(held)].interface if held else None
 
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:

@@ -42,7 +42,7 @@ class SequenceStep:
 class SequenceAbout:
     """A live sequence: `run` is the id of the request that started it, `step` how often its state has changed.
 
-    `binding` counts the places it was given; `used_us` is wall clock. The packed form begins with the 16 bytes of `run`.
+    `binding` counts the places it was given; `used_us` is wall clock. The packed form begins with `run`, 16 bytes.
     """
 
     key: bytes

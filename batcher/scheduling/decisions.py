@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from charonia.errors import ErrorCode
+from charonia.wire import BatchPlaces
 
 from .observations import QueuedRequest
 
@@ -30,11 +32,27 @@ class DispatchBatch:
     via_owner: bool
     suspects: Literal["", "group", "apart"] = ""
     """A group that runs by itself, `apart` with nothing else of the model at its executor (`isolation`)."""
+    sequences: BatchPlaces | None = None
+    """Where the requests belong, of a model with a sequence batcher."""
+
+    def without(self, ids: Container[bytes]) -> DispatchBatch:
+        """The batch without some of its requests."""
+        kept = [n for n, request in enumerate(self.requests) if request.id not in ids]
+        sequences = self.sequences
+        if sequences is not None:
+            sequences = replace(sequences, places=tuple(sequences.places[n] for n in kept))
+        return replace(
+            self,
+            requests=[self.requests[n] for n in kept],
+            attempts=tuple(self.attempts[n] for n in kept),
+            sequences=sequences,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10).
+    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10), and gets none
+    when it is `bare`, as errors of sequences are.
 
     It may be running, then `StopExecution` follows: whoever settles first wins.
     """
@@ -43,6 +61,7 @@ class RejectRequest:
     code: ErrorCode
     message: str
     reason: RejectReason
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +93,11 @@ class ReleaseReplies:
     batch_id: str
 
 
-Decision = DispatchBatch | RejectRequest | CondemnRequest | StopExecution | ReleaseReplies
+@dataclass(frozen=True, slots=True)
+class ForgetSequences:
+    """Forget what the log knows of these sequences, which ended without a last request: key to run."""
+
+    runs: dict[bytes, bytes]
+
+
+Decision = DispatchBatch | RejectRequest | CondemnRequest | StopExecution | ReleaseReplies | ForgetSequences

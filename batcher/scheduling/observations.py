@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from charonia.models.interface import ModelInterface
+from charonia.sequences import SequenceAbout
+from charonia.wire import BatchPlaces, SequenceMark
 
 
 class RequestState(IntEnum):
@@ -48,6 +50,7 @@ class RequestQueued:
     attempt: int = 0
     carrier: object = None
     lane: int = 0
+    sequence: SequenceMark | None = None
 
     state: RequestState = field(init=False, default=RequestState.NEW)
     queue_level: int = field(init=False, repr=False)
@@ -167,7 +170,7 @@ class BatchRunning:
     """A new owner found a batch of its predecessor with an executor; `attempt` of each request is the one begun there.
 
     The requests may be known already (they are taken out of the queue) or not; settled ones are left out. An empty
-    batch still holds its slot.
+    batch still holds its slot. `sequences` are those of a sequence batcher's batch.
     """
 
     batch_id: str
@@ -175,6 +178,8 @@ class BatchRunning:
     version: int
     requests: Sequence[RequestQueued]
     via_owner: bool = False
+    sequences: BatchPlaces | None = None
+    content_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,22 @@ class BatchLost:
     requests: Sequence[RequestQueued]
     members: int
     suspects: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFound:
+    """A new owner found a live sequence of its predecessor; `about` is the log's record of it."""
+
+    about: SequenceAbout
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsRescheduled:
+    """The model wants another turn of these requests of a batch that is about to finish (S41)."""
+
+    batch_id: str
+    executor: str
+    ids: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +251,8 @@ Observation = (
     | BatchDied
     | BatchRunning
     | BatchLost
+    | SequenceFound
+    | RequestsRescheduled
     | RequestCancelled
     | RequestSettled
     | QueueHeld

@@ -15,6 +15,7 @@ from protos import model_config_pb2 as pb
 from .config import validate_structure
 from .errors import InstanceError
 from .platforms import detect_backend
+from .sequence_graph import without_sequence_tensors
 
 if TYPE_CHECKING:
     from charonia.backend import GraphSignature, TensorSignature
@@ -112,6 +113,8 @@ def _backend_dims(item: pb.ModelInput | pb.ModelOutput) -> list[int]:
 def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSignature], what: str) -> None:
     if what == "input":
         signatures = _without_batch_inputs(config, signatures)
+    if config.HasField("sequence_batching"):
+        signatures = without_sequence_tensors(config, signatures, what)
     known = {signature.name: signature for signature in signatures}
     for item in written:
         if item.name and item.name not in known:

@@ -22,6 +22,7 @@ from .json_form import from_json, to_json
 from .normalisation import normalise
 from .platforms import ENSEMBLE
 from .sequence_validation import check_sequence_batching, check_states
+from .sequences import checkpoint_every
 from .support import unsupported_features
 from .warmup_validation import check_file_names, check_warmups
 
@@ -86,6 +87,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     check_instance_groups(config, gpus)
     if config.HasField("sequence_batching"):
         check_states(config)
+        checkpoint_every(config)
     check_file_names(config)
     check_warmups(config)
     caching_rules(config)

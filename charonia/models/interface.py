@@ -12,6 +12,7 @@ from charonia.datatypes import DataType
 from protos import model_config_pb2 as pb
 
 from .scheduling import DynamicBatching
+from .sequences import SequenceBatching
 
 DEFAULT_SCHEDULING = "default"
 REPEATABLE = "charonia.repeatable"
@@ -111,6 +112,7 @@ class ModelInterface:
     scheduling: str = DEFAULT_SCHEDULING
     decoupled: bool = False
     dynamic_batching: DynamicBatching | None = None
+    sequence_batching: SequenceBatching | None = None
     instance_groups: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
@@ -166,6 +168,7 @@ class ModelInterface:
             dynamic_batching=(
                 DynamicBatching.of(config.dynamic_batching) if scheduling == "dynamic_batching" else None
             ),
+            sequence_batching=SequenceBatching.of(config) if scheduling == "sequence_batching" else None,
             instance_groups=tuple(_instance_group(group) for group in config.instance_group),
             default_model_filename=config.default_model_filename,
             parameters={key: value.string_value for key, value in sorted(config.parameters.items())},

@@ -91,10 +91,24 @@ def _value_lists(control: pb.ModelSequenceBatching.Control) -> dict[str, int]:
 def check_states(config: pb.ModelConfig) -> None:
     """Raises `InstanceError` for a state whose initial value cannot stand for it (C45)."""
     seen: set[str] = set()
+    inputs = {item.name for item in config.input}
+    for tensor in config.sequence_batching.control_input:
+        if tensor.name in inputs:
+            raise InstanceError(f"sequence batching control tensor '{tensor.name}' must not be an input of the model")
     for state in config.sequence_batching.state:
         name = state.input_name
         if name in seen:
             raise InstanceError(f"State input name '{name}' specified more than once.")
+        if not name or not state.output_name:
+            raise InstanceError(f"sequence batching state must have 'input_name' and 'output_name' for {config.name}")
+        if name in inputs:
+            raise InstanceError(f"State input name '{name}' must not be an input of the model")
+        if state.data_type not in pb.DataType.values() or state.data_type == pb.TYPE_INVALID:
+            raise InstanceError(f"State input '{name}' must specify 'data_type'")
+        if any(dim < 1 and dim != -1 for dim in state.dims):
+            raise InstanceError(
+                f"State input '{name}' dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
+            )
         seen.add(name)
         if len(state.initial_state) > 1:
             raise InstanceError(
