@@ -37,7 +37,7 @@ def scheduler_for(
     """The scheduler of an owner with this token."""
     if is_sequential(interface):
         return SequenceScheduler(batch_prefix, token << _BINDINGS_PER_OWNER, delays)
-    return ModelScheduler(batch_prefix, prefetch, lane_weights)
+    return ModelScheduler(batch_prefix, prefetch, lane_weights, delays.requests)
 
 
 def sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:

@@ -17,7 +17,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
-from .scheduling.sequence_scheduler import Delays
+from .scheduling.sequence_scheduler import NO_DELAYS, Delays
 from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
@@ -42,7 +42,7 @@ class BatcherService:
         settings: BatcherSettings,
         *,
         local_executor: str = "",
-        delays: Delays = Delays(),
+        delays: Delays = NO_DELAYS,
     ) -> None:
         self._log = log
         self._control = control

@@ -22,13 +22,15 @@ DISPATCHED = RequestState.DISPATCHED
 class Dispatching:
     """Gives out the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it gives out none."""
 
-    __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held")
+    __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held", "waits_for")
 
     def __init__(self, state: ModelState, batch_prefix: str) -> None:
         self._state = state
         self._batch_prefix = batch_prefix
         self._next_batch = 0
         self.is_held = False
+        self.waits_for = 0
+        """For tests (S43): nothing is given out before so many requests wait."""
 
     def decide(self, now_ns: int, decisions: list[Decision]) -> None:
         """Look at every version that changed: answer what may be answered, give out what is due."""
@@ -42,12 +44,17 @@ class Dispatching:
                 for batch_id in version.releases.release(earliest):
                     self._state.held.discard(batch_id)
                     decisions.append(ReleaseReplies(batch_id))
-            if self._state.ledger.batching is not None and not self.is_held:
+            if self._state.ledger.batching is not None and not self.is_held and not (self.waits_for and self._waits()):
                 if version.isolation.size or self._state.kept or self._state.fresh_waits:
                     self._dispatch_suspects(version, self._state.ledger.batching, now_ns, decisions)
                 self._dispatch(version, self._state.ledger.batching, now_ns, decisions)
             if version.is_idle():
                 del self._state.versions[number]
+
+    def _waits(self) -> bool:
+        if self._state.ledger.queued >= self.waits_for:
+            self.waits_for = 0
+        return self.waits_for > 0
 
     def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
         """Send batches as long as there is somebody to take one and the rules do not say to wait."""

@@ -65,13 +65,20 @@ class ModelScheduler:
 
     `batch_prefix` makes batch ids unique over owners: they are `<prefix>-<counter>`. `prefetch` is the number of
     batches an executor may hold beyond its slots, 0 where it is in this process. `lane_weights` are the shares of lanes
-    in a level, 1 where not given.
+    in a level, 1 where not given. `waits_for`: nothing is given out before so many requests wait (S43).
     """
 
-    def __init__(self, batch_prefix: str, prefetch: int = 0, lane_weights: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        batch_prefix: str,
+        prefetch: int = 0,
+        lane_weights: Mapping[int, int] | None = None,
+        waits_for: int = 0,
+    ) -> None:
         self._state = ModelState(prefetch, lane_weights or {})
         self._recalls = Recalls(self._state)
         self._dispatching = Dispatching(self._state, batch_prefix)
+        self._dispatching.waits_for = waits_for
         self._next_order = 0
         self._next_recovered = FIRST_RECOVERED_ORDER
 

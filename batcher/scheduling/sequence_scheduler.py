@@ -85,6 +85,9 @@ class Delays:
     backlog_requests: int = 0
 
 
+NO_DELAYS = Delays()
+
+
 @dataclass(slots=True)
 class GivenBatch:
     """A batch an executor has; `sequences` are those of `requests`."""
@@ -111,7 +114,7 @@ class VersionSequences:
 class SequenceScheduler:
     """Decides for one model with a sequence batcher. `first_binding` makes the numbers of places unique over owners."""
 
-    def __init__(self, batch_prefix: str, first_binding: int = 0, delays: Delays = Delays()) -> None:
+    def __init__(self, batch_prefix: str, first_binding: int = 0, delays: Delays = NO_DELAYS) -> None:
         self._batch_prefix = batch_prefix
         self._next_batch = 0
         self._next_order = 0
@@ -127,7 +130,7 @@ class SequenceScheduler:
         self._alone: set[bytes] = set()
         self._due = DueTimes()
         self._idle: dict[LiveSequence, int] = {}
-        """When each sequence that rests has rested too long; the idle time is one for all, so the first is due first."""
+        """When each sequence that rests has rested too long; one idle time holds for all, so the first is due first."""
         self._look_ns = NEVER_NS
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ class SequenceScheduler:
     def _cut(
         self, sequence: LiveSequence, request: QueuedRequest, how: Cut | None, now_ns: int, decisions: list[Decision]
     ) -> None:
-        """A waiting request ends (`how` None: somebody has settled it), and with it what follows up to the next START."""
+        """A waiting request ends (`how` None: it is settled), and with it what follows until the next START."""
         queue = list(sequence.queue)
         at = queue.index(request)
         last = at + 1
@@ -512,7 +515,7 @@ class SequenceScheduler:
         backlog = sum(len(sequence.queue) for version in self._versions.values() for sequence in version.backlog)
         if self._queued - backlog < self._delays.requests or backlog < self._delays.backlog_requests:
             return True
-        self._delays = Delays()
+        self._delays = NO_DELAYS
         return False
 
     def _dispatch(
@@ -732,4 +735,4 @@ def _mark(request: QueuedRequest) -> SequenceMark:
     return request.sequence
 
 
-__all__ = ["Delays", "SequenceScheduler"]
+__all__ = ["NO_DELAYS", "Delays", "SequenceScheduler"]
