@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import START, EventLog
-from charonia.events import FIELD_FACT, ExecutionUnwanted, pack_fact
+from charonia.events import FIELD_FACT, ExecutionUnwanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
@@ -82,6 +82,17 @@ class Dispatcher:
             stream = keys.LOCAL + stream
         with contextlib.suppress(CharoniaError):
             await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
+
+    async def tell_wanted(self, executor: str, version: int) -> bool:
+        """Tell an executor that requests wait for a version it would load; False when the log does not take it."""
+        stream = keys.batches(executor)
+        if executor == self._local_executor:
+            stream = keys.LOCAL + stream
+        try:
+            await self._log.append(stream, [FIELD_FACT, pack_fact(VersionWanted(self._model, version))])
+        except CharoniaError:
+            return False
+        return True
 
     def hand_over(self, decision: DispatchBatch) -> bool:
         """Give the batch to the executor in this process at once; False when it is another's, which `send` serves."""

@@ -46,6 +46,31 @@ class ProcessLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorDescribed:
+    """What an executor is and has, said again when that changed; the last one counts.
+
+    `labels` are what placement asks for (`charonia.models.placement`), several values of one joined by commas. Of
+    models on demand `used_bytes` of `budget_bytes` and `loaded_models` of `most_models` are taken, 0 for no bound.
+    """
+
+    kind: ClassVar[str] = "executor_described"
+    executor: str
+    labels: dict[str, str]
+    used_bytes: int = 0
+    budget_bytes: int = 0
+    loaded_models: int = 0
+    most_models: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDraining:
+    """An executor takes no more batches and finishes what it has. Its models are accepted until a successor has come."""
+
+    kind: ClassVar[str] = "executor_draining"
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
 class RepositoryScanned:
     """An executor has read its repository and tried to load what its control mode says; `models` are all names seen.
 
@@ -115,6 +140,53 @@ class VersionLoaded:
     config: bytes
     labels: dict[str, list[str]] = field(default_factory=dict)
     load_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAnnounced:
+    """An executor would load a version when it is asked for, and has not now; else as `VersionLoaded`."""
+
+    kind: ClassVar[str] = "version_announced"
+    executor: str
+    model: str
+    version: int
+    content_hash: str
+    config: bytes
+    labels: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHeld:
+    """A version that an executor announced is in its memory and runs `slots` batches at once; 0: it is not there.
+
+    Said often, so each one's predecessor is deleted: only the last one of a version is in the stream.
+    """
+
+    kind: ClassVar[str] = "version_held"
+    executor: str
+    model: str
+    version: int
+    slots: int
+    load_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWanted:
+    """A model's owner to an executor, in its batch stream: requests wait for a version it announced."""
+
+    kind: ClassVar[str] = "version_wanted"
+    model: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelExcluded:
+    """A model is not placed on an executor, which therefore does not load it (`charonia.models.placement`)."""
+
+    kind: ClassVar[str] = "model_excluded"
+    executor: str
+    model: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +402,12 @@ Fact = (
     | SlotFreed
     | ResponsesBegun
     | OwnerChanged
+    | ExecutorDescribed
+    | ExecutorDraining
+    | VersionAnnounced
+    | VersionHeld
+    | VersionWanted
+    | ModelExcluded
 )
 
 _BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}

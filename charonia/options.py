@@ -84,11 +84,23 @@ OPTIONS: tuple[Option, ...] = (
     Option("batcher", "str", "auto", _S, "auto, separate or colocated (inside the one executor process)"),
     Option("config", "str", "", _ALL, "TOML file of option values"),
     Option("pool", "str", "default", _E, "pool the executor joins"),
+    Option("label", "str", (), _E, "<key>=<value> that models may require of an executor; repeatable", repeat=True),
+    Option(
+        "model-memory-budget",
+        "str",
+        "",
+        _E,
+        "load models on demand within so much memory an executor (bytes, or with KiB, MiB, GiB), idle ones make room",
+    ),
+    Option(
+        "max-loaded-models", "int", 0, _E, "load models on demand, at most so many at once an executor; 0: no bound"
+    ),
     # identity and process
     Option("id", "str", "triton", _G, "server name in the metadata"),
     Option("exit-timeout-secs", "int", 30, _ALL, "how long a stop waits for running work"),
     Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
     Option("strict-readiness", "bool", True, _G, "ready only when every model is"),
+    Option("executor-grace-secs", "float", 60.0, _G, "how long a gateway stays ready when executors have left"),
     # models
     Option("model-control-mode", "str", "none", _E, "none, poll or explicit"),
     Option("repository-poll-secs", "float", 15.0, _E, "seconds between looks in poll mode"),
@@ -251,6 +263,8 @@ _RANGES = {
     "stream-buffer-bytes": (1, _ANY[1]),
     "job-retention-bytes": (0, _ANY[1]),
     "drain-delay-secs": (0, 3_600),
+    "executor-grace-secs": (0, 86_400),
+    "max-loaded-models": (0, _ANY[1]),
     "response-cache-byte-size": (0, _ANY[1]),
     "journal-retention-secs": (0, _ANY[1]),
     "journal-retention-bytes": (0, _ANY[1]),

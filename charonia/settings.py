@@ -78,6 +78,7 @@ class GatewaySettings:
     grpc_infer_response_compression_level: str = "none"
     grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
     strict_readiness: bool = True
+    executor_grace_s: float = 60.0
     exit_timeout_secs: int = 30
     drain_delay_secs: float = 0.0
     shm_dir: str = ""
@@ -151,6 +152,9 @@ class ExecutorSettings:
     incarnation: str
     model_repository: tuple[str, ...] = ()
     pool: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    model_memory_budget_bytes: int = 0
+    max_loaded_models: int = 0
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,9 +12,13 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.events import (
     FIELD_FACT,
+    ExecutorDescribed,
     Fact,
+    ModelExcluded,
     RepositoryScanned,
+    VersionAnnounced,
     VersionFailed,
+    VersionHeld,
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
@@ -45,6 +50,10 @@ class Announcer:
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._scan: RepositoryScanned | None = None
+        self._described: ExecutorDescribed | None = None
+        self._excluded: dict[str, ModelExcluded] = {}
+        self._entries: dict[object, bytes] = {}
+        """Where the last of those facts is that take the place of each other."""
         self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
     async def tell(self, fact: Fact) -> None:
@@ -56,24 +65,52 @@ class Announcer:
         self._remember(fact)
         await self._write(fact)
 
+    async def tell_anew(self, fact: VersionHeld | ExecutorDescribed) -> None:
+        """Write a fact that makes its predecessor superfluous, and delete that: such facts do not add up."""
+        about = (fact.model, fact.version) if isinstance(fact, VersionHeld) else ExecutorDescribed
+        before = self._entries.pop(about, None)
+        self._remember(fact)
+
+        async def write() -> None:
+            self._entries[about] = await self._append(fact)
+
+        await insist(write, f"the log does not take {fact.kind}")
+        if before is not None:
+            with contextlib.suppress(CharoniaError):  # then it stays, and says nothing that does not hold
+                await self._log.delete_entries(keys.CONTROL, [before])
+
     async def say_again(self) -> None:
         """Write everything that still holds, in an order in which it can be folded. Raises `LogUnavailable`."""
+        self._entries.clear()
+        for excluded in list(self._excluded.values()):
+            await self._write(excluded)
         for told in list(self._versions.values()):
             for fact in list(told.values()):
                 await self._write(fact)
+        if self._described is not None:
+            await self._write(self._described)
         if self._scan is not None:
             await self._write(self._scan)
 
     def _remember(self, fact: Fact) -> None:
         if isinstance(fact, RepositoryScanned):
             self._scan = fact
-        elif isinstance(fact, VersionLoaded | VersionUnloaded):
+        elif isinstance(fact, ExecutorDescribed):
+            self._described = fact
+        elif isinstance(fact, ModelExcluded):
+            self._excluded[fact.model] = fact
+        elif isinstance(fact, VersionLoaded | VersionUnloaded | VersionAnnounced):
+            if not isinstance(fact, VersionUnloaded):
+                self._excluded.pop(fact.model, None)
             self._versions[(fact.model, fact.version)] = {fact.kind: fact}
-        elif isinstance(fact, VersionStateChanged | VersionFailed):
+        elif isinstance(fact, VersionStateChanged | VersionFailed | VersionHeld):
             told = self._versions.setdefault((fact.model, fact.version), {})
             # the last word of its kind: a version that is loaded anew, in vain, is still served as it was (R21)
             told.pop(fact.kind, None)
             told[fact.kind] = fact
 
     async def _write(self, fact: Fact) -> None:
-        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+        await self._append(fact)
+
+    async def _append(self, fact: Fact) -> bytes:
+        return await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

@@ -10,6 +10,7 @@ from charonia.eventlog.port import EventLog
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
+from .capabilities import Capabilities
 from .devices import count_gpus
 from .host_policy import HostPolicies
 from .loading import Loader
@@ -27,16 +28,25 @@ def create(
     backends: BackendRegistry | None = None,
 ) -> ExecutorService:
     """The service alone. Raises `StartupError` for a repository that cannot be used."""
+    registry = backends or BackendRegistry()
+    gpus = count_gpus(os.environ)
     loader = Loader(
-        backends or BackendRegistry(),
-        gpus=count_gpus(os.environ),
+        registry,
+        gpus=gpus,
         auto_complete=not settings.disable_auto_complete_config,
         backend_config=settings.backend_config,
         retries=settings.model_load_retry_count,
         turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
         host_policies=HostPolicies(settings.host_policies),
     )
-    return ExecutorService(log, settings, log_settings or LogSettings(), loader=loader, metrics=ExecutorMetrics())
+    return ExecutorService(
+        log,
+        settings,
+        log_settings or LogSettings(),
+        loader=loader,
+        capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
+        metrics=ExecutorMetrics(),
+    )
 
 
 _FAILED_DRAIN_S = 5.0

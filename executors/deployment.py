@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
-from charonia.events import ModelRequested, VersionLoaded
+from charonia.events import ModelExcluded, ModelRequested, VersionLoaded
 from charonia.models.config import from_json
 from charonia.models.errors import StructureError
 from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
+from protos.model_config_pb2 import ModelConfig
 
 from . import overrides
 from .accounting import increments
@@ -28,6 +29,7 @@ from .instance import Hung
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
 from .loading import Incarnation, Loader
 from .metrics import ExecutorMetrics
+from .placing import NotPlacedHere, Placing
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Deployment:
         loader: Loader,
         announcer: Announcer,
         metrics: ExecutorMetrics,
+        placing: Placing,
         concurrent_loads: int,
         on_hung: Hung,
     ) -> None:
@@ -61,6 +64,7 @@ class Deployment:
         self._loader = loader
         self._announcer = announcer
         self._metrics = metrics
+        self._placing = placing
         self._on_hung = on_hung
         self._serving: dict[tuple[str, int], Incarnation] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -102,13 +106,20 @@ class Deployment:
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
-    async def load_all(self, decisions: list[LoadModel]) -> dict[str, str]:
-        """Load several models at once; the reason of each that failed."""
+    async def load_all(
+        self, decisions: list[LoadModel], load: Callable[[str], Awaitable[None]] | None = None
+    ) -> dict[str, str]:
+        """Load several models at once, or do with each what `load` does; the reason of each that failed.
+
+        That one is not placed here is no failure.
+        """
         failures: dict[str, str] = {}
 
         async def one(model: str) -> None:
             try:
-                await self.load(model, None)
+                await (self.load(model, None) if load is None else load(model))
+            except NotPlacedHere as error:
+                _log.info("%s is not loaded here: %s", model, error)
             except CharoniaError as error:
                 cause = error.__cause__
                 failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
@@ -163,16 +174,7 @@ class Deployment:
     async def _load_versions(self, directory: ModelDirectory) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
         model = directory.name
-        if directory.config is None:
-            await self._refuse(directory)
-        try:
-            selected = directory.selected_versions()
-        except CharoniaError as error:
-            self._lifecycle.unreadable(directory)
-            _log.error("failed to load %s: %s", model, error)
-            if not self._lifecycle.ready_versions(model):
-                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
-            raise load_failure(model, {NO_VERSION: error}) from None
+        selected = await self._select(directory)
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
         if plan.load:
@@ -187,22 +189,52 @@ class Deployment:
             await self._announcer.tell(fact)
         return bool(plan.load)
 
+    async def _select(self, directory: ModelDirectory) -> list[int]:
+        """The versions that should be served here. Raises for what cannot be, after telling its reason."""
+        model = directory.name
+        if directory.config is None:
+            await self._refuse(directory)
+        try:
+            selected = directory.selected_versions()
+            await asyncio.to_thread(self._placing.check, directory.required_config())
+        except NotPlacedHere as error:
+            self._lifecycle.unreadable(directory)
+            for version in self._lifecycle.ready_versions(model):
+                await self._unload_version(model, version)
+            await self._announcer.tell(ModelExcluded(self._executor, model, error.message))
+            raise
+        except CharoniaError as error:
+            self._lifecycle.unreadable(directory)
+            _log.error("failed to load %s: %s", model, error)
+            if not self._lifecycle.ready_versions(model):
+                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            raise load_failure(model, {NO_VERSION: error}) from None
+        return selected
+
+    async def _complete(
+        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int]
+    ) -> ModelConfig | CharoniaError:
+        """The final configuration, or what is wrong with it, which is told."""
+        model = directory.name
+        try:
+            return await self._loader.complete(directory, selected)
+        except CharoniaError as error:
+            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
+            _log.error("failed to load %s: %s", model, error)
+            for version in planned:
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            if isinstance(error, StructureError):
+                raise poll_failure(model) from error
+            return error
+
     async def _load_planned(
         self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...]
     ) -> dict[int, CharoniaError]:
         model = directory.name
         failures: dict[int, CharoniaError] = {}
-        try:
-            config = await self._loader.complete(directory, selected)
-        except CharoniaError as error:
-            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
-            _log.error("failed to load %s: %s", model, error)
-            for version in planned:
-                failures[version] = error
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
-            if isinstance(error, StructureError):
-                raise poll_failure(model) from error
-            return failures
+        config = await self._complete(directory, selected, planned)
+        if isinstance(config, CharoniaError):
+            return dict.fromkeys(planned, config)
         for version in planned:
             try:
                 incarnation = await self._loader.load(directory, version, config)
@@ -211,8 +243,27 @@ class Deployment:
                 _log.error("failed to load %s version %d: %s", model, version, error)
                 await self._announcer.tell(self._lifecycle.failed(model, version, error))
             else:
-                await self._install(incarnation, directory)
+                await self._tell_loaded(incarnation, await self.install(incarnation), directory)
         return failures
+
+    async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
+        """Directory, final configuration and versions of a model, without an instance; None for one that has none.
+
+        Raises what `load` raises.
+        """
+        async with self._locks.setdefault(model, asyncio.Lock()), self._loads:
+            directory = await asyncio.to_thread(self._find, model, None)
+            selected = await self._select(directory)
+            if directory.required_config().HasField("ensemble_scheduling"):
+                return None
+            config = await self._complete(directory, selected, selected)
+            if isinstance(config, CharoniaError):
+                raise load_failure(model, dict.fromkeys(selected, config))
+            return directory, config, selected
+
+    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
+        return await self._loader.load(directory, version, config)
 
     async def _refuse(self, directory: ModelDirectory) -> None:
         """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
@@ -225,14 +276,24 @@ class Deployment:
             raise poll_failure(directory.name) from error
         raise load_failure(directory.name, {version: error})
 
-    async def _install(self, incarnation: Incarnation, directory: ModelDirectory) -> None:
-        """Serve a loaded version from now on; its predecessor finishes what it has (R22)."""
+    async def install(self, incarnation: Incarnation) -> Incarnation | None:
+        """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
         key = (incarnation.model, incarnation.version)
         incarnation.pool.on_hung = self._on_hung
         incarnation.pool.start()
         before = self._serving.get(key)
         self._serving[key] = incarnation
         self._metrics.loaded(*key, incarnation.pool.slots, incarnation.load_ns)
+        statistics = keys.statistics(*key, incarnation.content_hash)
+        for records, executed in incarnation.warmed:
+            with contextlib.suppress(LogUnavailable):
+                await self._log.add_statistics(statistics, increments(records, executed))
+        return before
+
+    async def _tell_loaded(
+        self, incarnation: Incarnation, before: Incarnation | None, directory: ModelDirectory
+    ) -> None:
+        """It is served; its predecessor finishes what it has (R22)."""
         fact = VersionLoaded(
             self._executor,
             incarnation.model,
@@ -243,13 +304,17 @@ class Deployment:
             incarnation.labels,
             incarnation.load_ns,
         )
-        statistics = keys.statistics(*key, incarnation.content_hash)
-        for records, executed in incarnation.warmed:
-            with contextlib.suppress(LogUnavailable):
-                await self._log.add_statistics(statistics, increments(records, executed))
         await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
         if before is not None:
             self._spawn(self._retire(before, forget=True))
+
+    async def evict(self, incarnation: Incarnation) -> None:
+        """Take an idle version out of memory. It is loaded again when it is asked for, so its statistics stay (X6)."""
+        key = (incarnation.model, incarnation.version)
+        if self._serving.get(key) is incarnation:
+            del self._serving[key]
+            self._metrics.unloaded(*key)
+        await asyncio.wait([self._spawn(self._retire(incarnation))])
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
@@ -328,10 +393,11 @@ class Deployment:
 
         self._spawn(discard())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._retiring.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._retiring.discard(task)

@@ -49,6 +49,8 @@ class InstancePool:
     turnstile: Turnstile | None = None
     planner: Planner = field(init=False)
     unfinished: int = 0
+    used_ns: int = 0
+    """When it was last given a batch; 0 for never."""
     _workers: list[ThreadWorker | TaskWorker] = field(default_factory=list)
     _blocking: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
     _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
@@ -100,6 +102,7 @@ class InstancePool:
     def submit(self, job: Job) -> None:
         """Queue a batch for the next free instance."""
         self.unfinished += 1
+        self.used_ns = monotonic_ns()
         self._idle.clear()
         if self._turns is not None:
             self._turns.submit(job)

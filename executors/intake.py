@@ -16,7 +16,7 @@ from charonia import failpoints, keys
 from charonia.errors import InvalidRecord, LogUnavailable
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
-from charonia.events import FIELD_FACT, BatchReturned, ExecutionUnwanted, pack_fact
+from charonia.events import FIELD_FACT, BatchReturned, ExecutionUnwanted, VersionWanted, pack_fact
 from charonia.wire import (
     FIELD_HEADER,
     FLAG_JOURNALLED,
@@ -66,6 +66,8 @@ class Intake:
         self._taken: dict[str, tuple[Job, Incarnation]] = {}
         """Batches that were taken and not executed yet, by id."""
         self._stopped = False
+        self.on_wanted: Callable[[str, int], None] | None = None
+        """Told of versions that requests wait for; only where models are loaded on demand."""
         self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -156,6 +158,10 @@ class Intake:
 
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):
+            if isinstance(fact, VersionWanted):
+                if self.on_wanted is not None:
+                    self.on_wanted(fact.model, fact.version)
+                continue
             taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
             if taken is not None and isinstance(fact, ExecutionUnwanted):
                 ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))

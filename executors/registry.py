@@ -8,14 +8,18 @@ costs more than starting an executor.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from charonia.backend import ENTRY_POINT_GROUP, Backend, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 
 from .backends.python.runtime_file import RUNTIME, python_based
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _PYTHON = "python"
 _SHIPPED = {
@@ -23,6 +27,9 @@ _SHIPPED = {
     "python": "executors.backends.python:PythonBackend",
 }
 """The same entry points as in pyproject.toml; a distribution cannot take these words away from us."""
+
+_LIBRARIES = {"onnxruntime": "onnxruntime"}
+"""What a shipped backend cannot be imported without."""
 
 
 class BackendRegistry:
@@ -67,11 +74,37 @@ class BackendRegistry:
                 found = self._made[name] = _load(name)
             return found
 
+    def has(self, name: str) -> bool:
+        """Whether the backend could be had, without importing it."""
+        if name in self._made or name in _SHIPPED:
+            return name in self._made or _importable(_LIBRARIES.get(name, ""))
+        return any(_importable(entry.module) for entry in _installed(name))
+
+    def available(self) -> list[str]:
+        """The words of all backends that could be had, sorted. Reads every installed distribution's metadata."""
+        from importlib.metadata import entry_points
+
+        words = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys()
+        return sorted(word for word in words if self.has(word))
+
 
 def prefers_gpu(backend: Backend) -> bool:
     """Whether an instance group of kind AUTO goes to a GPU when there is one (C8); a backend may say so itself."""
     says: Any = getattr(backend, "prefers_gpu", None)
     return bool(says()) if callable(says) else False
+
+
+def _installed(name: str) -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINT_GROUP, name=name)
+
+
+def _importable(module: str) -> bool:
+    try:
+        return not module or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _load(name: str) -> Backend:
@@ -80,9 +113,7 @@ def _load(name: str) -> Backend:
         module_name, _, attribute = _SHIPPED[name].partition(":")
         factory = getattr(importlib.import_module(module_name), attribute)
         return cast("Backend", factory())
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+    for entry in _installed(name):
         try:
             factory = entry.load()
         except ImportError as error:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
@@ -17,19 +19,29 @@ from charonia.eventlog.control import facts_of
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import ModelRequested, ModelRequestFinished, RepositoryScanned
+from charonia.events import (
+    ExecutorDescribed,
+    ExecutorDraining,
+    ModelRequested,
+    ModelRequestFinished,
+    RepositoryScanned,
+)
 from charonia.models.repository import ModelRepository
 from charonia.settings import ExecutorSettings, LogSettings
 
 from .accounting import Death
 from .announcing import Announcer
+from .capabilities import Capabilities
 from .deployment import Deployment
 from .intake import Intake
 from .job import Job
 from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .loading import Loader
 from .metrics import ExecutorMetrics
+from .on_demand import OnDemand
 from .payloads import Payloads
+from .placing import Placing
+from .room import Room
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +60,7 @@ class ExecutorService:
         log_settings: LogSettings,
         *,
         loader: Loader,
+        capabilities: Capabilities,
         metrics: ExecutorMetrics,
     ) -> None:
         self.failed = False
@@ -81,6 +94,7 @@ class ExecutorService:
             loader=loader,
             announcer=self._announcer,
             metrics=metrics,
+            placing=Placing(settings.pool, capabilities),
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
         )
@@ -89,6 +103,19 @@ class ExecutorService:
                 (incarnation.model, incarnation.version, incarnation.pool.waiting_requests)
                 for incarnation in self._deployment.incarnations()
             ]
+        self._capabilities = capabilities
+        self._on_demand: OnDemand | None = None
+        if settings.model_memory_budget_bytes or settings.max_loaded_models:
+            self._on_demand = OnDemand(
+                log,
+                self._me,
+                room=Room(budget_bytes=settings.model_memory_budget_bytes, most_models=settings.max_loaded_models),
+                deployment=self._deployment,
+                lifecycle=self._lifecycle,
+                announcer=self._announcer,
+                describe=self._describe,
+                concurrent_loads=settings.model_load_thread_count,
+            )
         self._intake = Intake(
             log,
             self._me,
@@ -97,6 +124,8 @@ class ExecutorService:
             Payloads(log, self._directory),
             local=settings.hosts_batcher,
         )
+        if self._on_demand is not None:
+            self._intake.on_wanted = self._on_demand.wanted
         self._tasks: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._names: tuple[str, ...] = ()
@@ -127,7 +156,13 @@ class ExecutorService:
         self._names = tuple(found)
         decisions = self._lifecycle.start(found, self._settings.load_model)
         await self._tell_scan(ready=False)
-        failures = await self._deployment.load_all(decisions)
+        if self._on_demand is None:
+            failures = await self._deployment.load_all(decisions)
+            self._spawn(self._describe())
+        else:
+            failures = await self._deployment.load_all(decisions, self._on_demand.announce)
+            await self._describe()
+            self._on_demand.start()
         if failures and self._settings.exit_on_error:
             reasons = "; ".join(f"{model}: {reason}" for model, reason in sorted(failures.items()))
             raise StartupError(f"failed to load all models: {reasons}")
@@ -149,12 +184,12 @@ class ExecutorService:
 
     async def _stop_intake(self) -> None:
         await self._stop_tasks()
+        if self._on_demand is not None:
+            await self._on_demand.stop()
         incarnations = self._deployment.incarnations()
         with contextlib.suppress(LogUnavailable):
-            # no new requests may be routed here; the others know where else to send them. A failed executor is replaced
-            # by a successor: for that one requests are accepted meanwhile, as after a crash.
-            for incarnation in incarnations if not self.failed else ():
-                await self._announcer.try_tell(self._lifecycle.unloading(incarnation.model, incarnation.version))
+            # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
+            await self._announcer.try_tell(ExecutorDraining(self._me))
             await self._intake.stop()
         for incarnation in incarnations:
             self._intake.give_back_queued(incarnation, "executor drains")
@@ -175,6 +210,8 @@ class ExecutorService:
     async def close(self, grace_s: float = 30.0) -> None:
         """Unload everything within `grace_s` and leave. `drain` first: what still runs is not answered."""
         await self._stop_tasks()
+        if self._on_demand is not None:
+            await self._on_demand.stop()
         await self._deployment.close(grace_s)
         await self._intake.close()
         if self._joined:
@@ -200,9 +237,26 @@ class ExecutorService:
         for entry in entries:
             for fact in facts_of(entry):
                 if isinstance(fact, ModelRequested):
-                    task = asyncio.get_running_loop().create_task(self._answer(fact))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._spawn(self._answer(fact))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _describe(self) -> None:
+        """Tell what this executor is, and how much of its room for models is taken."""
+        fact = ExecutorDescribed(self._me, await asyncio.to_thread(self._capabilities.labels))
+        if self._on_demand is not None:
+            room = self._on_demand.room
+            fact = replace(
+                fact,
+                used_bytes=room.used_bytes,
+                budget_bytes=room.budget_bytes,
+                loaded_models=room.models,
+                most_models=room.most_models,
+            )
+        await self._announcer.tell_anew(fact)
 
     async def _answer(self, request: ModelRequested) -> None:
         decision = self._lifecycle.requested(request)

@@ -44,6 +44,7 @@ from .handler import (
 )
 from .jobs import Jobs
 from .metrics import GatewayMetrics, RequestCounts, failure_reason
+from .readiness import Readiness
 from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
 from .response_cache import ResponseCache
@@ -97,6 +98,7 @@ class GatewayService:
         self._dataplane = DataPlane(log, settings, terms, payloads)
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
         self._model_control = ModelControl(control)
+        self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
         self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
@@ -110,6 +112,7 @@ class GatewayService:
 
     async def start(self) -> None:
         await self._dataplane.start()
+        self._readiness.watch()
         self.jobs.start()
         if self._cache is not None:
             self._cache.start()
@@ -131,6 +134,7 @@ class GatewayService:
     def begin_anew(self) -> None:
         """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
         self._dataplane.pending.lose_all()
+        self._readiness.forget()
         if self._cache is not None:
             self._cache.store.forget()
         self.jobs.begin_anew()
@@ -162,9 +166,7 @@ class GatewayService:
         return True
 
     def ready(self) -> bool:
-        if self._leaving or not self._control.log_up or not self._catalog.started():
-            return False
-        return not self._settings.strict_readiness or self._catalog.all_ready()
+        return not self._leaving and self._control.log_up and self._readiness.ready()
 
     def model_ready(self, name: str, version: str) -> bool:
         if self._draining or not self._control.log_up:

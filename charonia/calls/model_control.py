@@ -35,6 +35,8 @@ class ModelControl:
     async def load(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
         """Returns when every live executor has answered and one of them serves the model (H41).
 
+        One on which the model is not placed answers with that as its error, which counts when nobody says another.
+
         Raises R9's `Unavailable` outside explicit mode, `InvalidArgument` for a bad name or a file override without a
         configuration (R25), and the executors' own error (R20, R21) when none could load it.
         """
@@ -48,7 +50,7 @@ class ModelControl:
             for path, content in files.items():
                 await self._control.log.put_blob(blobs[path], content, _FILE_TTL_S)
             await self._ask(ModelRequested("load", name, request_id, config_json or "", blobs))
-            await self._answers(request_id)
+            await self._answers(name, request_id)
         except TimeoutError:
             raise Unavailable(f"no answer to the load of '{name}' within {self._max_wait_s:g} s") from None
         finally:
@@ -72,13 +74,13 @@ class ModelControl:
     async def _ask(self, fact: ModelRequested) -> None:
         await self._control.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
 
-    async def _answers(self, request_id: str) -> None:
+    async def _answers(self, name: str, request_id: str) -> None:
         catalog = self._control.catalog
-        asked = catalog.live_executors()
+        asked = catalog.answering_executors()
         epochs = self._control.epoch_changes
         async with asyncio.timeout(self._max_wait_s):
             while True:
-                live = set(catalog.live_executors())
+                live = set(catalog.answering_executors())
                 open_answers = [e for e in asked if e in live and (request_id, e) not in catalog.finished]
                 if not open_answers:
                     break
@@ -93,5 +95,9 @@ class ModelControl:
             error = failure_of(finished)
             if error is None:
                 return
-            errors.append(error)
+            view = catalog.executors.get(executor)
+            if view is not None and name in view.excluded:
+                errors.append(error)
+            else:
+                errors.insert(0, error)
         raise errors[0] if errors else NotFound("every executor left before the model was loaded")

@@ -7,83 +7,66 @@ anything. Applying a fact twice changes nothing. Following the stream is `charon
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.events import (
+    ExecutorDescribed,
+    ExecutorDraining,
     Fact,
     LanesWeighed,
+    ModelExcluded,
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    VersionAnnounced,
     VersionFailed,
+    VersionHeld,
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
 )
 from protos.model_config_pb2 import ModelConfig
 
+from .executor_views import (
+    AWAITED,
+    EXECUTOR_DRAINS,
+    EXECUTOR_LOST,
+    LOADING,
+    ON_DEMAND,
+    READY,
+    UNAVAILABLE,
+    UNLOADED,
+    UNLOADING,
+    ExecutorVersion,
+    ExecutorView,
+    IndexRow,
+    ServedVersion,
+    index,
+    states,
+)
 from .interface import ModelInterface
 
-READY = "READY"
-LOADING = "LOADING"
-UNLOADING = "UNLOADING"
-UNAVAILABLE = "UNAVAILABLE"
-
-EXECUTOR_LOST = "executor lost"
-
-_RANK = {READY: 3, UNLOADING: 2, LOADING: 1, UNAVAILABLE: 0}
+__all__ = [
+    "EXECUTOR_DRAINS",
+    "EXECUTOR_LOST",
+    "LOADING",
+    "ON_DEMAND",
+    "READY",
+    "UNAVAILABLE",
+    "UNLOADED",
+    "UNLOADING",
+    "Catalog",
+    "ExecutorVersion",
+    "ExecutorView",
+    "IndexRow",
+    "ServedVersion",
+    "failure_of",
+]
 
 _REPLACED_REMEMBERED = 64
 """Lost executors whose place was taken, kept in mind because a stalled one may come back."""
-
-
-@dataclass(slots=True)
-class ExecutorVersion:
-    """One version on one executor: its state, the reason shown in the index, and what it serves while READY."""
-
-    state: str
-    reason: str = ""
-    loaded: VersionLoaded | None = None
-
-
-@dataclass(slots=True)
-class ExecutorView:
-    """One executor as its facts describe it. Once gone its versions stay in mind until a successor has scanned."""
-
-    joined: ProcessJoined
-    scan: RepositoryScanned | None = None
-    versions: dict[tuple[str, int], ExecutorVersion] = field(default_factory=dict)
-    lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """The current incarnation of a model version: what requests are checked against and who executes it.
-
-    `slots` maps executor to batches at once; it is empty when every executor that served it was lost, then accepted
-    requests wait in the log for the next one. `accepting` is false while it unloads: what was accepted still runs.
-    """
-
-    model: str
-    version: int
-    content_hash: str
-    config: ModelConfig
-    interface: ModelInterface
-    labels: dict[str, list[str]]
-    slots: dict[str, int]
-    accepting: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One row of the repository index (H40); version 0 stands for a model that was never loaded."""
-
-    model: str
-    version: int
-    state: str
-    reason: str
 
 
 class Catalog:
@@ -121,8 +104,19 @@ class Catalog:
                 self._leave(fact)
             case RepositoryScanned():
                 self._scanned(fact)
-            case VersionStateChanged() | VersionLoaded() | VersionFailed() | VersionUnloaded():
+            case VersionStateChanged() | VersionLoaded() | VersionAnnounced() | VersionFailed() | VersionUnloaded():
                 self._version(fact)
+            case VersionHeld():
+                self._held(fact)
+            case ExecutorDescribed():
+                if (view := self._view(fact.executor)) is not None:
+                    view.described = fact
+            case ExecutorDraining():
+                self._drains(fact.executor)
+            case ModelExcluded():
+                if (view := self._view(fact.executor)) is not None:
+                    view.excluded[fact.model] = fact.reason
+                    self._refresh({fact.model})
             case LanesWeighed():
                 self._weighed(fact)
             case ModelRequestFinished():
@@ -150,6 +144,25 @@ class Catalog:
             view.lost = False
             self._refresh({model for model, _ in view.versions})
 
+    def _view(self, executor: str) -> ExecutorView | None:
+        return self.executors.get(executor) or self._replaced.get(executor)
+
+    def _held(self, fact: VersionHeld) -> None:
+        view = self._view(fact.executor)
+        known = view.versions.get((fact.model, fact.version)) if view is not None else None
+        if known is None or known.loaded is None:
+            return
+        known.loaded = replace(known.loaded, slots=fact.slots)
+        known.on_demand = fact.slots == 0
+        known.reason = ON_DEMAND if known.on_demand else ""
+        self._refresh({fact.model})
+
+    def _drains(self, executor: str) -> None:
+        view = self.executors.get(executor)
+        if view is not None and not view.draining:
+            view.draining = True
+            self._refresh({model for model, _ in view.versions})
+
     def _leave(self, fact: ProcessLeft) -> None:
         self.processes.pop(fact.incarnation, None)
         view = self.executors.get(fact.incarnation)
@@ -167,7 +180,8 @@ class Catalog:
         view.scan = fact
         models: set[str] = set()
         if fact.ready:
-            for incarnation in [i for i, v in self.executors.items() if v.lost]:
+            pool = view.joined.pool
+            for incarnation in [i for i, v in self.executors.items() if v.lost and v.joined.pool == pool]:
                 view = self.executors.pop(incarnation)
                 models |= {model for model, _ in view.versions}
                 self._replaced[incarnation] = view
@@ -175,16 +189,22 @@ class Catalog:
                 self._replaced.pop(next(iter(self._replaced)))
         self._refresh(models)
 
-    def _version(self, fact: VersionStateChanged | VersionLoaded | VersionFailed | VersionUnloaded) -> None:
-        view = self.executors.get(fact.executor) or self._replaced.get(fact.executor)
+    def _version(
+        self, fact: VersionStateChanged | VersionLoaded | VersionAnnounced | VersionFailed | VersionUnloaded
+    ) -> None:
+        view = self._view(fact.executor)
         if view is None:
             return
         key = (fact.model, fact.version)
         known = view.versions.get(key)
-        if isinstance(fact, VersionLoaded):
-            self._parse(fact)  # one that cannot be read must leave everything as it was
-            view.versions[key] = ExecutorVersion(READY, "", fact)
-            self._newest[key] = fact.content_hash
+        if not isinstance(fact, VersionFailed | VersionUnloaded):
+            view.excluded.pop(fact.model, None)
+        if isinstance(fact, VersionLoaded | VersionAnnounced):
+            on_demand = isinstance(fact, VersionAnnounced)
+            loaded = _without_slots(fact) if isinstance(fact, VersionAnnounced) else fact
+            self._parse(loaded)  # one that cannot be read must leave everything as it was
+            view.versions[key] = ExecutorVersion(READY, ON_DEMAND if on_demand else "", loaded, on_demand)
+            self._newest[key] = loaded.content_hash
         elif isinstance(fact, VersionStateChanged):
             # a reload keeps serving the old incarnation while the new one loads (R22)
             if known is not None and known.state == READY and fact.state == LOADING:
@@ -192,7 +212,7 @@ class Catalog:
             # an unloading version still runs what was accepted before (R27)
             view.versions[key] = ExecutorVersion(fact.state, "", known.loaded if known is not None else None)
         elif isinstance(fact, VersionFailed):
-            if known is not None and known.state == READY:
+            if known is not None and known.state == READY and not known.on_demand:
                 return
             view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.message)
         elif fact.version < 1:
@@ -203,13 +223,14 @@ class Catalog:
         if isinstance(fact, VersionUnloaded) or view.versions[key].state == UNLOADING:
             # what is unloaded on purpose is not waited for on account of an executor that is gone
             for other in self.executors.values():
-                if other.lost and other is not view:
+                if other.lost and other is not view and other.joined.pool == view.joined.pool:
                     other.versions.pop(key, None)
         self._refresh({fact.model})
 
     def _refresh(self, models: set[str]) -> None:
         for model in models:
             served: dict[int, ServedVersion] = {}
+            on_demand: dict[int, frozenset[str]] = {}
             accepting = {
                 version
                 for view in self.executors.values()
@@ -234,8 +255,12 @@ class Catalog:
                             {},
                             version in accepting,
                         )
-                    if not view.lost:
+                    if not view.away:
                         entry.slots[incarnation] = loaded.slots
+                        if state.on_demand:
+                            on_demand[version] = on_demand.get(version, frozenset()) | {incarnation}
+            for version, executors in on_demand.items():
+                served[version] = replace(served[version], on_demand=executors)
             if served:
                 self._served[model] = dict(sorted(served.items()))
             else:
@@ -305,7 +330,7 @@ class Catalog:
 
         What was accepted for it waits meanwhile; after a restart of everything that may be all there is to do.
         """
-        live = [view for view in self.executors.values() if not view.lost]
+        live = [view for view in self.executors.values() if not view.away]
         return not live or any(
             view.scan is None
             or not view.scan.ready
@@ -315,47 +340,58 @@ class Catalog:
 
     def index(self) -> list[IndexRow]:
         """Every model any executor's repository holds, sorted by name, then version (H40)."""
-        names = {name for view in self.executors.values() if view.scan for name in view.scan.models}
-        names |= {model for view in self.executors.values() for model, _ in view.versions}
-        rows: list[IndexRow] = []
-        for name in sorted(names):
-            states = self._states(name)
-            if not states:
-                rows.append(IndexRow(name, 0, "", ""))
-            rows.extend(IndexRow(name, version, state, reason) for version, state, reason in states)
-        return rows
+        return list(index(self.executors.values()))
+
+    def failure(self, model: str, version: int) -> str:
+        """Why a version that is not served could not be loaded; "" when nobody has tried in vain."""
+        for number, state, reason in self._states(model):
+            if number == version and state == UNAVAILABLE and reason not in (UNLOADED, *AWAITED):
+                return reason
+        return ""
 
     def _states(self, model: str) -> list[tuple[int, str, str]]:
-        best: dict[int, tuple[str, str]] = {}
-        for view in self.executors.values():
-            for (name, version), entry in view.versions.items():
-                if name != model:
-                    continue
-                state, reason = entry.state, entry.reason
-                if view.lost and state != UNAVAILABLE:
-                    state, reason = UNAVAILABLE, EXECUTOR_LOST
-                known = best.get(version)
-                if known is None or _RANK[state] > _RANK[known[0]] or (known[1] == EXECUTOR_LOST and not view.lost):
-                    best[version] = (state, reason)
-        return [(version, state, reason) for version, (state, reason) in sorted(best.items())]
+        return states(self.executors.values(), model)
 
-    def started(self) -> bool:
-        """Some executor has finished its start-up load."""
-        return any(v.scan is not None and v.scan.ready and not v.lost for v in self.executors.values())
+    def started(self, *, awaited: bool = False) -> bool:
+        """Some executor has finished its start-up load; with `awaited` one that has left and has no successor counts.
 
-    def all_ready(self) -> bool:
-        """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count."""
+        What such a one served is accepted and waits in the log.
+        """
+        return any(v.scan is not None and v.scan.ready and (awaited or not v.lost) for v in self.executors.values())
+
+    def all_ready(self, *, awaited: bool = False) -> bool:
+        """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count.
+
+        With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
+        """
+        left = {
+            key
+            for view in self.executors.values()
+            if awaited and view.away
+            for key, entry in view.versions.items()
+            if entry.loaded is not None
+        }
         return all(
-            row.state == READY or row.state == "" or row.reason == "unloaded" or row.state == UNLOADING
+            row.state in (READY, "", UNLOADING)
+            or row.reason == UNLOADED
+            or ((row.model, row.version) in left and (row.state == LOADING or row.reason in AWAITED))
             for row in self.index()
         )
 
     def control_modes(self) -> set[str]:
         """The control modes of the live executors: none, poll, explicit (R8)."""
-        return {v.scan.control_mode for v in self.executors.values() if v.scan is not None and not v.lost}
+        return {v.scan.control_mode for v in self.executors.values() if v.scan is not None and not v.away}
+
+    def answering_executors(self) -> list[str]:
+        """Those that answer requests to load and unload: no longer one that drains."""
+        return [incarnation for incarnation, view in self.executors.items() if not view.away]
 
     def live_executors(self) -> list[str]:
         return [incarnation for incarnation, view in self.executors.items() if not view.lost]
+
+
+def _without_slots(fact: VersionAnnounced) -> VersionLoaded:
+    return VersionLoaded(fact.executor, fact.model, fact.version, fact.content_hash, 0, fact.config, fact.labels)
 
 
 def failure_of(finished: ModelRequestFinished) -> CharoniaError | None:

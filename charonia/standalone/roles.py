@@ -29,6 +29,7 @@ from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings
 from .cache_options import cache_options
 from .executor_options import host_policies, rate_limited, rate_limits
 from .logs import configure_logging
+from .placement_options import placement_options
 
 _log = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],
+        executor_grace_s=values["executor_grace_secs"],
         exit_timeout_secs=values["exit_timeout_secs"],
         drain_delay_secs=values["drain_delay_secs"],
         shm_dir=values["shm_dir"],
@@ -399,10 +401,14 @@ def executor_settings(values: Values) -> ExecutorSettings:
     strict = values["strict_model_config"]
     if strict is not None:
         _log.warning("--strict-model-config is the old spelling of --disable-auto-complete-config")
+    placed = placement_options(values)
     return ExecutorSettings(
         incarnation=incarnation("executor"),
         model_repository=values["model_repository"],
         pool=values["pool"],
+        labels=placed.labels,
+        model_memory_budget_bytes=placed.budget_bytes,
+        max_loaded_models=values["max_loaded_models"],
         model_control_mode=mode,
         repository_poll_secs=values["repository_poll_secs"],
         load_model=load,

@@ -1,0 +1,145 @@
+"""One executor, one version and one row of the index as the catalog knows them. Data only; the fold is `catalog`'s.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from charonia.events import ExecutorDescribed, ProcessJoined, RepositoryScanned, VersionLoaded
+from protos.model_config_pb2 import ModelConfig
+
+from .interface import ModelInterface
+
+READY = "READY"
+LOADING = "LOADING"
+UNLOADING = "UNLOADING"
+UNAVAILABLE = "UNAVAILABLE"
+
+EXECUTOR_LOST = "executor lost"
+EXECUTOR_DRAINS = "executor drains"
+ON_DEMAND = "on demand"
+"""The reason of a READY version that nobody holds in memory: its first request has it loaded."""
+
+AWAITED = (EXECUTOR_LOST, EXECUTOR_DRAINS)
+"""The reasons of what waits for a successor of its executor."""
+
+UNLOADED = "unloaded"
+"""The reason of a version that was unloaded on purpose (H40)."""
+
+_RANK = {READY: 3, UNLOADING: 2, LOADING: 1, UNAVAILABLE: 0}
+
+
+@dataclass(slots=True)
+class ExecutorVersion:
+    """One version on one executor: its state, the reason shown in the index, and what it serves while READY.
+
+    What is announced (`on_demand`) is READY with no slots: requests are accepted, the first one has it loaded.
+    """
+
+    state: str
+    reason: str = ""
+    loaded: VersionLoaded | None = None
+    on_demand: bool = False
+
+
+@dataclass(slots=True)
+class ExecutorView:
+    """One executor as its facts describe it. Once gone its versions stay in mind until a successor has scanned."""
+
+    joined: ProcessJoined
+    scan: RepositoryScanned | None = None
+    versions: dict[tuple[str, int], ExecutorVersion] = field(default_factory=dict)
+    lost: bool = False
+    draining: bool = False
+    described: ExecutorDescribed | None = None
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Models that are not placed on it, and why."""
+
+    @property
+    def away(self) -> bool:
+        """It takes no batches: it is gone, or about to be. What it served is accepted until a successor is there."""
+        return self.lost or self.draining
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """The current incarnation of a model version: what requests are checked against and who executes it.
+
+    `slots` maps executor to batches at once, 0 for one that loads it on demand; it is empty when every executor that
+    served it was lost, then accepted requests wait in the log for the next one. `accepting` is false while it unloads:
+    what was accepted still runs. `on_demand` are the executors that would load it and have not.
+    """
+
+    model: str
+    version: int
+    content_hash: str
+    config: ModelConfig
+    interface: ModelInterface
+    labels: dict[str, list[str]]
+    slots: dict[str, int]
+    accepting: bool = True
+    on_demand: frozenset[str] = frozenset()
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Nobody holds it in memory, and somebody would."""
+        return bool(self.on_demand) and len(self.on_demand) == len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One row of the repository index (H40); version 0 stands for a model that was never loaded."""
+
+    model: str
+    version: int
+    state: str
+    reason: str
+
+
+def states(views: Collection[ExecutorView], model: str) -> list[tuple[int, str, str]]:
+    """(version, state, reason) of a model over all executors, the best of each version, ascending (H40)."""
+    best: dict[int, tuple[str, str]] = {}
+    for view in views:
+        for (name, version), entry in view.versions.items():
+            if name != model:
+                continue
+            state, reason = entry.state, entry.reason
+            if view.away and state != UNAVAILABLE:
+                state, reason = UNAVAILABLE, EXECUTOR_LOST if view.lost else EXECUTOR_DRAINS
+            known = best.get(version)
+            if (
+                known is None
+                or _RANK[state] > _RANK[known[0]]
+                or (state == known[0] and known[1] == ON_DEMAND)
+                or (known[1] in AWAITED and not view.away)
+            ):
+                best[version] = (state, reason)
+    return [(version, state, reason) for version, (state, reason) in sorted(best.items())]
+
+
+def index(views: Collection[ExecutorView]) -> Iterator[IndexRow]:
+    """Every model any executor's repository holds, sorted by name, then version (H40)."""
+    names = {name for view in views if view.scan for name in view.scan.models}
+    names |= {model for view in views for model, _ in view.versions}
+    for name in sorted(names):
+        known = states(views, name)
+        if reason := _excluded(views, name, known):
+            yield IndexRow(name, 0, UNAVAILABLE, reason)
+        elif not known:
+            yield IndexRow(name, 0, "", "")
+        else:
+            for version, state, why in known:
+                yield IndexRow(name, version, state, why)
+
+
+def _excluded(views: Collection[ExecutorView], model: str, known: list[tuple[int, str, str]]) -> str:
+    """Why nobody may load a model, "" when somebody may or has tried."""
+    if any(reason != UNLOADED for _, _, reason in known):
+        return ""
+    holders = [view for view in views if not view.away and view.scan is not None and model in view.scan.models]
+    if not holders or not all(model in view.excluded for view in holders):
+        return ""
+    return "; ".join(dict.fromkeys(view.excluded[model] for view in holders))

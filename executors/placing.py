@@ -1,0 +1,49 @@
+"""Whether a model may be loaded on this executor: what its configuration asks for, and what the executor can do.
+
+In the pool `default` an executor is expected to run all that its repository holds: what it cannot run is a load
+failure, as Triton has it. In a pool with a name it leaves that to the other pools.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import Unavailable
+from charonia.models.placement import placement_of
+from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from .capabilities import Capabilities
+
+DEFAULT_POOL = "default"
+
+
+class NotPlacedHere(Unavailable):
+    """A model is not loaded here, and that is as it should be."""
+
+
+class Placing:
+    """The rules of one executor."""
+
+    def __init__(self, pool: str, capabilities: Capabilities) -> None:
+        self._pool = pool
+        self._capabilities = capabilities
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises `NotPlacedHere` with the reason, or `InvalidArgument` for parameters that cannot be understood.
+
+        May read metadata: not for the event loop.
+        """
+        placement = placement_of(config)
+        labels = self._capabilities.labels() if placement.terms else {}
+        if reason := placement.why_not(self._pool, labels):
+            raise NotPlacedHere(reason)
+        if self._pool == DEFAULT_POOL:
+            return
+        if config.backend and not self._capabilities.has_backend(config.backend):
+            raise NotPlacedHere(f"an executor of the pool '{self._pool}' has no backend '{config.backend}'")
+        for group in config.instance_group:
+            wants_gpu = group.kind == ModelInstanceGroup.KIND_GPU or group.gpus
+            if wants_gpu and self._capabilities.gpus <= max(group.gpus, default=0):
+                which = f"GPU {max(group.gpus)}" if group.gpus else "GPU"
+                raise NotPlacedHere(
+                    f"instance group '{group.name}' needs a GPU, and an executor of the pool '{self._pool}' has no "
+                    f"{which}"
+                )

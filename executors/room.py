@@ -1,0 +1,91 @@
+"""Which models on demand are in memory, what they take, and which would make room for another. Pure: no clock.
+
+Times are ns of one monotonic clock. A model takes what was measured when it was loaded, before that the size of its
+files; what it once took is remembered when it is gone. Whether one is idle is for others to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+LEAST_STAY_NS = 250_000_000
+"""A model that was loaded stays so long, whoever else is wanted: else two that take turns would do nothing else."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A model in memory. `used_ns` is when it was last given work, `keep_ns` how long it stays after that."""
+
+    size_bytes: int
+    loaded_ns: int
+    used_ns: int
+    keep_ns: int = 0
+
+
+class Room:
+    """The memory of one executor for models on demand; 0 for no bound."""
+
+    def __init__(self, *, budget_bytes: int, most_models: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.most_models = most_models
+        self._held: dict[Hashable, Held] = {}
+        self._known_bytes: dict[Hashable, int] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(held.size_bytes for held in self._held.values())
+
+    @property
+    def models(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held
+
+    def guess_bytes(self, key: Hashable, files_bytes: int) -> int:
+        """What a model would take: what it took before, at least the size of its files."""
+        return max(self._known_bytes.get(key, 0), files_bytes)
+
+    def never_fits(self, size_bytes: int) -> bool:
+        """Whether it would not fit if nothing else was there."""
+        return bool(self.budget_bytes) and size_bytes > self.budget_bytes
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether there is room now."""
+        if self.most_models and len(self._held) >= self.most_models:
+            return False
+        return not self.budget_bytes or self.used_bytes + size_bytes <= self.budget_bytes
+
+    def over_budget(self) -> bool:
+        """Whether what was measured is more than there is room for."""
+        return bool(self.budget_bytes) and self.used_bytes > self.budget_bytes
+
+    def take(self, key: Hashable, size_bytes: int, now_ns: int, *, keep_ns: int = 0) -> None:
+        """A model is about to be loaded."""
+        self._held[key] = Held(size_bytes, now_ns, now_ns, keep_ns)
+
+    def measured(self, key: Hashable, size_bytes: int, now_ns: int) -> None:
+        """It is loaded, and took so much. Memory that was free before hides what it takes: the most ever seen counts."""
+        held = self._held[key]
+        held.size_bytes = self._known_bytes[key] = max(held.size_bytes, size_bytes)
+        held.loaded_ns = held.used_ns = now_ns
+
+    def used(self, key: Hashable, now_ns: int) -> None:
+        """It was given work."""
+        if (held := self._held.get(key)) is not None:
+            held.used_ns = max(held.used_ns, now_ns)
+
+    def give(self, key: Hashable) -> None:
+        """It is no longer in memory."""
+        self._held.pop(key, None)
+
+    def candidates(self, now_ns: int) -> list[Hashable]:
+        """What may make room, least recently used first, as far as time is concerned."""
+        free = [
+            (held.used_ns, key)
+            for key, held in self._held.items()
+            if now_ns - held.loaded_ns >= LEAST_STAY_NS and now_ns - held.used_ns >= held.keep_ns
+        ]
+        free.sort(key=lambda entry: entry[0])
+        return [key for _, key in free]
