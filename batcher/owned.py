@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from charonia import failpoints, keys
@@ -41,6 +41,7 @@ from charonia.wire import BatchHeader
 
 from .arrivals import arrivals
 from .carriers import CarrierEntry, Deletions, carrier_of, requests_of
+from .demand import Demand
 from .dispatching import Dispatcher
 from .given import GivenBatches
 from .held_replies import HeldReplies
@@ -74,6 +75,7 @@ class OwnedModel:
 
     `lost_ownership` is called when the log says somebody else owns it, and when the model wants another kind.
 
+    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why nobody could.
     `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
     of the given ones that left unheard.
     """
@@ -95,6 +97,8 @@ class OwnedModel:
         turns: TurnsApart,
         interface: ModelInterface | None,
         delays: Delays,
+        choose: Callable[[str, Collection[str]], str],
+        failure: Callable[[str, int], str],
         lost_ownership: Callable[[str], None],
     ) -> None:
         self.model = model
@@ -113,6 +117,8 @@ class OwnedModel:
         self._turns = turns
         self.windows = Windows(reader, window_requests, self._catch_up)
         self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
+        self.demand = Demand(model, self.dispatcher, choose, self.spawn)
+        self._failure = failure
         self._reader = reader
         self._local_executor = local_executor
         self._gone = gone
@@ -260,7 +266,7 @@ class OwnedModel:
         decisions = self.scheduler.observe_all(queued, now)
         if self._held is not None and any(request.version not in self._held for request in queued):
             # accepted by a gateway that had not seen the unload yet
-            decisions += self.scheduler.observe(seen.VersionsAbandoned(self._held), now)
+            decisions += self.scheduler.observe(self._abandoned(self._held), now)
         self._apply(decisions)
         if self._gone:
             self.drop_of_gone(queued)
@@ -383,12 +389,17 @@ class OwnedModel:
         self._apply(self.scheduler.observe_all(news, monotonic_ns()))
         self._capacity = capacity
         self._held = frozenset(versions)
+        self.demand.on_served(versions)
         self._refuse_unheld()
 
     def _refuse_unheld(self) -> None:
         """What came back from an executor may be for a version that was unloaded meanwhile."""
         if self._held is not None:
-            self.observe(seen.VersionsAbandoned(self._held))
+            self.observe(self._abandoned(self._held))
+
+    def _abandoned(self, held: frozenset[int]) -> seen.VersionsAbandoned:
+        waiting = self.scheduler.queued_by_version()
+        return seen.VersionsAbandoned(held, {v: self._failure(self.model, v) for v in waiting if v not in held})
 
     def on_executor_lost(self, executor: str, *, drained: bool) -> None:
         if not self.closed:
@@ -513,6 +524,8 @@ class OwnedModel:
         self.requests_settled((request,))
 
     def _arm(self) -> None:
+        if self.demand:
+            self.demand.look(self.scheduler.queued_by_version())
         wakeup_ns = self.scheduler.next_wakeup()
         if wakeup_ns is None:
             if self._timer is not None:

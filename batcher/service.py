@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from charonia import keys
 from charonia.errors import CharoniaError
@@ -15,6 +16,7 @@ from charonia.models.interface import ModelInterface
 from charonia.settings import BatcherSettings
 
 from . import ownership
+from .demand import most_room
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
@@ -167,6 +169,8 @@ class BatcherService:
             turns=self._turns,
             interface=self._interface(model),
             delays=self._delays,
+            choose=partial(most_room, self._catalog),
+            failure=self._catalog.failure,
             lost_ownership=self._drop_if_owned,
         )
         remote = [e for e in self._catalog.live_executors() if e != self._local_executor]

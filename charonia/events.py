@@ -64,7 +64,7 @@ class ExecutorDescribed:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDraining:
-    """An executor takes no more batches and finishes what it has. Its models are accepted until a successor has come."""
+    """An executor takes no more batches and finishes what it has. What it serves is accepted for its successor."""
 
     kind: ClassVar[str] = "executor_draining"
     executor: str

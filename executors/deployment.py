@@ -308,12 +308,15 @@ class Deployment:
         if before is not None:
             self._spawn(self._retire(before, forget=True))
 
-    async def evict(self, incarnation: Incarnation) -> None:
-        """Take an idle version out of memory. It is loaded again when it is asked for, so its statistics stay (X6)."""
+    def withdraw(self, incarnation: Incarnation) -> None:
+        """Take no more batches of a version that is idle."""
         key = (incarnation.model, incarnation.version)
         if self._serving.get(key) is incarnation:
             del self._serving[key]
             self._metrics.unloaded(*key)
+
+    async def retire(self, incarnation: Incarnation) -> None:
+        """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
         await asyncio.wait([self._spawn(self._retire(incarnation))])
 
     # -- unloading ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from .deployment import Deployment
 from .lifecycle import Lifecycle
 from .loading import Incarnation
 from .memory import tree_bytes
-from .room import Room
+from .room import Key, Room
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.2
 _FIRST_RETRY_S = 5.0
 _LAST_RETRY_S = 300.0
-
-Key = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -203,7 +201,6 @@ class OnDemand:
             if incarnation is not None:
                 self.room.used(key, incarnation.pool.used_ns)
         for key in self.room.candidates(monotonic_ns()):
-            assert isinstance(key, tuple)
             incarnation = self._deployment.find(*key)
             if incarnation is not None and await self._is_idle(incarnation):
                 await self._evict(key, incarnation)
@@ -219,8 +216,12 @@ class OnDemand:
 
     async def _evict(self, key: Key, incarnation: Incarnation) -> None:
         """What its owner sends before it hears of this comes back to it unexecuted."""
-        await self._announcer.tell_anew(VersionHeld(self._executor, *key, 0))
-        await self._deployment.evict(incarnation)
+        # before it is told: an owner that has heard of it may want it again at once, and is believed then (`wanted`)
+        self._deployment.withdraw(incarnation)
+        try:
+            await self._announcer.tell_anew(VersionHeld(self._executor, *key, 0))
+        finally:
+            await self._deployment.retire(incarnation)
         self.room.give(key)
         _log.info("%s version %d made room for another model", *key)
 

@@ -6,8 +6,10 @@ files; what it once took is remembered when it is gone. Whether one is idle is f
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
+
+Key = tuple[str, int]
+"""Model and version."""
 
 LEAST_STAY_NS = 250_000_000
 """A model that was loaded stays so long, whoever else is wanted: else two that take turns would do nothing else."""
@@ -29,8 +31,8 @@ class Room:
     def __init__(self, *, budget_bytes: int, most_models: int) -> None:
         self.budget_bytes = budget_bytes
         self.most_models = most_models
-        self._held: dict[Hashable, Held] = {}
-        self._known_bytes: dict[Hashable, int] = {}
+        self._held: dict[Key, Held] = {}
+        self._known_bytes: dict[Key, int] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -40,10 +42,10 @@ class Room:
     def models(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._held
 
-    def guess_bytes(self, key: Hashable, files_bytes: int) -> int:
+    def guess_bytes(self, key: Key, files_bytes: int) -> int:
         """What a model would take: what it took before, at least the size of its files."""
         return max(self._known_bytes.get(key, 0), files_bytes)
 
@@ -61,26 +63,26 @@ class Room:
         """Whether what was measured is more than there is room for."""
         return bool(self.budget_bytes) and self.used_bytes > self.budget_bytes
 
-    def take(self, key: Hashable, size_bytes: int, now_ns: int, *, keep_ns: int = 0) -> None:
+    def take(self, key: Key, size_bytes: int, now_ns: int, *, keep_ns: int = 0) -> None:
         """A model is about to be loaded."""
         self._held[key] = Held(size_bytes, now_ns, now_ns, keep_ns)
 
-    def measured(self, key: Hashable, size_bytes: int, now_ns: int) -> None:
-        """It is loaded, and took so much. Memory that was free before hides what it takes: the most ever seen counts."""
+    def measured(self, key: Key, size_bytes: int, now_ns: int) -> None:
+        """It is loaded, and took so much. The most ever seen counts: free memory of before hides what it takes."""
         held = self._held[key]
         held.size_bytes = self._known_bytes[key] = max(held.size_bytes, size_bytes)
         held.loaded_ns = held.used_ns = now_ns
 
-    def used(self, key: Hashable, now_ns: int) -> None:
+    def used(self, key: Key, now_ns: int) -> None:
         """It was given work."""
         if (held := self._held.get(key)) is not None:
             held.used_ns = max(held.used_ns, now_ns)
 
-    def give(self, key: Hashable) -> None:
+    def give(self, key: Key) -> None:
         """It is no longer in memory."""
         self._held.pop(key, None)
 
-    def candidates(self, now_ns: int) -> list[Hashable]:
+    def candidates(self, now_ns: int) -> list[Key]:
         """What may make room, least recently used first, as far as time is concerned."""
         free = [
             (held.used_ns, key)

@@ -156,12 +156,9 @@ class ExecutorService:
         self._names = tuple(found)
         decisions = self._lifecycle.start(found, self._settings.load_model)
         await self._tell_scan(ready=False)
-        if self._on_demand is None:
-            failures = await self._deployment.load_all(decisions)
-            self._spawn(self._describe())
-        else:
-            failures = await self._deployment.load_all(decisions, self._on_demand.announce)
-            await self._describe()
+        load = self._on_demand.announce if self._on_demand is not None else None
+        failures, _ = await asyncio.gather(self._deployment.load_all(decisions, load), self._describe())
+        if self._on_demand is not None:
             self._on_demand.start()
         if failures and self._settings.exit_on_error:
             reasons = "; ".join(f"{model}: {reason}" for model, reason in sorted(failures.items()))

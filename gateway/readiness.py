@@ -12,7 +12,7 @@ from charonia.models.catalog import Catalog
 
 
 class Readiness:
-    """Of one gateway. An executor's successor is waited for `grace_s` from the last one's departure; 0 for not at all."""
+    """Of one gateway. The successor of an executor is waited for `grace_s` from the departure on; 0 for not at all."""
 
     def __init__(self, catalog: Catalog, *, strict: bool, grace_s: float) -> None:
         self._catalog = catalog

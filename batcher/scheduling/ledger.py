@@ -18,6 +18,7 @@ ENDED = RequestState.ENDED
 
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
+LOAD_FAILED = "load failed for model '{model}': version {version} is at UNAVAILABLE state: {reason};"
 NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
 CUT_SHORT = "{why}, and the model is not declared repeatable (charonia.repeatable)"
 DEADLINE_PASSED = "Deadline exceeded before execution"

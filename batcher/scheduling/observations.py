@@ -6,7 +6,7 @@ of records into it is the service's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -235,9 +235,13 @@ class QueueHeld:
 
 @dataclass(frozen=True, slots=True)
 class VersionsAbandoned:
-    """Only the versions in `kept` will be served again: what waits for others is refused (R27)."""
+    """Only the versions in `kept` will be served again: what waits for others is refused (R27).
+
+    `failures` says of a version why nobody could load it, where that is so.
+    """
 
     kept: frozenset[int]
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 Observation = (

@@ -23,7 +23,7 @@ from charonia.models.interface import ModelInterface
 from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
 from .dispatch import Dispatching
 from .due_times import NEVER_NS
-from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NOT_READY, QUEUE_FULL, TIMED_OUT
+from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, LOAD_FAILED, NOT_READY, QUEUE_FULL, TIMED_OUT
 from .model_state import ModelState
 from .model_version import Batch
 from .observations import (
@@ -186,7 +186,7 @@ class ModelScheduler:
                 for number in self._state.versions:
                     self._state.touch(number)
             case VersionsAbandoned():
-                self._abandon(event.kept, decisions)
+                self._abandon(event, decisions)
             case VersionServed():
                 self._recalls.served(event.executor, now_ns)
                 self._state.version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
@@ -317,15 +317,18 @@ class ModelScheduler:
             batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
             decisions.append(StopExecution(request, batch_id, batch.executor))
 
-    def _abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
+    def _abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
         waiting = [
             r
             for r in self._state.ledger.known.values()
-            if r.version not in kept and r.state in (QUEUED, DELAYED, SUSPECT)
+            if r.version not in event.kept and r.state in (QUEUED, DELAYED, SUSPECT)
         ]
         for request in waiting:
             self._state.remove(request)
-            message = NOT_READY.format(model=self._state.ledger.model, version=request.version)
+            model = self._state.ledger.model
+            message = NOT_READY.format(model=model, version=request.version)
+            if failure := event.failures.get(request.version):
+                message = LOAD_FAILED.format(model=model, version=request.version, reason=failure)
             self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
 
     def _adopt(self, event: BatchRunning, now_ns: int) -> None:

@@ -20,6 +20,7 @@ from charonia.events import (
     BatchDied,
     BatchFinished,
     BatchReturned,
+    ExecutorDraining,
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
@@ -485,7 +486,7 @@ async def test_draining_finishes_what_runs_and_gives_back_the_rest(tmp_path: Pat
         returned = sum(isinstance(fact, BatchReturned) for fact in ends)
         assert (await bench.log.pending("m"))[0] == returned
         assert await bench.log.range(keys.batches(ME)) == []
-        await bench.control.fact(VersionStateChanged, state="UNLOADING")
+        await bench.control.fact(ExecutorDraining)
 
 
 # -- instances that die ------------------------------------------------------------------------------------------------

@@ -9,14 +9,19 @@ from hypothesis import strategies as st
 
 from charonia.eventlog.compaction import superseded
 from charonia.events import (
+    ExecutorDescribed,
+    ExecutorDraining,
     Fact,
     LanesWeighed,
+    ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    VersionAnnounced,
     VersionFailed,
+    VersionHeld,
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
@@ -25,7 +30,7 @@ from charonia.models.catalog import Catalog
 from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 
-EXECUTORS = ("e1", "e2", "e3")
+EXECUTORS = {"e1": "default", "e2": "default", "e3": "gpu"}
 CONFIGS = {
     model: normalise(
         parse(
@@ -42,7 +47,17 @@ versions = st.just(1)
 
 def of_executor(executor: str) -> st.SearchStrategy[Fact]:
     return st.one_of(
-        st.just(ProcessJoined("executor", executor)),
+        st.just(ProcessJoined("executor", executor, pool=EXECUTORS[executor])),
+        st.builds(lambda used: ExecutorDescribed(executor, {"device": "cpu"}, used), st.integers(0, 2)),
+        st.just(ExecutorDraining(executor)),
+        st.builds(lambda m, why: ModelExcluded(executor, m, why), models, st.sampled_from(["one", "two"])),
+        st.builds(
+            lambda m, v, h: VersionAnnounced(executor, m, v, h, CONFIGS[m]),
+            models,
+            versions,
+            st.sampled_from(["h1", "h2"]),
+        ),
+        st.builds(lambda m, v, s: VersionHeld(executor, m, v, s), models, versions, st.integers(0, 2)),
         st.builds(lambda reason: ProcessLeft("executor", executor, reason), st.sampled_from(["lost", "drained"])),
         st.builds(lambda ready: RepositoryScanned(executor, ("a", "b"), "explicit", ready), st.booleans()),
         st.builds(
@@ -73,7 +88,7 @@ others: st.SearchStrategy[Fact] = st.one_of(
 facts = st.one_of(*[of_executor(executor) for executor in EXECUTORS], others)
 histories = st.lists(facts, max_size=40).map(
     # nobody is heard before it has joined
-    lambda found: [*(ProcessJoined("executor", executor) for executor in EXECUTORS), *found]
+    lambda found: [*(ProcessJoined("executor", executor, pool=pool) for executor, pool in EXECUTORS.items()), *found]
 )
 
 
@@ -88,7 +103,7 @@ def seen(catalog: Catalog) -> Any:
     """What anybody can ask it."""
     return (
         [
-            (v.model, v.version, v.content_hash, v.slots, v.accepting)
+            (v.model, v.version, v.content_hash, v.slots, v.accepting, v.on_demand)
             for model in catalog.served_models()
             for v in catalog.held(model).values()
         ],
@@ -98,6 +113,11 @@ def seen(catalog: Catalog) -> Any:
         catalog.lane_weights,
         catalog.started(),
         catalog.all_ready(),
+        catalog.started(awaited=True),
+        catalog.all_ready(awaited=True),
+        [(view.described, view.excluded) for _, view in sorted(catalog.executors.items())],
+        sorted(catalog.answering_executors()),
+        [catalog.failure(model, 1) for model in CONFIGS],
         catalog.control_modes(),
         [catalog.may_come(model) for model in CONFIGS],
     )
