@@ -74,7 +74,6 @@ class OwnedModel:
     """The shell around one scheduler, of the kind that `interface` wants.
 
     `lost_ownership` is called when the log says somebody else owns it, and when the model wants another kind.
-
     `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why nobody could.
     `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
     of the given ones that left unheard.

@@ -39,9 +39,6 @@ class Capabilities:
             }
         return dict(self._labels)
 
-    def has_backend(self, name: str) -> bool:
-        return self._registry.has(name)
-
 
 def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """What this process may use: the machine's memory, or its container's limit. 0 when neither can be read."""

@@ -196,7 +196,7 @@ class Deployment:
             await self._refuse(directory)
         try:
             selected = directory.selected_versions()
-            await asyncio.to_thread(self._placing.check, directory.required_config())
+            await asyncio.to_thread(self._placing.check, directory)
         except NotPlacedHere as error:
             self._lifecycle.unreadable(directory)
             for version in self._lifecycle.ready_versions(model):

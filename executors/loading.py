@@ -22,6 +22,7 @@ from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
 from .accounting import Executed
+from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
@@ -79,6 +80,14 @@ class Loader:
         self._retries = retries
         self._turnstile = turnstile
         self._host_policies = host_policies or HostPolicies({})
+
+    def can_find_backend(self, directory: ModelDirectory) -> bool:
+        """Whether the backend of a model could be had here, without importing it. Reads files and metadata."""
+        config = directory.required_config()
+        if not config.backend or self._registry.has(config.backend):
+            return True
+        newest = directory.versions[-1] if directory.versions else 0
+        return python_based(self._source(directory, newest, config)) is not None
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int]) -> ModelConfig:
         """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).

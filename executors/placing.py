@@ -6,9 +6,12 @@ failure, as Triton has it. In a pool with a name it leaves that to the other poo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from charonia.errors import Unavailable
 from charonia.models.placement import placement_of
-from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from charonia.models.repository import ModelDirectory
+from protos.model_config_pb2 import ModelInstanceGroup
 
 from .capabilities import Capabilities
 
@@ -22,22 +25,26 @@ class NotPlacedHere(Unavailable):
 class Placing:
     """The rules of one executor."""
 
-    def __init__(self, pool: str, capabilities: Capabilities) -> None:
+    def __init__(
+        self, pool: str, capabilities: Capabilities, can_find_backend: Callable[[ModelDirectory], bool]
+    ) -> None:
         self._pool = pool
         self._capabilities = capabilities
+        self._can_find_backend = can_find_backend
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, directory: ModelDirectory) -> None:
         """Raises `NotPlacedHere` with the reason, or `InvalidArgument` for parameters that cannot be understood.
 
         May read metadata: not for the event loop.
         """
+        config = directory.required_config()
         placement = placement_of(config)
         labels = self._capabilities.labels() if placement.terms else {}
         if reason := placement.why_not(self._pool, labels):
             raise NotPlacedHere(reason)
         if self._pool == DEFAULT_POOL:
             return
-        if config.backend and not self._capabilities.has_backend(config.backend):
+        if not self._can_find_backend(directory):
             raise NotPlacedHere(f"an executor of the pool '{self._pool}' has no backend '{config.backend}'")
         for group in config.instance_group:
             wants_gpu = group.kind == ModelInstanceGroup.KIND_GPU or group.gpus

@@ -94,7 +94,7 @@ class ExecutorService:
             loader=loader,
             announcer=self._announcer,
             metrics=metrics,
-            placing=Placing(settings.pool, capabilities),
+            placing=Placing(settings.pool, capabilities, loader.can_find_backend),
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
         )
