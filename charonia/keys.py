@@ -59,8 +59,11 @@ LOCAL = b"local:"
 
 @lru_cache(maxsize=1024)
 def tag(model: str) -> str:
-    """`{m}`: the model's hash tag. Braces, colons and control characters in a name are percent-encoded."""
-    return "{" + quote(model, safe="-_.~ ") + "}"
+    """`{m}`: the model's hash tag. Braces, colons and control characters in a name are percent-encoded.
+
+    An empty tag would be none: then a key's whole name decides its slot.
+    """
+    return "{" + (quote(model, safe="-_.~ ") or "%") + "}"
 
 
 def queue(model: str, level: int, lane: int = 0) -> bytes:

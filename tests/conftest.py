@@ -6,11 +6,15 @@ versions of Redis and Valkey.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import redis
@@ -48,3 +52,34 @@ def fresh_log_url(redis_url: str) -> str:
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
     return redis_url
+
+
+def _cluster_servers() -> ModuleType:
+    """tests/integration/cluster_servers.py and what it imports from beside it, as modules of their own."""
+    directory = Path(__file__).with_name("integration")
+    for name in ("log_servers", "cluster_servers"):
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, directory / f"{name}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    return sys.modules["cluster_servers"]
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[Any]:
+    """Three primaries that live as long as the test session."""
+    cluster = _cluster_servers().RedisCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def fresh_cluster_url(redis_cluster: Any) -> str:
+    """The cluster, emptied."""
+    redis_cluster.flush()
+    return str(redis_cluster.url)

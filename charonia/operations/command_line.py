@@ -69,10 +69,10 @@ def _log_place(
 
 
 async def _with_log(options: argparse.Namespace, url: str, password_file: str) -> Answer:
-    from charonia.eventlog.redis import RedisLog
+    from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.address import with_password
 
-    log = RedisLog(with_password(url, password_file))
+    log = open_log(with_password(url, password_file))
     await log.open()
     try:
         return await perform(log, options)

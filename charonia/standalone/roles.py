@@ -60,11 +60,11 @@ def run_role(role: str, values: Values) -> int:
 
 
 async def _run(role: str, values: Values) -> int:
-    from charonia.eventlog.redis import RedisLog
+    from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.address import with_password
 
     url = with_password(values["log_url"], values["log_password_file"])
-    log = RedisLog(url, durability=values.get("durability", "memory"))
+    log = open_log(url, durability=values.get("durability", "memory"))
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()
@@ -165,12 +165,12 @@ async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
 
 async def _cache_log(values: Values) -> EventLog | None:
     """Where responses are cached when that is not the log. Raises `StartupError` when it cannot be used."""
-    from charonia.eventlog.redis import RedisLog
+    from charonia.eventlog.redis import open_log
 
     url = cache_options(values, os.environ).url
     if not url:
         return None
-    log = RedisLog(url)
+    log = open_log(url)
     try:
         await log.open()
     except StartupError as error:

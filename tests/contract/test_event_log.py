@@ -14,7 +14,7 @@ from charonia.errors import Cancelled, ResourceExhausted
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import START, Entry, EventLog, Limits, Reply, StreamReader
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.events import FIELD_FACT, LaneOpened, unpack_fact
 from charonia.jobs import JobEnd, JobState, NewJob
 from charonia.sequences import SequenceStep
@@ -35,16 +35,16 @@ class Subject:
         return self.prefix + name
 
 
-@pytest.fixture(params=["memory", "redis", "colocated", "colocated-local"])
+@pytest.fixture(params=["memory", "redis", "cluster", "colocated", "colocated-local"])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "memory":
         log = MemoryLog()
         yield Subject(log, log)
         return
-    url = request.getfixturevalue("fresh_log_url")
+    url = request.getfixturevalue("fresh_cluster_url" if request.param == "cluster" else "fresh_log_url")
     local = MemoryLog()
-    pair: list[EventLog] = [RedisLog(url), RedisLog(url)]
-    if request.param != "redis":
+    pair: list[EventLog] = [open_log(url), open_log(url)]
+    if request.param.startswith("colocated"):
         pair = [ColocatedLog(log, local) for log in pair]
     for log in pair:
         await log.open()

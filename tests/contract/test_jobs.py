@@ -15,7 +15,7 @@ from charonia.errors import KeyReused, ResourceExhausted
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits, kept_response
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.jobs import JobEnd, JobState, JobTicket, NewJob
 
 PATIENCE_S = 10.0
@@ -32,14 +32,14 @@ class Subject:
     peer: EventLog
 
 
-@pytest.fixture(params=["memory", "redis", "colocated"])
+@pytest.fixture(params=["memory", "redis", "cluster", "colocated"])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "memory":
         log = MemoryLog()
         yield Subject(log, log)
         return
-    url = request.getfixturevalue("fresh_log_url")
-    pair: list[EventLog] = [RedisLog(url), RedisLog(url)]
+    url = request.getfixturevalue("fresh_cluster_url" if request.param == "cluster" else "fresh_log_url")
+    pair: list[EventLog] = [open_log(url), open_log(url)]
     if request.param == "colocated":
         pair = [ColocatedLog(log, MemoryLog()) for log in pair]
     for log in pair:

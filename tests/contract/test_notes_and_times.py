@@ -10,17 +10,18 @@ from charonia import keys
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import MOST_TAKEN, EventLog
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 
 TIMES = keys.webhook_times("m")
 
 
-@pytest.fixture(params=["memory", "redis", "colocated"])
+@pytest.fixture(params=["memory", "redis", "cluster", "colocated"])
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
     if request.param == "memory":
         yield MemoryLog()
         return
-    log: EventLog = RedisLog(request.getfixturevalue("fresh_log_url"))
+    where = "fresh_cluster_url" if request.param == "cluster" else "fresh_log_url"
+    log: EventLog = open_log(request.getfixturevalue(where))
     if request.param == "colocated":
         log = ColocatedLog(log, MemoryLog())
     await log.open()

@@ -5,6 +5,8 @@ rediss://...            the same over TLS; ?ssl_ca_certs=, ssl_certfile=, ssl_ke
 unix://[user:password@]/path/to/socket[?db=0]
 redis+sentinel://[user:password@]host[:26379][,host[:26379]...]/service[/db]
                         the primary that these sentinels name; ?sentinel_username=, sentinel_password= for themselves
+redis+cluster://[user:password@]host[:6379][,host[:6379]...]
+rediss+cluster://...    the Redis Cluster that some of these servers belong to; options as for rediss
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from charonia.errors import StartupError
 
 _SENTINEL = "redis+sentinel://"
 _SENTINEL_PORT = 26379
+_CLUSTER = "redis+cluster://"
+_CLUSTER_OVER_TLS = "rediss+cluster://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,18 @@ class Address:
     service: str = ""
     sentinel_username: str = ""
     sentinel_password: str = field(default="", repr=False)
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Servers of a Redis Cluster; those that are not named here are found through them."""
+    in_cluster: bool = False
+    """It is one server of a cluster and holds some of the keys."""
 
 
 def parse_address(url: str) -> Address:
     """Raises `StartupError` with a sentence for a URL that cannot be used."""
     if url.startswith(_SENTINEL):
         return _sentinel_address(url)
+    if url.startswith((_CLUSTER, _CLUSTER_OVER_TLS)):
+        return _cluster_address(url)
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
@@ -61,8 +71,8 @@ def parse_address(url: str) -> Address:
         return Address(f"unix://{path}", path=path, database=number, username=username, password=password)
     if parts.scheme not in ("redis", "rediss"):
         raise StartupError(
-            "the event log URL must begin with redis://, rediss://, unix:// or redis+sentinel://, "
-            f"not '{parts.scheme}://'"
+            "the event log URL must begin with redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or "
+            f"rediss+cluster://, not '{parts.scheme}://'"
         )
     host = parts.hostname or "localhost"
     text = f"{parts.scheme}://{host}:{port}/{number}"
@@ -95,9 +105,31 @@ def _sentinel_address(url: str) -> Address:
     )
 
 
-def _host(text: str) -> tuple[str, int]:
+def _cluster_address(url: str) -> Address:
+    try:
+        parts = urlsplit(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        username, _, password = credentials.partition(":")
+        nodes = tuple(_host(host, 6379) for host in hosts.split(",") if host)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    except ValueError as error:
+        raise StartupError(f"the event log URL cannot be read: {error}") from None
+    if not nodes:
+        raise StartupError(f"the event log URL must read {_CLUSTER}host:port[,host:port]")
+    if parts.path.strip("/") not in ("", "0"):
+        raise StartupError(f"a Redis Cluster has no databases, the event log URL names '{parts.path.strip('/')}'")
+    return Address(
+        f"{parts.scheme}://{hosts}",
+        username=unquote(username),
+        password=unquote(password),
+        tls=_tls(query) if url.startswith(_CLUSTER_OVER_TLS) else None,
+        nodes=nodes,
+    )
+
+
+def _host(text: str, port: int = _SENTINEL_PORT) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
-    return parts.hostname or "localhost", parts.port or _SENTINEL_PORT
+    return parts.hostname or "localhost", parts.port or port
 
 
 def with_password(url: str, file: str) -> str:

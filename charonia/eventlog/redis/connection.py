@@ -187,7 +187,7 @@ class Connection:
         if address.database:
             commands.append(("SELECT", address.database))
         # a server that still reads its own log back lets us in but serves no data yet: this command finds out
-        commands.append(("EXISTS", "ctl"))
+        commands.append(("DBSIZE",) if address.in_cluster else ("EXISTS", "ctl"))
         if self.primary is not None:
             commands.append(("ROLE",))
         commands.extend(self._prepare)

@@ -14,13 +14,13 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import InvalidArgument, LogUnavailable, StartupError
-from charonia.eventlog.durability import parse_level
-from charonia.eventlog.port import MOST_TAKEN, START, Entry, Fields, StreamReader
+from charonia.eventlog.durability import Level, parse_level
+from charonia.eventlog.port import MOST_TAKEN, START, Entry, Fields
 from charonia.keys import sizes
 from charonia.tensors import Buffer
 
 from . import scripts
-from .address import parse_address
+from .address import Address, parse_address
 from .commands import Commands, pack_append
 from .connection import Connection
 from .durability import QUESTIONS, Durability, Server
@@ -45,14 +45,18 @@ class RedisLog(Work, Jobs):
     what is accepted without a level of its own. Raises `StartupError` for a URL or a level that cannot be read.
     """
 
-    def __init__(self, url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory") -> None:
-        self._address = parse_address(url)
-        try:
-            level = parse_level(durability)
-        except InvalidArgument as error:
-            raise StartupError(error.message) from None
+    def __init__(
+        self,
+        url: str | Address,
+        on_state: Callable[[bool], None] | None = None,
+        *,
+        durability: str = "memory",
+        epoch: Epoch | None = None,
+    ) -> None:
+        self._address = parse_address(url) if isinstance(url, str) else url
+        level = level_of(durability)
         self._prepare = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
-        self._epoch = Epoch()
+        self._epoch = epoch or Epoch()
         self._server: Server | None = None
         self._connection = Connection(
             self._address,
@@ -152,7 +156,16 @@ class RedisLog(Work, Jobs):
     async def delete_stream(self, stream: bytes) -> None:
         await self._connection.execute("UNLINK", stream)
 
-    def reader(self) -> StreamReader:
+    @property
+    def up(self) -> bool:
+        """Whether its server is connected."""
+        return self._connection.up
+
+    def start(self) -> None:
+        """Connect as soon as it can be done, for a server that was found to be there."""
+        self._connection.start()
+
+    def reader(self) -> RedisReader:
         return RedisReader(self._address, self._connection)
 
     # -- ownership and liveness ---------------------------------------------------------------------------------------
@@ -241,6 +254,14 @@ class RedisLog(Work, Jobs):
     async def blob(self, blob_id: str) -> bytes | None:
         data: bytes | None = await self._connection.execute("GET", keys.blob(blob_id))
         return data
+
+
+def level_of(durability: str) -> Level:
+    """Raises `StartupError` for a level that cannot be read."""
+    try:
+        return parse_level(durability)
+    except InvalidArgument as error:
+        raise StartupError(error.message) from None
 
 
 def _refusal(where: str, reply: str) -> str:

@@ -31,6 +31,7 @@ _COUNT = 64
 """Entries of each stream in one read: an entry carries up to 32 requests, so this is as much as anyone can use."""
 
 _LAST = b"$"
+_NO_STREAM = "ERR no such key"
 _RECENT = 256
 _RETRY_S = 0.001
 _RESOLVE_RETRY_S = 0.05
@@ -76,6 +77,8 @@ class RedisReader:
         self._scheduled = False
         self._sweeping = False
         self._closed = False
+        self.on_refused: Callable[[str], None] = lambda _reply: None
+        """Told why streams could not be read, before that is tried again."""
 
     def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
         self._on_entries = on_entries
@@ -94,6 +97,15 @@ class RedisReader:
     def remove(self, stream: bytes) -> None:
         # a read under way may still return entries of it: they are dropped there
         self._streams.pop(stream, None)
+
+    def hand_over(self, other: RedisReader) -> None:
+        """Let another reader, not started yet, go on from here with the same streams. This one is to be closed."""
+        other._streams = self._streams
+        other._deletions = self._deletions
+        self._streams, self._deletions = {}, {}
+        for following in other._streams.values():
+            if following.after == _LAST:
+                other._resolve(following)
 
     async def close(self) -> None:
         self._closed = True
@@ -178,8 +190,10 @@ class RedisReader:
         def done(replies: list[Any] | None) -> None:
             if replies is None or self._closed:
                 return  # the next connection begins anew
+            unanswered = [r for r in replies if isinstance(r, hiredis.ReplyError) and not str(r).startswith(_NO_STREAM)]
+            if self._refused(unanswered):
+                return
             for following, info in zip(placed, replies, strict=True):
-                # an error: there is no such stream (any more)
                 last = START if isinstance(info, hiredis.ReplyError) else _last_id(info)
                 if stream_order(last) < stream_order(following.after):
                     name = following.stream.decode(errors="replace")
@@ -235,7 +249,9 @@ class RedisReader:
         """Whether the server refused one of these commands; the connection is given up and all begins anew then."""
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
-                _logger.error("streams cannot be read: %s", reply)
+                moved = str(reply).startswith(("MOVED", "ASK"))
+                _logger.log(logging.INFO if moved else logging.ERROR, "streams cannot be read: %s", reply)
+                self.on_refused(str(reply))
                 self._connection.drop()
                 return True
         return False

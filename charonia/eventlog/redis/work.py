@@ -125,7 +125,7 @@ class Work:
         result = await self._commands.accept(scripts.ACCEPT_JOB, pieces, writes)
         if result == _FIRST_OF_MODEL:
             # of another slot than the model; the model remembers that it is there only when it is
-            await self._commands.execute("SADD", keys.JOB_MODELS, model)
+            await self.note_job_model(model)
             await self._commands.execute("HSET", names[2], "jobs", 1)
             result = 0
         if result == 0:
@@ -140,6 +140,10 @@ class Work:
         # the first call may have got no receipt: this one states its own level
         await writes.cover_earlier()
         return JobTicket(bytes(result), False, reached)
+
+    async def note_job_model(self, model: str) -> None:
+        """Remember that a model has jobs."""
+        await self._commands.execute("SADD", keys.JOB_MODELS, model)
 
     def _lane(self, model: str, level: int, lane: int) -> tuple[tuple[bytes, ...], bytes, bytes]:
         found = self._lane_names.get((model, level, lane))

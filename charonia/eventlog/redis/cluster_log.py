@@ -1,0 +1,276 @@
+"""`ClusterLog`: the port over a Redis Cluster, as one `RedisLog` for each primary.
+
+Everything about a model lies in one slot (`charonia.keys`), so a method that concerns one model goes as it is to the
+server that holds it. What a server refuses because a slot moves or has moved was not done there: it is asked again,
+elsewhere, once the move is over. Where slots are is `topology`'s, following streams `cluster_reader`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from charonia import keys
+from charonia.errors import StartupError
+from charonia.eventlog.port import START, Entry, Reply, StreamReader
+from charonia.tensors import Buffer
+
+from .address import Address, parse_address
+from .cluster_reader import ClusterReader
+from .epoch import Epoch
+from .log import RedisLog, level_of
+from .topology import Place, Topology, slot_of
+from .wire import Refused
+
+T = TypeVar("T")
+
+_ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+_PATIENCE_S = 10.0
+"""How long a call waits for a slot that moves; a failover takes the cluster's `cluster-node-timeout` and a little."""
+_WAIT_S = 0.03
+
+
+class _Node(RedisLog):
+    """One primary's part of the log. `note` remembers, where that belongs, that a model has jobs."""
+
+    def __init__(self, address: Address, durability: str, epoch: Epoch, note: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(address, durability=durability, epoch=epoch)
+        self._note = note
+
+    async def note_job_model(self, model: str) -> None:
+        await self._note(model)
+
+
+def _of_model(name: str) -> Any:
+    """The method of the port with this name, whose first argument is a model."""
+
+    async def call(self: ClusterLog, model: str, *arguments: Any, **named: Any) -> Any:
+        return await self._at(keys.counters(model), lambda log: getattr(log, name)(model, *arguments, **named))
+
+    call.__name__ = name
+    return call
+
+
+def _of_key(name: str) -> Any:
+    """The method of the port with this name, whose first argument is a key."""
+
+    async def call(self: ClusterLog, key: bytes, *arguments: Any, **named: Any) -> Any:
+        return await self._at(key, lambda log: getattr(log, name)(key, *arguments, **named))
+
+    call.__name__ = name
+    return call
+
+
+class ClusterLog:
+    """`EventLog` on a Redis Cluster of Redis or Valkey >= 7.0. Raises `StartupError` for a URL that names none.
+
+    `on_state(up)` is called in the event loop when the first server is lost and when all are there again.
+    """
+
+    def __init__(self, url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory") -> None:
+        self._address = parse_address(url)
+        if not self._address.nodes:
+            raise StartupError("the event log URL names no Redis Cluster")
+        level_of(durability)
+        self._durability = durability
+        self._on_state = on_state
+        self._epoch = Epoch()
+        self._topology = Topology(self._address)
+        self._topology.listeners.append(self._moved)
+        self._nodes: dict[Place, _Node] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        await self._topology.open()
+        try:
+            await asyncio.gather(*(self._node(place).open() for place in self._topology.places))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._topology.close()
+        nodes, self._nodes = list(self._nodes.values()), {}
+        await asyncio.gather(*(node.close() for node in nodes), return_exceptions=True)
+        for task in list(self._tasks):
+            await asyncio.gather(task, return_exceptions=True)
+
+    def reader(self) -> StreamReader:
+        return ClusterReader(self._topology, self._holder)
+
+    # -- where ---------------------------------------------------------------------------------------------------------
+
+    def _node(self, place: Place) -> _Node:
+        node = self._nodes.get(place)
+        if node is None:
+            scheme = "rediss" if self._address.tls is not None else "redis"
+            address = replace(
+                self._address,
+                text=f"{scheme}://{place[0]}:{place[1]}",
+                host=place[0],
+                port=place[1],
+                nodes=(),
+                in_cluster=True,
+            )
+            node = self._nodes[place] = _Node(address, self._durability, self._epoch, self._note_job_model)
+        return node
+
+    def _holder(self, slot: int) -> _Node | None:
+        """The part of the log that holds a slot; None while no server does."""
+        place = self._topology.place(slot)
+        return None if place is None else self._node(place)
+
+    def _moved(self) -> None:
+        """The topology changed: connect to who is new, leave who holds nothing any more."""
+        if self._closed:
+            return
+        wanted = self._topology.places
+        for place in wanted:
+            if place not in self._nodes and self._nodes:
+                self._node(place).start()
+        for place in [place for place in self._nodes if place not in wanted]:
+            self._spawn(self._nodes.pop(place).close())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _at(self, key: bytes, call: Callable[[_Node], Awaitable[T]]) -> T:
+        """Do something where a key is."""
+        slot = slot_of(key)
+        give_up_s = 0.0
+        while True:
+            node = self._holder(slot)
+            try:
+                if node is None:
+                    raise Refused("CLUSTERDOWN no server holds the slot")
+                return await call(node)
+            except Refused as error:
+                now_s = asyncio.get_running_loop().time()
+                give_up_s = give_up_s or now_s + _PATIENCE_S
+                if not error.reply.startswith(_ELSEWHERE) or now_s > give_up_s:
+                    raise
+            await self._topology.refresh()
+            await asyncio.sleep(random.uniform(0, _WAIT_S))
+
+    async def _note_job_model(self, model: str) -> None:
+        await self._at(keys.JOB_MODELS, lambda log: RedisLog.note_job_model(log, model))
+
+    # -- one model, or one key -----------------------------------------------------------------------------------------
+
+    accept = _of_model("accept")
+    accept_job = _of_model("accept_job")
+    begin_attempt = _of_model("begin_attempt")
+    unsettled = _of_model("unsettled")
+    unsettled_ids = _of_model("unsettled_ids")
+    sequences = _of_model("sequences")
+    sequence_states = _of_model("sequence_states")
+    forget_sequences = _of_model("forget_sequences")
+    set_retention = _of_model("set_retention")
+    job = _of_model("job")
+    job_result = _of_model("job_result")
+    add_job_event = _of_model("add_job_event")
+    add_job_responses = _of_model("add_job_responses")
+    job_responses = _of_model("job_responses")
+    jobs = _of_model("jobs")
+    job_position = _of_model("job_position")
+    trim_journal = _of_model("trim_journal")
+    journal_complete = _of_model("journal_complete")
+    pending = _of_model("pending")
+    pending_of_tenants = _of_model("pending_of_tenants")
+    set_paused = _of_model("set_paused")
+    paused = _of_model("paused")
+    lanes = _of_model("lanes")
+    owner = _of_model("owner")
+    take_ownership = _of_model("take_ownership")
+    release_ownership = _of_model("release_ownership")
+
+    append = _of_key("append")
+    delete_entries = _of_key("delete_entries")
+    delete_stream = _of_key("delete_stream")
+    put_note = _of_key("put_note")
+    set_times = _of_key("set_times")
+    due = _of_key("due")
+    drop_times = _of_key("drop_times")
+    count_times = _of_key("count_times")
+    keep_recent = _of_key("keep_recent")
+    add_statistics = _of_key("add_statistics")
+    statistics = _of_key("statistics")
+
+    async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
+        return await self._at(stream, lambda log: log.range(stream, after, count))
+
+    async def job_models(self) -> list[str]:
+        return await self._at(keys.JOB_MODELS, lambda log: log.job_models())
+
+    async def epoch(self) -> str:
+        return await self._at(keys.EPOCH, lambda log: log.epoch())
+
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+        await self._at(keys.alive(role, incarnation), lambda log: log.beat(role, incarnation, ttl_ms))
+
+    async def end_beat(self, role: str, incarnation: str) -> None:
+        await self._at(keys.alive(role, incarnation), lambda log: log.end_beat(role, incarnation))
+
+    async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
+        await self._at(keys.blob(blob_id), lambda log: log.put_blob(blob_id, data, ttl_s))
+
+    async def blob(self, blob_id: str) -> bytes | None:
+        return await self._at(keys.blob(blob_id), lambda log: log.blob(blob_id))
+
+    # -- several slots -------------------------------------------------------------------------------------------------
+
+    async def settle(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply] = (),
+        **more: Any,
+    ) -> list[bool]:
+        # endpoints have slots of their own: what would be one write is two, in the order that the port promises
+        if replies:
+            await asyncio.gather(*(self.append(reply.stream, reply.fields) for reply in replies))
+        slot = slot_of(keys.counters(model))
+        here = [fact for fact in facts if slot_of(fact.stream) == slot]
+        won = await self._at(
+            keys.counters(model), lambda log: log.settle(model, requests, statistics, (), here, **more)
+        )
+        for fact in facts:
+            if slot_of(fact.stream) != slot:
+                await self.append(fact.stream, fact.fields)
+        return won
+
+    async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
+        async def one(incarnation: str) -> bool:
+            return (await self._at(keys.alive(role, incarnation), lambda log: log.alive(role, [incarnation])))[0]
+
+        return list(await asyncio.gather(*map(one, incarnations)))
+
+    async def notes(self, names: Sequence[bytes]) -> list[bytes | None]:
+        async def one(name: bytes) -> bytes | None:
+            return (await self._at(name, lambda log: log.notes([name])))[0]
+
+        return list(await asyncio.gather(*map(one, names)))
+
+    async def delete_keys(self, names: Iterable[bytes]) -> None:
+        async def one(name: bytes) -> None:
+            await self._at(name, lambda log: log.delete_keys([name]))
+
+        await asyncio.gather(*map(one, names))
+
+
+def open_log(
+    url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory"
+) -> RedisLog | ClusterLog:
+    """The log at a URL, not opened yet. Raises `StartupError` for a URL or a level that cannot be read."""
+    if parse_address(url).nodes:
+        return ClusterLog(url, on_state, durability=durability)
+    return RedisLog(url, on_state, durability=durability)
