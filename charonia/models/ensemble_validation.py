@@ -10,6 +10,9 @@ from protos.model_config_pb2 import ModelConfig
 from .errors import StructureError
 from .platforms import ENSEMBLE
 
+CONDITION = "charonia.step_condition."
+"""`charonia.step_condition.<step or model>` names the BOOL tensor that decides whether a step runs."""
+
 
 def check_ensemble(config: ModelConfig, name: str) -> None:
     """Raises `StructureError` with C51's text for the first rule broken."""
@@ -45,6 +48,7 @@ def _check_graph(config: ModelConfig, name: str) -> None:
                     f"step {index}"
                 )
             produced.add(tensor)
+    consumed.update(v.string_value for k, v in config.parameters.items() if k.startswith(CONDITION))
     inputs = [item.name for item in config.input]
     outputs = [item.name for item in config.output]
     for tensor in inputs:

@@ -1,0 +1,363 @@
+"""How far one request has come through the graph of its ensemble (S50, S51, S54, S55). Pure.
+
+A *place* is a step and a path: the indices of the responses of decoupled steps that it runs for, empty for what runs
+once for the request. A tensor is pending, present or absent; absent because of a condition that was false, directly or
+further up, or because a model left it out. What is absent by condition is left out of the answer; what is left out
+otherwise, and was wanted, is the error of S50.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from charonia.models.ensemble import ROOT, EnsembleGraph, Step, needs
+
+Path = tuple[int, ...]
+Place = tuple[int, Path]
+
+ABSENT_BY_CONDITION = object()
+ABSENT = object()
+
+DEADLOCK = (
+    "in ensemble '{}', unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a step: `inputs` are its model's, `outputs` what is wanted of its model."""
+
+    step: Step
+    path: Path
+    inputs: Mapping[str, Any]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give an answer: response `index` of the request. The last one is `final`; of several the last has no outputs."""
+
+    index: int
+    outputs: Mapping[str, Any]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An output that was wanted cannot be had any more (S50)."""
+
+    tensor: str
+
+
+Moves = list[Start | Emit | Missing]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What some outputs need: the steps, what each gives, and the scope whose responses are the request's."""
+
+    wanted: tuple[str, ...]
+    steps: tuple[Step, ...]
+    gives: dict[int, tuple[str, ...]]
+    """By step, the outputs of its model."""
+    makes: dict[int, tuple[tuple[str, str], ...]]
+    """By step, (output of its model, tensor)."""
+    by_scope: dict[int, tuple[Step, ...]]
+    chain: tuple[int, ...]
+    """Decoupled steps, outermost first, that lead to the responses; empty: there is one."""
+
+
+@lru_cache(maxsize=1024)
+def _plan(key: _Key) -> Plan:
+    graph, wanted = key.graph, key.wanted
+    tensors = set(wanted)
+    chosen: set[int] = set()
+    found = True
+    while found:
+        found = False
+        for step in graph.steps:
+            if step.index not in chosen and not tensors.isdisjoint(step.outputs.values()):
+                chosen.add(step.index)
+                tensors |= needs(step)
+                found = True
+    steps = tuple(step for step in graph.steps if step.index in chosen)
+    makes = {s.index: tuple((o, t) for o, t in s.outputs.items() if t in tensors) for s in steps}
+    by_scope: dict[int, tuple[Step, ...]] = {}
+    for step in steps:
+        by_scope[step.scope] = (*by_scope.get(step.scope, ()), step)
+    scope = next((graph.scopes[t] for t in wanted if graph.scopes[t] != ROOT), ROOT)
+    gives = {index: tuple(output for output, _ in made) for index, made in makes.items()}
+    return Plan(wanted, steps, gives, makes, by_scope, graph.chain(scope))
+
+
+class _Key:
+    """A graph, by identity, and what is wanted of it."""
+
+    __slots__ = ("graph", "wanted")
+
+    def __init__(self, graph: EnsembleGraph, wanted: tuple[str, ...]) -> None:
+        self.graph = graph
+        self.wanted = wanted
+
+    def __hash__(self) -> int:
+        return hash((id(self.graph), self.wanted))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.graph is other.graph and self.wanted == other.wanted
+
+
+class Run:
+    """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all)."""
+
+    def __init__(
+        self,
+        graph: EnsembleGraph,
+        inputs: Mapping[str, Any],
+        wanted: tuple[str, ...],
+        is_true: Callable[[Any], bool],
+    ) -> None:
+        self.graph = graph
+        self._plan = _plan(_Key(graph, wanted or graph.outputs))
+        self._is_true = is_true
+        self._tensors: dict[tuple[str, Path], Any] = {
+            (name, ()): inputs.get(name, ABSENT) for name in graph.inputs
+        }
+        self._open: dict[Path, list[Step]] = {}
+        self._flying: dict[Place, None] = {}
+        """Steps under way, in the order they were started."""
+        self._seen: dict[Place, set[int]] = {}
+        self._counts: dict[Place, int] = {}
+        """How many responses a decoupled step has given in all, once that is known."""
+        self._held: dict[Place, deque[tuple[int, Mapping[str, Any]]]] = {}
+        self._running: dict[Place, set[Path]] = {}
+        self._cursor = [0] * len(self._plan.chain)
+        self._emitted = 0
+        self.ended = False
+
+    def begin(self) -> Moves:
+        """What can be done at once."""
+        moves: Moves = []
+        self._enter(ROOT, (), moves)
+        self._settle(moves)
+        return moves
+
+    def in_flight(self) -> list[Place]:
+        """The steps that were started and have not given their last response."""
+        return list(self._flying)
+
+    def answered(self, step: int, path: Path, index: int, outputs: Mapping[str, Any], final: bool) -> Moves:
+        """A step gave a response; one that is not awaited, or is seen again, changes nothing."""
+        place = (step, path)
+        moves: Moves = []
+        if self.ended or place not in self._flying:
+            return moves
+        known = self.graph.steps[step]
+        if not known.decoupled:
+            del self._flying[place]
+            self._made(known, path, outputs, moves)
+        else:
+            seen = self._seen.setdefault(place, set())
+            if index not in seen:
+                seen.add(index)
+                if outputs:
+                    self._held.setdefault(place, deque()).append((index, outputs))
+                if final:
+                    self._counts[place] = index if not outputs else index + 1
+            count = self._counts.get(place)
+            if count is not None and len([i for i in seen if i < count]) == count:
+                del self._flying[place]
+            self._let_in(place, moves)
+        self._settle(moves)
+        return moves
+
+    # -- the graph ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, scope: int, path: Path, moves: Moves) -> None:
+        """The steps of a scope may run for one more path."""
+        steps = self._plan.by_scope.get(scope)
+        if steps:
+            self._open[path] = list(steps)
+            self._look(path, moves)
+
+    def _look(self, path: Path, moves: Moves) -> None:
+        """Start, or pass over, what can be decided for a path."""
+        changed = True
+        while changed and path in self._open:
+            changed = False
+            for step in list(self._open.get(path, ())):
+                if self._decided(step, path, moves):
+                    changed = True
+
+    def _decided(self, step: Step, path: Path, moves: Moves) -> bool:
+        inputs: dict[str, Any] = {}
+        absence: object = None
+        pending = False
+        if step.condition:
+            value = self._value(step.condition, path)
+            if value is None:
+                return False
+            if value is ABSENT or value is ABSENT_BY_CONDITION or not self._is_true(value):
+                absence = ABSENT_BY_CONDITION
+        if absence is None:
+            for name, tensor in step.inputs.items():
+                value = self._value(tensor, path)
+                if value is None:
+                    pending = True
+                elif value is ABSENT_BY_CONDITION or value is ABSENT:
+                    if name not in step.optional and absence is not ABSENT_BY_CONDITION:
+                        absence = value
+                else:
+                    inputs[name] = value
+            if pending and absence is not ABSENT_BY_CONDITION:
+                return False
+        self._close(step, path)
+        if absence is None:
+            self._flying[(step.index, path)] = None
+            moves.append(Start(step, path, inputs, self._plan.gives[step.index]))
+            return True
+        self._pass_over(step, path, absence)
+        self._look_again(step, path, moves)
+        return True
+
+    def _close(self, step: Step, path: Path) -> None:
+        left = self._open[path]
+        left.remove(step)
+        if not left:
+            del self._open[path]
+
+    def _pass_over(self, step: Step, path: Path, absence: object) -> None:
+        if step.decoupled:
+            self._counts[(step.index, path)] = 0
+            if absence is ABSENT:
+                # what should have come of it never will
+                for _, tensor in self._plan.makes[step.index]:
+                    self._tensors[(tensor, (*path, 0))] = ABSENT
+            return
+        for _, tensor in self._plan.makes[step.index]:
+            self._tensors[(tensor, path)] = absence
+
+    def _made(self, step: Step, path: Path, outputs: Mapping[str, Any], moves: Moves) -> None:
+        for output, tensor in self._plan.makes[step.index]:
+            self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
+        self._look_again(step, path, moves)
+
+    def _look_again(self, step: Step, path: Path, moves: Moves) -> None:
+        """What a step of the request made may be awaited by every path, what a path's did by that path."""
+        if path:
+            self._look(path, moves)
+        else:
+            for waiting in list(self._open):
+                self._look(waiting, moves)
+
+    def _value(self, tensor: str, path: Path) -> Any:
+        """None while it is pending."""
+        return self._tensors.get((tensor, path if self.graph.scopes[tensor] != ROOT else ()))
+
+    # -- decoupled steps ----------------------------------------------------------------------------------------------
+
+    def _let_in(self, place: Place, moves: Moves) -> None:
+        """Go on with responses of a decoupled step, as many at once as `max_inflight_requests` allows (S55)."""
+        step, limit = self.graph.steps[place[0]], self.graph.max_inflight_requests
+        held = self._held.get(place)
+        running = self._running.setdefault(place, set())
+        while held and not (limit and len(running) >= limit):
+            index, outputs = held.popleft()
+            path = (*place[1], index)
+            for output, tensor in self._plan.makes[step.index]:
+                self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
+            running.add(path)
+            self._enter(step.index, path, moves)
+
+    def _settle(self, moves: Moves) -> None:
+        """Let the next responses in where others are through, and give the answers that are complete."""
+        again = True
+        while again and not self.ended:
+            again = False
+            for place, running in list(self._running.items()):
+                for path in [path for path in running if not self._busy(path)]:
+                    running.discard(path)
+                    again = again or bool(self._held.get(place))
+                self._let_in(place, moves)
+            self._emit(moves)
+
+    def _busy(self, path: Path) -> bool:
+        depth = len(path)
+        return any(at[:depth] == path for at in self._open) or any(at[:depth] == path for _, at in self._flying)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, moves: Moves) -> None:
+        plan = self._plan
+        if not plan.chain:
+            self._emit_only(moves)
+            return
+        while not self.ended:
+            path = self._next_path()
+            if path is None:
+                return
+            if path == ():
+                self.ended = True
+                moves.append(Emit(self._emitted, {}, True))
+                return
+            outputs = self._complete(path, moves)
+            if outputs is None:
+                return
+            if outputs:
+                moves.append(Emit(self._emitted, outputs, False))
+                self._emitted += 1
+            self._cursor[-1] += 1
+            self._drop(path)
+
+    def _emit_only(self, moves: Moves) -> None:
+        outputs = self._complete((), moves)
+        if outputs is not None and not self.ended:
+            self.ended = True
+            moves.append(Emit(0, outputs, True))
+
+    def _complete(self, path: Path, moves: Moves) -> dict[str, Any] | None:
+        """The wanted outputs of a path; None while any is pending, or when one is missing, which ends the run."""
+        found: dict[str, Any] = {}
+        for tensor in self._plan.wanted:
+            value = self._value(tensor, path)
+            if value is ABSENT:
+                self.ended = True
+                moves.append(Missing(tensor))
+                return None
+            if value is None:
+                return None
+            if value is not ABSENT_BY_CONDITION:
+                found[tensor] = value
+        return found
+
+    def _next_path(self) -> Path | None:
+        """The next path to answer for; None while it is not known, () when there is none any more."""
+        chain, cursor = self._plan.chain, self._cursor
+        level = 0
+        while level < len(chain):
+            place = (chain[level], tuple(cursor[:level]))
+            count = self._counts.get(place)
+            if cursor[level] in self._seen.get(place, ()) and (count is None or cursor[level] < count):
+                level += 1
+                continue
+            if count is None or cursor[level] < count:
+                # what is passed over because something is missing has a first response that says so
+                return None
+            first = (*place[1], 0)
+            if count == 0 and any(self._tensors.get((t, first)) is ABSENT for _, t in self._plan.makes[chain[level]]):
+                return first
+            if level == 0:
+                return ()
+            cursor[level - 1] += 1
+            cursor[level:] = [0] * (len(chain) - level)
+            level = 0
+        return tuple(cursor)
+
+    def _drop(self, path: Path) -> None:
+        """Tensors of an answered path are needed by nobody."""
+        for key in [key for key in self._tensors if key[1] == path]:
+            del self._tensors[key]
+

@@ -1,0 +1,293 @@
+"""The step graph of an ensemble: which step takes and gives which tensor, read from its configuration. Pure.
+
+What the `ensemble_scheduling` block may say by itself is `ensemble_validation`'s (C51); here it meets the models it is
+composed of (C52, C53). When a step runs is `batcher.scheduling.ensemble`'s.
+
+A decoupled step begins a *scope*: what takes its outputs runs once for each of its responses (S54). Scopes are numbered
+by the step that begins them; `ROOT` is the request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.tensors import shape_text
+from protos.model_config_pb2 import ModelConfig
+
+from .ensemble_validation import CONDITION
+from .interface import ModelInterface
+
+ENSEMBLE_SCHEDULING = "ensemble_scheduling"
+ROOT = -1
+Find = Callable[[str, int], ModelInterface]
+"""The interface of a composing model by name and version (-1: the highest)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; `optional` are inputs it can do without.
+
+    `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how often it runs.
+    """
+
+    index: int
+    model: str
+    version: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    condition: str = ""
+    optional: frozenset[str] = frozenset()
+    decoupled: bool = False
+    scope: int = ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleGraph:
+    """The steps of an ensemble and its own inputs and outputs. `scopes` has the scope of each tensor."""
+
+    name: str
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scopes: dict[str, int] = field(default_factory=dict)
+    max_inflight_requests: int = 0
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether it may answer more than once (C53)."""
+        return any(step.decoupled for step in self.steps)
+
+    def chain(self, scope: int) -> tuple[int, ...]:
+        """The scopes that `scope` lies in, itself included, outermost first; empty for the request."""
+        found: list[int] = []
+        while scope != ROOT:
+            found.append(scope)
+            scope = self.steps[scope].scope
+        return tuple(reversed(found))
+
+
+def composing_models(config: ModelConfig) -> dict[str, set[int]]:
+    """The models an ensemble is composed of, each with the versions its steps name (-1: the highest)."""
+    found: dict[str, set[int]] = {}
+    for step in config.ensemble_scheduling.step:
+        found.setdefault(step.model_name, set()).add(version_of(step.model_version))
+    return found
+
+
+def version_of(number: int) -> int:
+    """A step's version; one that is not written is the highest (C50)."""
+    return number if number > 0 else -1
+
+
+def conditions(config: ModelConfig) -> dict[int, str]:
+    """The tensor that decides on each conditional step, by the step's index. Raises `InvalidArgument`.
+
+    `parameters { key: "charonia.step_condition.<step or model>" value { string_value: "<tensor>" } }`: the steps with
+    that index, or of that model, run only when the BOOL tensor has a true element.
+    """
+    steps = config.ensemble_scheduling.step
+    found: dict[int, str] = {}
+    for key, value in sorted(config.parameters.items()):
+        if not key.startswith(CONDITION):
+            continue
+        which = key.removeprefix(CONDITION)
+        chosen = [i for i, step in enumerate(steps) if which == str(i)] or [
+            i for i, step in enumerate(steps) if which == step.model_name
+        ]
+        if not chosen:
+            raise InvalidArgument(f"in ensemble {config.name}, parameter '{key}' names no step and no model of a step")
+        for index in chosen:
+            if index in found:
+                raise InvalidArgument(f"in ensemble {config.name}, step {index} has more than one condition")
+            found[index] = value.string_value
+    return found
+
+
+def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
+    """The graph of an ensemble whose composing models are known. Raises `InvalidArgument` with C52's texts.
+
+    `find` may raise; what it raises is passed on.
+    """
+    name = config.name
+    models = [find(step.model_name, version_of(step.model_version)) for step in config.ensemble_scheduling.step]
+    _check_tensors(config, models)
+    deciding = conditions(config)
+    steps: list[Step] = []
+    for index, (written, interface) in enumerate(zip(config.ensemble_scheduling.step, models, strict=True)):
+        steps.append(
+            Step(
+                index,
+                written.model_name,
+                version_of(written.model_version),
+                dict(sorted(written.input_map.items())),
+                dict(sorted(written.output_map.items())),
+                deciding.get(index, ""),
+                frozenset(interface.inputs) - interface.required_inputs,
+                interface.decoupled,
+            )
+        )
+    placed, scopes = _scoped(name, steps, [item.name for item in config.input])
+    outputs = tuple(item.name for item in config.output)
+    if len({scopes[output] for output in outputs} - {ROOT}) > 1:
+        raise InvalidArgument(f"in ensemble '{name}', outputs originate from different decoupled models")
+    return EnsembleGraph(
+        name,
+        placed,
+        tuple(item.name for item in config.input),
+        outputs,
+        scopes,
+        config.ensemble_scheduling.max_inflight_requests,
+    )
+
+
+def _scoped(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> tuple[tuple[Step, ...], dict[str, int]]:
+    """The steps with their scopes, and the scope of each tensor, found from the inputs on."""
+    scopes = dict.fromkeys(inputs, ROOT)
+    placed: dict[int, Step] = {}
+    while len(placed) < len(steps):
+        ready = [s for s in steps if s.index not in placed and all(tensor in scopes for tensor in needs(s))]
+        if not ready:
+            left = ", ".join(str(s.index) for s in steps if s.index not in placed)
+            raise InvalidArgument(f"in ensemble '{name}', steps {left} wait for each other's outputs")
+        for step in ready:
+            origins = {scopes[tensor] for tensor in needs(step)} - {ROOT}
+            if len(origins) > 1:
+                raise InvalidArgument(
+                    f"in ensemble '{name}', step of model '{step.model}' receives inputs originated from different "
+                    "decoupled models"
+                )
+            scope = origins.pop() if origins else ROOT
+            placed[step.index] = Step(
+                step.index,
+                step.model,
+                step.version,
+                step.inputs,
+                step.outputs,
+                step.condition,
+                step.optional,
+                step.decoupled,
+                scope,
+            )
+            for tensor in step.outputs.values():
+                scopes[tensor] = step.index if step.decoupled else scope
+    return tuple(placed[index] for index in range(len(steps))), scopes
+
+
+def needs(step: Step) -> set[str]:
+    """The ensemble tensors a step waits for."""
+    wanted = set(step.inputs.values())
+    if step.condition:
+        wanted.add(step.condition)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What one model says about a tensor of the ensemble."""
+
+    model: str
+    batching: bool
+    datatype: DataType
+    dims: tuple[int, ...]
+
+    @property
+    def full_dims(self) -> tuple[int, ...]:
+        return (-1, *self.dims) if self.batching else self.dims
+
+
+def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> None:
+    name = config.name
+    own = ModelInterface.of(config)
+    known = {
+        spec.name: _Node(name, own.batching, spec.datatype, spec.dims)
+        for spec in (*own.inputs.values(), *own.outputs.values())
+    }
+    for written, interface in zip(config.ensemble_scheduling.step, models, strict=True):
+        if interface.max_batch_size < own.max_batch_size:
+            raise InvalidArgument(
+                f"ensemble {name} allows maximum batch size {own.max_batch_size}, but it contains model "
+                f"{written.model_name} which only allows maximum batch size to be {interface.max_batch_size}"
+            )
+        _check_inputs(name, written.model_name, dict(written.input_map), interface, known)
+        for output, tensor in sorted(written.output_map.items()):
+            spec = interface.outputs.get(output)
+            if spec is None:
+                raise InvalidArgument(
+                    f"in ensemble {name}, ensemble tensor {tensor} is mapped from non-existing output {output} in "
+                    f"model {written.model_name}"
+                )
+            _agree(name, tensor, _Node(written.model_name, interface.batching, spec.datatype, spec.dims), known)
+    for index, tensor in conditions(config).items():
+        node = known.get(tensor)
+        if node is None:
+            raise InvalidArgument(f"in ensemble {name}, the condition of step {index} is no tensor: '{tensor}'")
+        if node.datatype is not DataType.BOOL:
+            raise InvalidArgument(
+                f"in ensemble {name}, the condition of step {index} must be a BOOL tensor, '{tensor}' is "
+                f"{node.datatype.value}"
+            )
+
+
+def _check_inputs(
+    ensemble: str, model: str, input_map: Mapping[str, str], interface: ModelInterface, known: dict[str, _Node]
+) -> None:
+    for mapped, tensor in sorted(input_map.items()):
+        if mapped not in interface.inputs:
+            raise InvalidArgument(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {mapped} in model "
+                f"{model}"
+            )
+    for spec in interface.inputs.values():
+        if spec.name in input_map:
+            _agree(
+                ensemble, input_map[spec.name], _Node(model, interface.batching, spec.datatype, spec.dims), known
+            )
+        elif not spec.optional:
+            raise InvalidArgument(
+                f"in ensemble {ensemble}, input {spec.name} in model {model} is not mapped to any ensemble tensors"
+            )
+
+
+def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> None:
+    """Two models may differ in what they leave open, and in who counts the batch dimension among the dims."""
+    other = known.setdefault(tensor, node)
+    where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
+    if other.datatype is not node.datatype:
+        raise InvalidArgument(
+            f"{where}inconsistent data type: {other.datatype.config_name} is inferred from model {other.model} while "
+            f"{node.datatype.config_name} is inferred from model {node.model}"
+        )
+    if not _match(other.dims, node.dims) and not _match(other.full_dims, node.full_dims):
+        raise InvalidArgument(
+            f"{where}inconsistent shape: {shape_text(other.dims)} is inferred from model {other.model} while "
+            f"{shape_text(node.dims)} is inferred from model {node.model}"
+        )
+
+
+def _match(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def circle(name: str, composed_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
+    """The ensembles from `name` back to itself, or to one on the way that is reached again; empty without a circle.
+
+    `composed_of` gives the models of an ensemble, nothing for any other model.
+    """
+    done: set[str] = set()
+
+    def walk(at: str, path: tuple[str, ...]) -> tuple[str, ...]:
+        if at in path:
+            return (*path[path.index(at) :], at)
+        if at in done:
+            return ()
+        done.add(at)
+        for below in composed_of(at):
+            found = walk(below, (*path, at))
+            if found:
+                return found
+        return ()
+
+    return walk(name, ())
