@@ -48,7 +48,7 @@ from .held_replies import HeldReplies
 from .interrupted import jobs_cut_short, without
 from .notes import Notes
 from .refusals import Refusals, Refused
-from .schedulers import Scheduler, is_sequential, scheduler_for, sequences_found
+from .schedulers import is_sequential, scheduler_for, sequences_found
 from .scheduling import observations as seen
 from .scheduling.decisions import (
     CondemnRequest,
@@ -60,6 +60,7 @@ from .scheduling.decisions import (
     StopExecution,
 )
 from .scheduling.sequence_scheduler import Delays
+from .scheduling.verbs import Scheduler
 from .timeline import tell_returned, waiting_jobs
 from .turns_apart import TurnsApart
 from .windows import Windows
@@ -139,6 +140,15 @@ class OwnedModel:
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """What else is to be read before it hears of capacity; the queue is restored. Raises what the log raises."""
+
+    async def look_after(self) -> None:
+        """What else is looked after now and then. Raises what the log raises."""
+
+    def on_related(self, model: str) -> None:
+        """The catalog has news about another model."""
 
     def _follow_facts(self, keep: bool) -> None:
         """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""

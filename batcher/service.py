@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from charonia import keys
@@ -12,11 +13,14 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
+from charonia.models.catalog import ServedVersion
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from charonia.settings import BatcherSettings
 
 from . import ownership
 from .demand import most_room
+from .ensembles.owned import OwnedEnsemble
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
@@ -124,14 +128,25 @@ class BatcherService:
         held = self._catalog.held(model)
         owned = self._owned.get(model)
         if owned is not None:
+            if held and is_ensemble(held) is not isinstance(owned, OwnedEnsemble):
+                # another kind of model has its name now: it is owned anew
+                self._drop_if_owned(model)
+                return
             owned.on_served(held)
+            self._tell_related(model)
             return
+        self._tell_related(model)
         if model in self._taking or (not held and self._catalog.may_come(model)):
             return
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
             return
         self._taking[model] = asyncio.get_running_loop().create_task(self._take(model), name=f"take {model}")
+
+    def _tell_related(self, model: str) -> None:
+        for other in self._owned.values():
+            if isinstance(other, OwnedEnsemble):
+                other.on_related(model)
 
     async def _take(self, model: str) -> None:
         try:
@@ -154,7 +169,31 @@ class BatcherService:
             self._taking.pop(model, None)
 
     async def _restore(self, model: str, token: int) -> None:
-        owned = OwnedModel(
+        owned = self._owner(model, token)
+        remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
+        for stream in owned.fact_streams:
+            self._routes[stream] = owned
+        try:
+            found = await recover(self._log, owned, remote)
+            await owned.prepare()
+            if any(version.interface.decoupled for version in self._catalog.held(model).values()):
+                await ask_for_streams(self._log, owned)
+        except BaseException:
+            self._end(owned)
+            raise
+        # only now does it hear of capacity: until here a request may be with an executor already
+        self._owned[model] = owned
+        self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
+        for gone in set(remote) - set(self._catalog.live_executors()):
+            owned.on_executor_lost(gone, drained=False)
+        owned.on_served(self._catalog.held(model))
+        _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
+
+    def _owner(self, model: str, token: int) -> OwnedModel:
+        make: Callable[..., OwnedModel] = OwnedModel
+        if is_ensemble(self._catalog.held(model)):
+            make = partial(OwnedEnsemble, catalog=self._catalog, shm_dir=self._settings.shm_dir)
+        return make(
             self._log,
             self._reader,
             model,
@@ -173,23 +212,6 @@ class BatcherService:
             failure=self._catalog.failure,
             lost_ownership=self._drop_if_owned,
         )
-        remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
-        for stream in owned.fact_streams:
-            self._routes[stream] = owned
-        try:
-            found = await recover(self._log, owned, remote)
-            if any(version.interface.decoupled for version in self._catalog.held(model).values()):
-                await ask_for_streams(self._log, owned)
-        except BaseException:
-            self._end(owned)
-            raise
-        # only now does it hear of capacity: until here a request may be with an executor already
-        self._owned[model] = owned
-        self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
-        for gone in set(remote) - set(self._catalog.live_executors()):
-            owned.on_executor_lost(gone, drained=False)
-        owned.on_served(self._catalog.held(model))
-        _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
     def _interface(self, model: str) -> ModelInterface | None:
         held = self._catalog.held(model)
@@ -260,6 +282,8 @@ class BatcherService:
         unheard = sorted(endpoints - self._gone_endpoints - self._catalog.processes.keys())
         by_role: dict[str, list[str]] = {}
         for endpoint in unheard:
+            if keys.is_standing(endpoint):
+                continue
             prefix = endpoint.partition("-")[0]  # an incarnation begins with its role
             by_role.setdefault(prefix if prefix in ("executor", "batcher") else "gateway", []).append(endpoint)
         for role, of_role in by_role.items():
@@ -300,6 +324,7 @@ class BatcherService:
             try:
                 for owned in list(self._owned.values()):
                     await verify(owned, min_age_ns)
+                    await owned.look_after()
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
                 await self._tidy()
@@ -316,6 +341,11 @@ class BatcherService:
         self._tidy_at_s = now_s + _TIDY_S
         if min(ownership.live_batchers(self._catalog), default="") == self._settings.incarnation:
             await self._tidying.look()
+
+
+def is_ensemble(held: Mapping[int, ServedVersion]) -> bool:
+    """Whether what executors hold of a model is an ensemble."""
+    return bool(held) and held[max(held)].interface.scheduling == ENSEMBLE_SCHEDULING
 
 
 def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:

@@ -25,7 +25,7 @@ command or script ever names keys of two slots.
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
     x:<executor>             batches for one executor
-    r:<endpoint>             replies for one endpoint (a gateway incarnation)
+    r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is (`charonia.sequences`)
     st:{m}                   hash of their states: key -> tensors
     ctl                      control facts
@@ -45,6 +45,7 @@ record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -162,6 +163,24 @@ def batches(executor: str) -> bytes:
 
 def replies(endpoint: str) -> bytes:
     return f"r:{endpoint}".encode()
+
+
+_ENSEMBLE = "ensemble."
+
+
+@lru_cache(maxsize=1024)
+def ensemble_endpoint(model: str) -> str:
+    """Where the steps of an ensemble answer: of the model, not of a process, so that its next owner reads on.
+
+    It is also a name of a directory (`charonia.eventlog.payloads`).
+    """
+    plain = re.fullmatch(r"[A-Za-z0-9_-]{1,200}", model)
+    return _ENSEMBLE + (model if plain else "." + hashlib.blake2b(model.encode(), digest_size=16).hexdigest())
+
+
+def is_standing(endpoint: str) -> bool:
+    """Whether an endpoint is nobody's own: it does not go when a process does."""
+    return endpoint.startswith(_ENSEMBLE)
 
 
 def alive(role: str, incarnation: str) -> bytes:

@@ -114,6 +114,7 @@ class BatcherSettings:
     exit_timeout_secs: int = 30
     prefetch: int = 1
     window_requests: int = 8192
+    shm_dir: str = ""
     dead_letter_retention_size_bytes: int = 256 * 1024**2
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"

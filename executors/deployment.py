@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelExcluded, ModelRequested, VersionLoaded
 from charonia.models.config import from_json
+from charonia.models.ensemble import Find
 from charonia.models.errors import StructureError
+from charonia.models.interface import ModelInterface
 from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
 from protos.model_config_pb2 import ModelConfig
 
 from . import overrides
 from .accounting import increments
 from .announcing import Announcer
+from .composition import Composition, refuse_all
 from .instance import Hung
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
 from .loading import Incarnation, Loader
@@ -70,6 +73,12 @@ class Deployment:
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retiring: set[asyncio.Task[None]] = set()
+        self._composition = Composition(self)
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
+        self._failed: dict[str, CharoniaError] = {}
+        self._drying: dict[str, set[asyncio.Task[None]]] = {}
+        """What unloaded models still run, by model."""
 
     def find(self, model: str, version: int) -> Incarnation | None:
         """What serves a version now."""
@@ -124,18 +133,39 @@ class Deployment:
                 cause = error.__cause__
                 failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
 
-        await asyncio.gather(*(one(decision.model) for decision in decisions))
+        tasks = {d.model: asyncio.create_task(one(d.model), name=f"load {d.model}") for d in decisions}
+        self._starting |= tasks
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for model, task in tasks.items():
+                task.cancel()
+                if self._starting.get(model) is task:
+                    del self._starting[model]
         return failures
 
     async def load(self, model: str, request: ModelRequested | None) -> None:
         """Load what is new or changed of a model. Raises the error the caller is told (R20, R21, C62)."""
-        lock = self._locks.setdefault(model, asyncio.Lock())
-        async with lock, self._loads:
+        try:
+            loaded = await self._load(model, request)
+        except CharoniaError as error:
+            self._failed[model] = error
+            raise
+        self._failed.pop(model, None)
+        if loaded:
+            _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
+            await self._composition.loaded(model)
+
+    async def _load(self, model: str, request: ModelRequested | None) -> bool:
+        async with self._locks.setdefault(model, asyncio.Lock()):
             kept = self._lifecycle.override(model)
             override = await self._override(model, request, kept)
             try:
                 directory = await asyncio.to_thread(self._find, model, override)
-                loaded = await self._load_versions(directory)
+                # before this takes one of the places: the models of an ensemble need them
+                find = await self._composition.prepare(directory)
+                async with self._loads:
+                    loaded = await self._load_versions(directory, find)
             except BaseException:
                 if override is not None and override is not kept and override.directory is not None:
                     await asyncio.to_thread(overrides.remove, override.directory)
@@ -144,8 +174,48 @@ class Deployment:
                 before = self._lifecycle.set_override(model, override)
                 if before is not None and before.directory is not None:
                     self._discard_after(before.directory, model)
-            if loaded:
-                _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
+        return loaded
+
+    # -- for ensembles (`composition`) --------------------------------------------------------------------------------
+
+    def configs(self) -> dict[str, ModelConfig]:
+        """The configurations of the models that are served."""
+        return {model: incarnation.source.config for (model, _), incarnation in self._serving.items()}
+
+    def interfaces(self, model: str) -> dict[int, ModelInterface]:
+        """The versions of a model that take work."""
+        ready = self._lifecycle.ready_versions(model)
+        return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
+
+    def find_directory(self, model: str) -> ModelDirectory | None:
+        """A model's files, with its override; None for a model that is not there. Reads files."""
+        try:
+            return self._find(model, self._lifecycle.override(model))
+        except CharoniaError:
+            return None
+
+    def failure(self, model: str) -> CharoniaError | None:
+        """Why the last load of a model failed."""
+        return self._failed.get(model)
+
+    def is_underway(self, model: str) -> bool:
+        """Whether a model is being loaded together with others."""
+        return model in self._starting
+
+    async def load_underway(self, model: str) -> bool:
+        """Wait for the load of a model that was begun together with others; False when there is none."""
+        starting = self._starting.get(model)
+        if starting is None or starting is asyncio.current_task():
+            return False
+        await asyncio.wait({starting})
+        return True
+
+    async def reload(self, model: str) -> None:
+        """Load a model anew although its files are the same."""
+        self._lifecycle.outdate(model)
+        await self.load(model, None)
+
+    # -- loading of versions ------------------------------------------------------------------------------------------
 
     async def _override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
         if request is None or not request.config_json:
@@ -171,7 +241,7 @@ class Deployment:
             _log.error("configuration of the load request for %s: %s", model, error)
             raise poll_failure(model) from error
 
-    async def _load_versions(self, directory: ModelDirectory) -> bool:
+    async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
         model = directory.name
         selected = await self._select(directory)
@@ -180,7 +250,7 @@ class Deployment:
         if plan.load:
             for version in plan.load:
                 await self._announcer.tell(self._lifecycle.loading(model, version))
-            failures = await self._load_planned(directory, selected, plan.load)
+            failures = await self._load_planned(directory, selected, plan.load, find)
         if failures:
             raise load_failure(model, failures)
         for version in plan.unload:
@@ -212,12 +282,12 @@ class Deployment:
         return selected
 
     async def _complete(
-        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int]
+        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
     ) -> ModelConfig | CharoniaError:
         """The final configuration, or what is wrong with it, which is told."""
         model = directory.name
         try:
-            return await self._loader.complete(directory, selected)
+            return await self._loader.complete(directory, selected, find)
         except CharoniaError as error:
             # the index hears of it too, but a failed reload changes nothing there: the old version still serves
             _log.error("failed to load %s: %s", model, error)
@@ -228,11 +298,11 @@ class Deployment:
             return error
 
     async def _load_planned(
-        self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...]
+        self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
     ) -> dict[int, CharoniaError]:
         model = directory.name
         failures: dict[int, CharoniaError] = {}
-        config = await self._complete(directory, selected, planned)
+        config = await self._complete(directory, selected, planned, find)
         if isinstance(config, CharoniaError):
             return dict.fromkeys(planned, config)
         for version in planned:
@@ -256,7 +326,7 @@ class Deployment:
             selected = await self._select(directory)
             if directory.required_config().HasField("ensemble_scheduling"):
                 return None
-            config = await self._complete(directory, selected, selected)
+            config = await self._complete(directory, selected, selected, refuse_all)
             if isinstance(config, CharoniaError):
                 raise load_failure(model, dict.fromkeys(selected, config))
             return directory, config, selected
@@ -321,10 +391,22 @@ class Deployment:
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
-    async def unload(self, model: str) -> None:
-        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27)."""
-        lock = self._locks.setdefault(model, asyncio.Lock())
-        async with lock:
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27).
+
+        The ensembles that are composed of it go before it. `dependents`: of an ensemble go also the models that no
+        other is composed of (R26).
+        """
+        for ensemble in self._composition.dependents(model):
+            await self.unload(ensemble)
+        parts = self._composition.parts(model) if dependents else []
+        await self._unload(model)
+        for part in parts:
+            await self.unload(part, dependents=True)
+
+    async def _unload(self, model: str) -> None:
+        self._composition.forget(model)
+        async with self._locks.setdefault(model, asyncio.Lock()):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
             for fact in self._lifecycle.given_up(model):
@@ -337,16 +419,22 @@ class Deployment:
         await self._announcer.tell(self._lifecycle.unloading(model, version))
         incarnation = self._serving.get((model, version))
         if incarnation is not None:
-            self._spawn(self._run_dry(incarnation))
+            users = [task for name in self._composition.dependents(model) for task in self._drying.get(name, ())]
+            drying = self._drying.setdefault(model, set())
+            task = self._spawn(self._run_dry(incarnation, users))
+            drying.add(task)
+            task.add_done_callback(drying.discard)
 
-    async def _run_dry(self, incarnation: Incarnation) -> None:
-        """Serve on until what was accepted before the unload has run, then retire (R27).
+    async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]] = ()) -> None:
+        """Serve on until what was accepted before the unload has run, then retire (R27). `users`: ensembles likewise.
 
         The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other
         versions of it are served, what is unsettled may wait for those: then it is enough that the owner has sent
         nothing for a while. Looks are counted, not time, because an owner in this process stalls when this one does.
         """
         key = (incarnation.model, incarnation.version)
+        if users:
+            await asyncio.wait(users)
         looks, last = 0, -1
         while looks < _QUIET_LOOKS:
             looks += 1

@@ -177,6 +177,12 @@ class Lifecycle:
         served = {version for version, known in model.versions.items() if known.state == READY}
         return Plan(tuple(load), tuple(keep), tuple(sorted(served - set(selected))))
 
+    def outdate(self, model: str) -> None:
+        """What is served of a model is loaded anew by its next load, whatever its files say."""
+        known = self._models.get(model)
+        for version in known.versions.values() if known is not None else ():
+            version.stamp = None
+
     def override(self, model: str) -> Override | None:
         """What stays in place of the repository's files for a model (R24)."""
         known = self._models.get(model)

@@ -10,12 +10,14 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Never
 
 from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelSource, RequestInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.autofill import default_max_batch_size, from_graph
 from charonia.models.config import normalise, unsupported_features, validate
+from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.repository import ModelDirectory, content_hash, load_labels
 from charonia.wire import RequestRecord
@@ -24,6 +26,7 @@ from protos.model_config_pb2 import ModelConfig
 from .accounting import Executed
 from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
+from .composition import completed_ensemble, is_ensemble
 from .host_policy import HostPolicies
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
@@ -89,15 +92,18 @@ class Loader:
         newest = directory.versions[-1] if directory.versions else 0
         return python_based(self._source(directory, newest, config)) is not None
 
-    async def complete(self, directory: ModelDirectory, versions: Sequence[int]) -> ModelConfig:
+    async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
 
-        Raises a `CharoniaError`; it is the reason for all of the model's versions.
+        `find` gives the interfaces of the models an ensemble is composed of. Raises a `CharoniaError`; it is the
+        reason for all of the model's versions.
         """
         written = directory.required_config()
         unsupported = unsupported_features(written)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
+        if is_ensemble(written):
+            return completed_ensemble(written, directory.name, find)
         source = self._source(directory, versions[-1] if versions else 0, written)
         backend = await asyncio.to_thread(self._registry.of, source)
         config = written
@@ -124,6 +130,8 @@ class Loader:
 
     async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
         started = monotonic_ns()
+        if is_ensemble(config):
+            return await self._load_ensemble(directory, version, config, started)
         source = self._source(directory, version, config)
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
@@ -146,6 +154,23 @@ class Loader:
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
         return Incarnation(source, interface, digest, pool, labels, warmed, load_ns)
+
+    async def _load_ensemble(
+        self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
+    ) -> Incarnation:
+        """An ensemble has no instances: its owner runs it on the models it is composed of."""
+        source = self._source(directory, version, config)
+        digest, labels = await asyncio.to_thread(_read, source, config)
+        interface = ModelInterface.of(config)
+        return Incarnation(
+            source,
+            interface,
+            digest,
+            InstancePool(interface, version, _no_instance),
+            labels,
+            [],
+            monotonic_ns() - started,
+        )
 
     async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
         try:
@@ -190,6 +215,10 @@ class Loader:
     def _source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
         settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}
         return ModelSource(directory.name, version, directory.path, config, settings)
+
+
+async def _no_instance(spec: InstanceSpec) -> Never:
+    raise InternalError(f"'{spec.name}' is an instance of an ensemble, which has none")
 
 
 def _specs(

@@ -263,7 +263,7 @@ class ExecutorService:
                 case Refuse():
                     error = decision.error
                 case UnloadModel():
-                    await self._deployment.unload(decision.model)
+                    await self._deployment.unload(decision.model, dependents=request.unload_dependents)
                 case LoadModel():
                     await self._deployment.load(decision.model, request)
         except CharoniaError as failure:

@@ -16,7 +16,15 @@ from charonia.eventlog.port import Reply
 from charonia.events import FIELD_FACT, BatchDied, BatchFinished, pack_fact
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, RequestRecord, record_fields
+from charonia.wire import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    FLAG_TIMED,
+    BatchHeader,
+    RequestRecord,
+    record_fields,
+    time_response,
+)
 
 from .accounting import REJECTED, Death, Executed, Execution, Failure
 
@@ -133,6 +141,17 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
     return [
         Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items() if endpoint
     ]
+
+
+def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
+    """The answers, with the durations of their execution where they are wanted (S56)."""
+    answers = list(executed.answers)
+    for execution in executed.executions:
+        times = (execution.input_ns, execution.infer_ns, execution.output_ns)
+        for index in execution.indices:
+            if records[index].flags & FLAG_TIMED and answers[index]:
+                answers[index] = time_response(answers[index], times)
+    return answers
 
 
 def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:

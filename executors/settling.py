@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
-from charonia.wire import FLAG_REPLY_BY_REFERENCE
+from charonia.wire import FLAG_REPLY_BY_REFERENCE, FLAG_TIMED
 
 from .accounting import Executed, increments
 from .announcing import insist
@@ -22,7 +22,7 @@ from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
-from .settlement import Settlement, batch_died, batch_finished, batch_finished_here, replies, settlement
+from .settlement import Settlement, batch_died, batch_finished, batch_finished_here, replies, settlement, timed
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +56,14 @@ class Settler:
                 won = await self._write(job, executed, jobs, [], None, [])
                 together = None
         answers: Sequence[bytes] = executed.answers
+        if job.flags & FLAG_TIMED:
+            answers = timed(records, executed)
         if job.flags & FLAG_REPLY_BY_REFERENCE and not header.via_owner:
             answers = self._payloads.refer(records, answers)
         answered = [] if header.via_owner else ending.indices
         if ending.jobs:
             answered = [index for index in answered if index not in ending.jobs]
-        fact = Reply(header.report_to, self._fact(job, executed, ending, won))
+        fact = Reply(header.report_to, self._fact(job, executed, answers, ending, won))
         won |= await self._write(job, executed, ending, replies(records, answers, answered), together, [fact])
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
@@ -72,8 +74,10 @@ class Settler:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
 
-    def _fact(self, job: Job, executed: Executed, ending: Settlement, won: Won) -> list[bytes]:
-        header, records, answers = job.header, job.records, executed.answers
+    def _fact(
+        self, job: Job, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
+    ) -> list[bytes]:
+        header, records = job.header, job.records
         assert header is not None
         if executed.death is not None:
             ended = set(ending.indices)

@@ -57,6 +57,14 @@ class RequestBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginFailed:
+    """What `BeginRequest` asked for cannot be done."""
+
+    id: bytes
+    error: CharoniaError
+
+
+@dataclass(frozen=True, slots=True)
 class StepAnswered:
     """A step gave a response. `index` counts those of a decoupled step, of which the last is `final`."""
 
@@ -79,7 +87,7 @@ class StepFailed:
     error: CharoniaError
 
 
-EnsembleObservation = Observation | GraphKnown | RequestBegun | StepAnswered | StepFailed
+EnsembleObservation = Observation | GraphKnown | RequestBegun | BeginFailed | StepAnswered | StepFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +203,10 @@ class EnsembleScheduler:
         """Every request that has not ended: one that is under way can be stopped between its steps."""
         return [known.request for known in self._known.values()]
 
+    def unended(self) -> list[QueuedRequest]:
+        """The same."""
+        return self.waiting()
+
     def unbegun(self) -> int:
         """Requests that are not begun."""
         return len(self._known) - self._begun
@@ -224,6 +236,10 @@ class EnsembleScheduler:
                 known = self._known.get(event.id)
                 if known is not None and known.run is not None and (event.step, event.path) in known.run.in_flight():
                     self._fail(known, self._of_step(event.error), decisions, but=(event.step, event.path))
+            case BeginFailed():
+                known = self._known.get(event.id)
+                if known is not None:
+                    self._fail(known, event.error, decisions)
             case RequestCancelled():
                 self._reject(event.id, ErrorCode.CANCELLED, "", "CANCELED", decisions)
             case RequestSettled():

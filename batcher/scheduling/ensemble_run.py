@@ -123,9 +123,7 @@ class Run:
         self.graph = graph
         self._plan = _plan(_Key(graph, wanted or graph.outputs))
         self._is_true = is_true
-        self._tensors: dict[tuple[str, Path], Any] = {
-            (name, ()): inputs.get(name, ABSENT) for name in graph.inputs
-        }
+        self._tensors: dict[tuple[str, Path], Any] = {(name, ()): inputs.get(name, ABSENT) for name in graph.inputs}
         self._open: dict[Path, list[Step]] = {}
         self._flying: dict[Place, None] = {}
         """Steps under way, in the order they were started."""
@@ -360,4 +358,3 @@ class Run:
         """Tensors of an answered path are needed by nobody."""
         for key in [key for key in self._tensors if key[1] == path]:
             del self._tensors[key]
-

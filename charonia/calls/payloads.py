@@ -78,6 +78,8 @@ class Payloads:
             with contextlib.suppress(CharoniaError):
                 by_role: dict[str, list[str]] = {}
                 for incarnation in self._directory.others(_SWEPT_AFTER_S):
+                    if keys.is_standing(incarnation):
+                        continue  # of a model: its owner sees to it
                     by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
                 for role, incarnations in by_role.items():
                     alive = await self._log.alive(role, incarnations)

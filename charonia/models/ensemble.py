@@ -28,7 +28,7 @@ Find = Callable[[str, int], ModelInterface]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; `optional` are inputs it can do without.
+    """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; it can do without `optional` inputs.
 
     `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how often it runs.
     """
@@ -242,9 +242,7 @@ def _check_inputs(
             )
     for spec in interface.inputs.values():
         if spec.name in input_map:
-            _agree(
-                ensemble, input_map[spec.name], _Node(model, interface.batching, spec.datatype, spec.dims), known
-            )
+            _agree(ensemble, input_map[spec.name], _Node(model, interface.batching, spec.datatype, spec.dims), known)
         elif not spec.optional:
             raise InvalidArgument(
                 f"in ensemble {ensemble}, input {spec.name} in model {model} is not mapped to any ensemble tensors"

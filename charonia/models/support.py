@@ -25,8 +25,6 @@ def unsupported_features(config: ModelConfig) -> list[str]:
 def _features(config: ModelConfig) -> Iterator[str]:
     if config.HasField("sequence_batching"):
         yield "'sequence_batching'"
-    if config.HasField("ensemble_scheduling"):
-        yield "'ensemble_scheduling'"
     if config.model_transaction_policy.decoupled:
         yield "the 'decoupled' transaction policy"
     if config.platform == _TENSORRT:

@@ -276,6 +276,7 @@ def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSett
         incarnation=incarnation("batcher"),
         exit_timeout_secs=values["exit_timeout_secs"],
         prefetch=0 if colocated else 1,
+        shm_dir=values["shm_dir"],
         dead_letter_retention_size_bytes=values["dead_letter_retention_bytes"],
         metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",

@@ -45,6 +45,8 @@ FLAG_REPLY_BY_REFERENCE = 8
 """Who waits for the answer reads the payload directory of the executors: large answers may lie there."""
 FLAG_LINEAGE = 16
 """The record has a `Lineage`."""
+FLAG_TIMED = 32
+"""Who waits for the answer counts how long its execution took (S56)."""
 
 
 @dataclass(frozen=True, slots=True)

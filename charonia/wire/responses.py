@@ -1,4 +1,4 @@
-"""Response records: header | place | meta [model, version, outputs, parameters] or error text | tensor bytes.
+"""Response records: header | place | times | meta [model, version, outputs, parameters] or error text | tensor bytes.
 
 A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
 who reads them drops what it has seen and never splices two attempts (design section 3).
@@ -32,6 +32,8 @@ from .references import Reference
 # version, flags, error code, reserved, meta length, id
 _RESPONSE = struct.Struct("<BBBxI16s")
 _PLACE = struct.Struct("<II")
+# compute input, infer and output ns
+_TIMES = struct.Struct("<QQQ")
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
@@ -39,6 +41,11 @@ FLAG_REFERRED = 4
 """The tensor bytes lie elsewhere: in their place stands a `Reference`."""
 FLAG_PLACED = 8
 """The response is one of several: it has an attempt and an index."""
+FLAG_TIMES = 16
+"""The response says how long its execution took: whoever asked wanted to know (`FLAG_TIMED`)."""
+
+Times = tuple[int, int, int]
+"""Compute input, infer and output durations in ns, of the whole execution (X3)."""
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class ResponseRecord:
     error: CharoniaError | None
     final: bool = True
     place: tuple[int, int] | None = None
+    times: Times | None = None
 
 
 def pack_response(
@@ -148,7 +156,32 @@ def response_data(record: Buffer) -> memoryview:
     """The tensor bytes of a response record, as a view."""
     view = memoryview(record)
     _, flags, _, meta_length, _ = _RESPONSE.unpack_from(view)
-    return view[_RESPONSE.size + (_PLACE.size if flags & FLAG_PLACED else 0) + meta_length :]
+    return view[_meta_at(flags) + meta_length :]
+
+
+def _meta_at(flags: int) -> int:
+    """Where the meta begins."""
+    size = _RESPONSE.size
+    if flags & FLAG_PLACED:
+        size += _PLACE.size
+    return size + _TIMES.size if flags & FLAG_TIMES else size
+
+
+def response_id(record: Buffer) -> bytes:
+    """The id of the request that a response record answers. Raises `InvalidRecord`."""
+    try:
+        return bytes(_RESPONSE.unpack_from(record)[4])
+    except struct.error as error:
+        raise InvalidRecord(f"response record of {len(record)} bytes is too short: {error}") from None
+
+
+def time_response(record: Buffer, times: Times) -> bytes:
+    """The same response with its times; one that has them already is not given to this."""
+    view = memoryview(record)
+    wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
+    header = _RESPONSE.pack(wire_version, flags | FLAG_TIMES, code, meta_length, request_id)
+    at = _meta_at(flags)
+    return b"".join((header, view[_RESPONSE.size : at], _TIMES.pack(*times), view[at:]))
 
 
 def refer_response(record: Buffer, reference: Reference) -> bytes:
@@ -156,7 +189,7 @@ def refer_response(record: Buffer, reference: Reference) -> bytes:
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_REFERRED, code, meta_length, request_id)
-    meta_end = _RESPONSE.size + (_PLACE.size if flags & FLAG_PLACED else 0) + meta_length
+    meta_end = _meta_at(flags) + meta_length
     return b"".join((header, view[_RESPONSE.size : meta_end], reference.pack()))
 
 
@@ -172,13 +205,12 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record of {len(view)} bytes is too short: {error}") from None
     if wire_version != WIRE_VERSION:
         raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
-    meta_at = _RESPONSE.size
-    if flags & FLAG_PLACED:
-        meta_at += _PLACE.size
+    meta_at = _meta_at(flags)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"response record of {len(view)} bytes is cut short, its header describes {meta_end}")
     place = _PLACE.unpack_from(view, _RESPONSE.size) if flags & FLAG_PLACED else None
+    times = _TIMES.unpack_from(view, meta_at - _TIMES.size) if flags & FLAG_TIMES else None
     final = bool(flags & FLAG_FINAL)
     packed = bytes(view[meta_at:meta_end])
     if flags & FLAG_ERROR:
@@ -188,7 +220,7 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
             raise InvalidRecord(f"response error cannot be read: {error}") from None
         if not (type(model) is type(message) is str and type(version) is int):
             raise InvalidRecord("response error has a field of another type")
-        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message), final, place)
+        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message), final, place, times)
     meta = _RESPONSE_METAS.get(packed)
     if meta is None:
         try:
@@ -214,4 +246,4 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
     # a copy: the meta is shared by all responses that look the same
-    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place)
+    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place, times)

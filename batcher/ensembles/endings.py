@@ -1,0 +1,198 @@
+"""Settles and answers the requests of an ensemble that have come through their graph, or failed in it.
+
+What ends in one turn of the loop is one settlement, written as executors write theirs: keyless requests are answered in
+the write that settles them (ADR 0002), jobs after it, those that were won (ADR 0004). Refusals are `refusals`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from batcher.carriers import carrier_of
+from batcher.scheduling.ensemble import AnswerRequest, FailRequest
+from batcher.scheduling.observations import QueuedRequest
+from charonia import failpoints, keys
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.port import EventLog, Reply
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.tensors import Buffer, Tensor
+from charonia.wire import (
+    FLAG_REPLY_BY_REFERENCE,
+    RequestRecord,
+    pack_failure,
+    pack_response,
+    record_fields,
+    refer_response,
+    response_data,
+)
+
+from .accounting import Tally, Totals
+from .submission import Spawn
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one request ends: its answer, and the error when it failed."""
+
+    request: QueuedRequest
+    answer: bytes
+    tally: Tally
+    error: CharoniaError | None
+
+    @property
+    def record(self) -> RequestRecord:
+        return carrier_of(self.request).record
+
+    @property
+    def state(self) -> JobState:
+        return JobState.SUCCEEDED if self.error is None else JobState.FAILED
+
+
+class Endings:
+    """The ends of one ensemble's requests. `settled` is told of those the log has an outcome of."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        model: str,
+        directory: PayloadDirectory,
+        spawn: Spawn,
+        settled: Callable[[Sequence[QueuedRequest]], None],
+    ) -> None:
+        self._log = log
+        self._model = model
+        self._directory = directory
+        self._spawn = spawn
+        self._settled = settled
+        self._ending: list[_End] = []
+        self.counted: dict[int, dict[str, int]] = {}
+        """What was added to the statistics of each version."""
+
+    def answer(self, decision: AnswerRequest, tally: Tally) -> None:
+        """A request has all its outputs, which are named as the ensemble names them."""
+        record = carrier_of(decision.request).record
+        outputs = [
+            Tensor(name, value.tensor.datatype, value.tensor.shape, value.tensor.data)
+            for name, value in decision.outputs.items()
+        ]
+        self._add(
+            _End(
+                decision.request,
+                pack_response(record.id, self._model, record.meta.version, outputs, {}),
+                tally,
+                None,
+            )
+        )
+
+    def fail(self, decision: FailRequest, tally: Tally) -> None:
+        """A step of a request failed, or an output cannot be made."""
+        record = carrier_of(decision.request).record
+        answer = pack_failure(record.id, self._model, record.meta.version, decision.error)
+        self._add(_End(decision.request, answer, tally, decision.error))
+
+    def _add(self, end: _End) -> None:
+        self._ending.append(end)
+        if len(self._ending) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        ending, self._ending = self._ending, []
+        self._spawn(self._end(ending))
+
+    async def _end(self, ending: list[_End]) -> None:
+        """Insist until the log has them."""
+        failpoints.hit("ensemble.finished")
+        while True:
+            try:
+                await self._settle(ending)
+                break
+            except CharoniaError as error:
+                _log.warning("%d requests of '%s' cannot be settled, trying again: %s", len(ending), self._model, error)
+            await asyncio.sleep(_RETRY_S)
+        self._settled([end.request for end in ending])
+
+    async def _settle(self, ending: list[_End]) -> None:
+        now_ns = wall_ns()
+        totals = self._totals(ending, now_ns)
+        together = next(iter(totals.by_key.items())) if len(totals.by_key) == 1 else None
+        ends = {
+            end.record.id: JobEnd(end.state, end.answer, _detail(end, now_ns)) for end in ending if end.record.is_job
+        }
+        outcomes = b"".join(OUTCOME_CODES[end.state] if end.record.journalled else b"-" for end in ending)
+        won = await self._log.settle(
+            self._model,
+            [(end.record.id, max(1, carrier_of(end.request).begun)) for end in ending],
+            together,
+            self._replies([end for end in ending if not end.record.is_job]),
+            ends=ends or None,
+            outcomes=outcomes if outcomes.strip(b"-") else b"",
+        )
+        mine = [end for end, is_won in zip(ending, won, strict=True) if is_won]
+        if together is None or len(mine) < len(ending):
+            totals = self._totals(mine, now_ns)
+            for key, increments in totals.by_key.items():
+                await self._log.add_statistics(key, increments)
+        self._count(mine, now_ns)
+        for reply in self._replies([end for end in mine if end.record.is_job]):
+            await self._log.append(reply.stream, reply.fields)
+
+    def _totals(self, ending: Sequence[_End], now_ns: int) -> Totals:
+        totals = Totals()
+        for end in ending:
+            record = end.record
+            key = keys.statistics(self._model, record.meta.version, record.meta.content_hash)
+            if end.error is None:
+                totals.succeeded(key, record.rows, record.accepted_ns, end.tally, now_ns)
+            else:
+                totals.failed(key, record.accepted_ns, now_ns)
+        return totals
+
+    def _count(self, mine: Sequence[_End], now_ns: int) -> None:
+        """For the metrics of this process, which exports what it did."""
+        for end in mine:
+            totals = Totals()
+            if end.error is None:
+                totals.succeeded(b"", end.record.rows, end.record.accepted_ns, end.tally, now_ns)
+                counts = self.counted.setdefault(end.record.meta.version, {})
+                for name, amount in totals.by_key[b""].items():
+                    counts[name] = counts.get(name, 0) + amount
+
+    def _replies(self, ending: Sequence[_End]) -> list[Reply]:
+        by_endpoint: dict[str, list[Buffer]] = {}
+        for end in ending:
+            if end.record.endpoint:
+                by_endpoint.setdefault(end.record.endpoint, []).append(self._referred(end))
+        return [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
+
+    def _referred(self, end: _End) -> bytes:
+        """The answer; a large one by reference where who waits for it reads the same directory."""
+        answer, record = end.answer, end.record
+        if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE or end.error is not None:
+            return answer
+        data = response_data(answer)
+        if len(data) < BY_REFERENCE_BYTES:
+            return answer
+        reference = self._directory.write([data], owner=record.endpoint)
+        return answer if reference is None else refer_response(answer, reference)
+
+
+def _detail(end: _End, now_ns: int) -> dict[str, object]:
+    record, tally = end.record, end.tally
+    detail: dict[str, object] = {
+        "attempt": max(1, carrier_of(end.request).begun),
+        "queue_us": max(0, (tally.start_ns or now_ns) - record.accepted_ns) // 1000,
+    }
+    if end.error is not None:
+        detail |= {"error": end.error.message, "code": end.error.code.name}
+    else:
+        detail |= {"start_us": tally.start_ns // 1000, "infer_us": tally.infer_ns // 1000}
+    return detail

@@ -1,0 +1,325 @@
+"""Steps of an ensemble on their way into the queues of their models, and which of them are under way.
+
+A step is an ordinary request of its model: checked by `charonia.calls.admission`, accepted into its queue, answered to
+the ensemble's reply stream. Its id is made of the request's id and its place in the graph, so whoever owns the ensemble
+asks for the same step under the same id, and the log says whether it was asked for before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from batcher.carriers import carrier_of
+from batcher.scheduling.ensemble import SubmitStep
+from batcher.scheduling.ensemble_run import Path
+from batcher.scheduling.observations import QueuedRequest
+from charonia import failpoints, keys
+from charonia.calls.admission import Admission
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.port import EventLog, Limits
+from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
+from charonia.inference import InferenceRequest
+from charonia.models.catalog import Catalog, ServedVersion
+from charonia.wire import (
+    FLAG_JOURNALLED,
+    FLAG_REPLY_BY_REFERENCE,
+    FLAG_TIMED,
+    Reference,
+    RequestRecord,
+    pack_request,
+    record_fields,
+)
+
+from .tensors import renamed
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+_MOST_TOGETHER = 32
+_MOST_TOGETHER_BYTES = 64 * 1024
+_UNBOUNDED = Limits()
+"""A request that was accepted must be able to go on: its steps are bounded by what the ensemble lets in."""
+
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def step_id(request_id: bytes, step: int, path: Path) -> bytes:
+    """The request id of a step: the same whoever asks."""
+    place = ",".join(map(str, (step, *path))).encode()
+    return hashlib.blake2b(request_id + place, digest_size=16).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One step that is awaited. `asked` once the log has it; `record` until then."""
+
+    id: bytes
+    decision: SubmitStep
+    level: int = 0
+    record: bytes = b""
+    asked: bool = False
+    since_ns: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.decision.step.model
+
+    @property
+    def request(self) -> QueuedRequest:
+        return self.decision.request
+
+
+class Submission:
+    """The steps of one ensemble. `own` keeps a payload file as long as a request."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        model: str,
+        catalog: Catalog,
+        directory: PayloadDirectory,
+        spawn: Spawn,
+        own: Callable[[bytes, Reference], None],
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._directory = directory
+        self._spawn = spawn
+        self._own = own
+        self._endpoint = keys.ensemble_endpoint(model).encode()
+        self.flights: dict[bytes, Flight] = {}
+        self._doors: dict[tuple[str, int, int], list[Flight]] = {}
+        self._admissions: dict[tuple[str, int], tuple[ServedVersion, Admission, bool]] = {}
+        self._scheduled = False
+        self.closed = False
+
+    def await_step(self, decision: SubmitStep) -> Flight:
+        """The step is awaited from now on, and not asked for yet."""
+        request, step = decision.request, decision.step
+        flight = Flight(step_id(request.id, step.index, decision.path), decision, since_ns=monotonic_ns())
+        self.flights[flight.id] = flight
+        return flight
+
+    def ask(self, flight: Flight) -> None:
+        """Send the step. Raises the `CharoniaError` its model's callers would get; then it is not awaited any more."""
+        try:
+            self._pack(flight)
+        except CharoniaError:
+            self.flights.pop(flight.id, None)
+            raise
+        self._send(flight)
+
+    def ask_unless_known(self, flight: Flight, answered: Callable[[bytes], Awaitable[bool]]) -> None:
+        """Send the step unless the log has it already, from a former owner. Raises as `ask` does.
+
+        `answered` looks whether the reply stream has its answer.
+        """
+        try:
+            self._pack(flight)
+        except CharoniaError:
+            self.flights.pop(flight.id, None)
+            raise
+        self._spawn(self._ask_unless_known(flight, answered))
+
+    def done(self, flight: Flight) -> None:
+        """A step has given its last answer, or nobody awaits it any more."""
+        self.flights.pop(flight.id, None)
+
+    def cancel(self, request_id: bytes, step: int, path: Path) -> None:
+        """Nobody awaits a step any more: its model's owner is told."""
+        flight = self.flights.pop(step_id(request_id, step, path), None)
+        if flight is not None:
+            self._spawn(self._tell(flight))
+
+    async def _tell(self, flight: Flight) -> None:
+        fact = RequestCancelled(flight.id)
+        try:
+            await self._log.append(keys.facts(flight.model), [FIELD_FACT, pack_fact(fact)])
+        except CharoniaError as error:
+            _log.warning("a step of model '%s' runs although nobody wants it: %s", flight.model, error)
+
+    # -- packing ------------------------------------------------------------------------------------------------------
+
+    def _pack(self, flight: Flight) -> None:
+        decision = flight.decision
+        request, step = decision.request, decision.step
+        record = carrier_of(request).record
+        served, admission, shared = self._admission(step.model, step.version)
+        tensors, reference = renamed(decision.inputs)
+        admitted = admission.admit(
+            InferenceRequest(
+                step.model,
+                served.version,
+                tensors,
+                record.client_id,
+                decision.outputs,
+                record.meta.parameters,
+            )
+        )
+        flight.level = admission.level(record.level)
+        flags = FLAG_TIMED
+        durable = record.is_job or record.journalled
+        if record.journalled and not record.is_job:
+            flags |= FLAG_JOURNALLED
+        if shared and not durable:
+            flags |= FLAG_REPLY_BY_REFERENCE
+        if durable or (reference is not None and not shared):
+            reference = None
+        elif reference is None and shared and admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
+            reference = self._directory.write([tensor.data for tensor in tensors])
+            if reference is not None:
+                self._own(request.id, reference)
+        flight.record = pack_request(
+            flight.id,
+            self._endpoint,
+            record.client_id.encode(),
+            admitted.meta,
+            [tensor.data for tensor in tensors],
+            rows=admitted.rows,
+            signature=admitted.signature,
+            level=flight.level,
+            accepted_ns=wall_ns(),
+            deadline_ns=record.deadline_ns,
+            timeout_us=record.timeout_us,
+            flags=flags,
+            reference=reference,
+        )
+
+    def _admission(self, model: str, version: int) -> tuple[ServedVersion, Admission, bool]:
+        """What a version is checked by, and whether its executors share the payload directory.
+
+        A version that is being unloaded still takes the steps of requests that were accepted before (R27).
+        """
+        held = self._catalog.held(model)
+        accepting = self._catalog.served(model) or held
+        number = version if version in held or version > 0 else max(accepting, default=-1)
+        served = held.get(number)
+        if served is None:
+            served = self._catalog.find(model, version)
+        known = self._admissions.get((model, served.version))
+        if known is None or known[0] is not served:
+            admission = Admission(served.interface, served.version, served.content_hash)
+            known = self._admissions[(model, served.version)] = (served, admission, self._shared_with_all(served))
+        return known
+
+    def _shared_with_all(self, served: ServedVersion) -> bool:
+        joined = [self._catalog.processes.get(executor) for executor in served.slots]
+        return bool(joined) and all(
+            process is not None and self._directory.shares_with(process.incarnation, process.payload_token)
+            for process in joined
+        )
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self, flight: Flight) -> None:
+        """Steps that become ready in one turn of the loop leave together."""
+        key = (flight.model, flight.level, flight.request.lane)
+        self._doors.setdefault(key, []).append(flight)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        doors, self._doors = self._doors, {}
+        if self.closed:
+            return
+        for (model, level, lane), waiting in doors.items():
+            entry: list[Flight] = []
+            size = 0
+            for flight in waiting:
+                if flight.id not in self.flights:
+                    continue
+                if entry and (len(entry) >= _MOST_TOGETHER or size + len(flight.record) > _MOST_TOGETHER_BYTES):
+                    self._spawn(self._accept(model, level, lane, entry))
+                    entry, size = [], 0
+                entry.append(flight)
+                size += len(flight.record)
+            if entry:
+                self._spawn(self._accept(model, level, lane, entry))
+
+    async def _accept(self, model: str, level: int, lane: int, entry: list[Flight]) -> None:
+        """Insist until the log has them; what it may have taken is looked up, so that nothing is asked for twice."""
+        failpoints.hit("ensemble.submitted")
+        while entry:
+            try:
+                await self._log.accept(
+                    model,
+                    level,
+                    lane,
+                    [(flight.id, len(flight.record)) for flight in entry],
+                    record_fields([flight.record for flight in entry]),
+                    _UNBOUNDED,
+                    journalled=any(_is_journalled(flight) for flight in entry),
+                )
+            except CharoniaError as error:
+                _log.warning("steps of model '%s' were not accepted, trying again: %s", model, error)
+                await asyncio.sleep(_RETRY_S)
+                entry = [flight for flight in entry if flight.id in self.flights]
+                entry = await self._not_taken(model, entry)
+                continue
+            for flight in entry:
+                self._was_taken(flight)
+            return
+
+    async def _not_taken(self, model: str, entry: list[Flight]) -> list[Flight]:
+        if not entry:
+            return []
+        try:
+            attempts = await self._log.unsettled(model, [flight.id for flight in entry])
+        except LogUnavailable:
+            return entry
+        for flight, attempt in zip(entry, attempts, strict=True):
+            if attempt >= 0:
+                self._was_taken(flight)
+        return [flight for flight, attempt in zip(entry, attempts, strict=True) if attempt < 0]
+
+    def _was_taken(self, flight: Flight) -> None:
+        flight.asked = True
+        flight.record = b""
+        failpoints.hit("ensemble.accepted")
+        if flight.id not in self.flights and not self.closed:
+            self._spawn(self._tell(flight))  # it was given up meanwhile
+
+    async def _ask_unless_known(self, flight: Flight, answered: Callable[[bytes], Awaitable[bool]]) -> None:
+        while flight.id in self.flights and not self.closed:
+            try:
+                attempt = (await self._log.unsettled(flight.model, [flight.id]))[0]
+                if attempt >= 0:
+                    self._was_taken(flight)
+                elif await answered(flight.id):
+                    flight.asked = True
+                    flight.record = b""
+                elif flight.id in self.flights:
+                    self._send(flight)
+                return
+            except CharoniaError as error:
+                _log.warning("whether a step was asked for cannot be read, trying again: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def lost(self, min_age_ns: int) -> list[Flight]:
+        """Steps asked for at least so long ago of which the log knows nothing any more. Raises what the log raises."""
+        before_ns = monotonic_ns() - min_age_ns
+        by_model: dict[str, list[Flight]] = {}
+        for flight in self.flights.values():
+            if flight.asked and flight.since_ns <= before_ns:
+                by_model.setdefault(flight.model, []).append(flight)
+        found: list[Flight] = []
+        for model, flights in by_model.items():
+            for at in range(0, len(flights), 1000):
+                part = flights[at : at + 1000]
+                attempts = await self._log.unsettled(model, [flight.id for flight in part])
+                found += [flight for flight, attempt in zip(part, attempts, strict=True) if attempt < 0]
+        return found
+
+
+def _is_journalled(flight: Flight) -> bool:
+    record: RequestRecord = carrier_of(flight.request).record
+    return record.journalled and not record.is_job
