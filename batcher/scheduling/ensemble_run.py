@@ -132,6 +132,8 @@ class Run:
         """How many responses a decoupled step has given in all, once that is known."""
         self._held: dict[Place, deque[tuple[int, Mapping[str, Any]]]] = {}
         self._running: dict[Place, set[Path]] = {}
+        self._changed: dict[Path, None] = {}
+        """Paths whose open steps are to be looked at again."""
         self._cursor = [0] * len(self._plan.chain)
         self._emitted = 0
         self.ended = False
@@ -139,7 +141,7 @@ class Run:
     def begin(self) -> Moves:
         """What can be done at once."""
         moves: Moves = []
-        self._enter(ROOT, (), moves)
+        self._enter(ROOT, ())
         self._settle(moves)
         return moves
 
@@ -156,7 +158,7 @@ class Run:
         known = self.graph.steps[step]
         if not known.decoupled:
             del self._flying[place]
-            self._made(known, path, outputs, moves)
+            self._made(known, path, outputs)
         else:
             seen = self._seen.setdefault(place, set())
             if index not in seen:
@@ -168,36 +170,35 @@ class Run:
             count = self._counts.get(place)
             if count is not None and len([i for i in seen if i < count]) == count:
                 del self._flying[place]
-            self._let_in(place, moves)
+            self._let_in(place)
         self._settle(moves)
         return moves
 
     # -- the graph ----------------------------------------------------------------------------------------------------
 
-    def _enter(self, scope: int, path: Path, moves: Moves) -> None:
+    def _enter(self, scope: int, path: Path) -> None:
         """The steps of a scope may run for one more path."""
         steps = self._plan.by_scope.get(scope)
         if steps:
             self._open[path] = list(steps)
-            self._look(path, moves)
+            self._changed[path] = None
 
-    def _look(self, path: Path, moves: Moves) -> None:
-        """Start, or pass over, what can be decided for a path."""
-        changed = True
-        while changed and path in self._open:
-            changed = False
+    def _look(self, moves: Moves) -> None:
+        """Start, or pass over, what can be decided now."""
+        while self._changed:
+            path = next(iter(self._changed))
+            del self._changed[path]
             for step in list(self._open.get(path, ())):
-                if self._decided(step, path, moves):
-                    changed = True
+                self._decide(step, path, moves)
 
-    def _decided(self, step: Step, path: Path, moves: Moves) -> bool:
+    def _decide(self, step: Step, path: Path, moves: Moves) -> None:
         inputs: dict[str, Any] = {}
         absence: object = None
         pending = False
         if step.condition:
             value = self._value(step.condition, path)
             if value is None:
-                return False
+                return
             if value is ABSENT or value is ABSENT_BY_CONDITION or not self._is_true(value):
                 absence = ABSENT_BY_CONDITION
         if absence is None:
@@ -211,15 +212,14 @@ class Run:
                 else:
                     inputs[name] = value
             if pending and absence is not ABSENT_BY_CONDITION:
-                return False
+                return
         self._close(step, path)
         if absence is None:
             self._flying[(step.index, path)] = None
             moves.append(Start(step, path, inputs, self._plan.gives[step.index]))
-            return True
-        self._pass_over(step, path, absence)
-        self._look_again(step, path, moves)
-        return True
+        else:
+            self._pass_over(step, path, absence)
+            self._touch(path)
 
     def _close(self, step: Step, path: Path) -> None:
         left = self._open[path]
@@ -238,18 +238,17 @@ class Run:
         for _, tensor in self._plan.makes[step.index]:
             self._tensors[(tensor, path)] = absence
 
-    def _made(self, step: Step, path: Path, outputs: Mapping[str, Any], moves: Moves) -> None:
+    def _made(self, step: Step, path: Path, outputs: Mapping[str, Any]) -> None:
         for output, tensor in self._plan.makes[step.index]:
             self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
-        self._look_again(step, path, moves)
+        self._touch(path)
 
-    def _look_again(self, step: Step, path: Path, moves: Moves) -> None:
+    def _touch(self, path: Path) -> None:
         """What a step of the request made may be awaited by every path, what a path's did by that path."""
         if path:
-            self._look(path, moves)
+            self._changed[path] = None
         else:
-            for waiting in list(self._open):
-                self._look(waiting, moves)
+            self._changed |= dict.fromkeys(self._open)
 
     def _value(self, tensor: str, path: Path) -> Any:
         """None while it is pending."""
@@ -257,30 +256,36 @@ class Run:
 
     # -- decoupled steps ----------------------------------------------------------------------------------------------
 
-    def _let_in(self, place: Place, moves: Moves) -> None:
-        """Go on with responses of a decoupled step, as many at once as `max_inflight_requests` allows (S55)."""
+    def _let_in(self, place: Place) -> bool:
+        """Go on with responses of a decoupled step, as many at once as `max_inflight_requests` allows (S55).
+
+        Whether there was one.
+        """
         step, limit = self.graph.steps[place[0]], self.graph.max_inflight_requests
         held = self._held.get(place)
         running = self._running.setdefault(place, set())
+        before = len(running)
         while held and not (limit and len(running) >= limit):
             index, outputs = held.popleft()
             path = (*place[1], index)
             for output, tensor in self._plan.makes[step.index]:
                 self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
             running.add(path)
-            self._enter(step.index, path, moves)
+            self._enter(step.index, path)
+        return len(running) > before
 
     def _settle(self, moves: Moves) -> None:
         """Let the next responses in where others are through, and give the answers that are complete."""
-        again = True
-        while again and not self.ended:
-            again = False
-            for place, running in list(self._running.items()):
+        while not self.ended:
+            self._look(moves)
+            self._emit(moves)
+            more = False
+            for place, running in self._running.items():
                 for path in [path for path in running if not self._busy(path)]:
                     running.discard(path)
-                    again = again or bool(self._held.get(place))
-                self._let_in(place, moves)
-            self._emit(moves)
+                more = self._let_in(place) or more
+            if not more:
+                return
 
     def _busy(self, path: Path) -> bool:
         depth = len(path)
