@@ -145,6 +145,18 @@ class CancellableInstance(Protocol):
 
 
 @runtime_checkable
+class SelfCheckingInstance(Protocol):
+    """What a `RequestInstance` may be besides: one whose model can tell whether it is ready to work (P6)."""
+
+    @property
+    def checks_health(self) -> bool:
+        """Whether this model has such a function; else it is never asked."""
+
+    async def check_health(self) -> bool:
+        """What the model says; an exception counts as no. May be cancelled when it takes too long."""
+
+
+@runtime_checkable
 class MeteredBackend(Protocol):
     """What a `Backend` may be besides: one whose models have metrics of their own, for the executor's page."""
 
@@ -190,5 +202,6 @@ __all__ = [
     "ModelResponse",
     "ModelSource",
     "RequestInstance",
+    "SelfCheckingInstance",
     "TensorSignature",
 ]

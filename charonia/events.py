@@ -213,6 +213,17 @@ class VersionUnloaded:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionHealthChanged:
+    """The health function of a loaded model says something else than before; a version that is loaded is well (P6)."""
+
+    kind: ClassVar[str] = "version_health_changed"
+    executor: str
+    model: str
+    version: int
+    well: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LaneOpened:
     """A queue stream came into being (written to `f:{m}` by the accept script)."""
 
@@ -387,6 +398,7 @@ Fact = (
     | VersionLoaded
     | VersionFailed
     | VersionUnloaded
+    | VersionHealthChanged
     | LaneOpened
     | BatchFinished
     | BatchReturned

@@ -18,6 +18,7 @@ from charonia.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionFailed,
+    VersionHealthChanged,
     VersionHeld,
     VersionLoaded,
     VersionStateChanged,
@@ -103,7 +104,7 @@ class Announcer:
             if not isinstance(fact, VersionUnloaded):
                 self._excluded.pop(fact.model, None)
             self._versions[(fact.model, fact.version)] = {fact.kind: fact}
-        elif isinstance(fact, VersionStateChanged | VersionFailed | VersionHeld):
+        elif isinstance(fact, VersionStateChanged | VersionFailed | VersionHeld | VersionHealthChanged):
             told = self._versions.setdefault((fact.model, fact.version), {})
             # the last word of its kind: a version that is loaded anew, in vain, is still served as it was (R21)
             told.pop(fact.kind, None)

@@ -16,7 +16,7 @@ from typing import Any
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
-from charonia.events import ModelExcluded, ModelRequested, VersionLoaded
+from charonia.events import ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
 from charonia.models.config import from_json
 from charonia.models.ensemble import Find
 from charonia.models.errors import StructureError
@@ -28,6 +28,7 @@ from . import overrides
 from .accounting import increments
 from .announcing import Announcer
 from .composition import Composition, refuse_all
+from .health import HealthWatch
 from .instance import Hung
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
 from .loading import Incarnation, Loader
@@ -375,6 +376,7 @@ class Deployment:
             incarnation.load_ns,
         )
         await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
+        self.watch_health(incarnation)
         if before is not None:
             self._spawn(self._retire(before, forget=True))
 
@@ -388,6 +390,20 @@ class Deployment:
     async def retire(self, incarnation: Incarnation) -> None:
         """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
         await asyncio.wait([self._spawn(self._retire(incarnation))])
+
+    def watch_health(self, incarnation: Incarnation) -> None:
+        """From now on, that its version is served being told (P6)."""
+        pool, key = incarnation.pool, (incarnation.model, incarnation.version)
+        if not pool.checking_instances():
+            return
+
+        async def tell(well: bool) -> None:
+            if self._serving.get(key) is incarnation:
+                await self._announcer.tell(VersionHealthChanged(self._executor, *key, well))
+
+        name = f"{incarnation.model} version {incarnation.version}"
+        watch = HealthWatch(name, pool.checking_instances, tell, incarnation.health_interval_s)
+        incarnation.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
@@ -456,6 +472,8 @@ class Deployment:
 
     async def _retire(self, incarnation: Incarnation, *, tell: bool = False, forget: bool = False) -> None:
         """Finish an incarnation's batches, then finalize it. `forget`: its statistics end with it (X6)."""
+        if incarnation.health is not None:
+            incarnation.health.cancel()
         await incarnation.pool.idle()
         await incarnation.pool.close()
         if forget:

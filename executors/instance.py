@@ -12,7 +12,7 @@ import queue
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance
+from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance, SelfCheckingInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.models.interface import InstanceGroup, ModelInterface
@@ -161,6 +161,14 @@ class InstancePool:
                     raise executed.failures[0].error
                 done.append((records, executed))
         return done
+
+    def checking_instances(self) -> list[tuple[str, SelfCheckingInstance]]:
+        """Those that can tell whether they are well and are not busy, with their names (P6)."""
+        return [
+            (worker.spec.name, instance)
+            for worker in self._workers
+            if isinstance(worker, TaskWorker) and (instance := worker.checking) is not None
+        ]
 
     def all_down(self) -> bool:
         return all(worker.down for worker in self._workers if not worker.passive)

@@ -27,6 +27,7 @@ from .accounting import Executed
 from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
 from .composition import completed_ensemble, is_ensemble
+from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
@@ -49,6 +50,9 @@ class Incarnation:
     labels: dict[str, list[str]]
     warmed: list[tuple[Sequence[RequestRecord], Executed]]
     load_ns: int
+    health_interval_s: float = DEFAULT_INTERVAL_S
+    health: asyncio.Task[None] | None = None
+    """Watches whether it is well, once it is served (P6)."""
 
     @property
     def model(self) -> str:
@@ -135,6 +139,7 @@ class Loader:
         source = self._source(directory, version, config)
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
+        health_interval_s = interval_s(source)
         digest, labels = await asyncio.to_thread(_read, source, config)
         ceiling_s = max_execution_s(source)
         pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self._turnstile)
@@ -153,7 +158,7 @@ class Loader:
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
-        return Incarnation(source, interface, digest, pool, labels, warmed, load_ns)
+        return Incarnation(source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int

@@ -162,6 +162,7 @@ class OnDemand:
         await self._deployment.install(incarnation)
         held = VersionHeld(self._executor, *key, incarnation.pool.slots, incarnation.load_ns)
         await self._announcer.tell_anew(held)
+        self._deployment.watch_health(incarnation)
 
     async def _shrink(self, key: Key, incarnation: Incarnation) -> None:
         """It took more than was thought: others make room after all, or it is given up when it can never fit."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from charonia import failpoints
-from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance
+from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance, SelfCheckingInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
@@ -221,6 +221,13 @@ class TaskWorker(Worker):
             self._jobs.put_nowait(None)
             await self._task
         await self._unload()
+
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        """The instance, if it can tell whether it is well and has nothing else to do."""
+        instance = self._instance
+        able = isinstance(instance, SelfCheckingInstance) and instance.checks_health
+        return instance if able and self._job is None else None  # type: ignore[return-value]
 
     def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
         """Tell the model, if it runs this batch now, that these requests are no longer wanted."""

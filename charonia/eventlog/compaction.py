@@ -21,6 +21,7 @@ from charonia.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionFailed,
+    VersionHealthChanged,
     VersionHeld,
     VersionLoaded,
     VersionStateChanged,
@@ -50,12 +51,15 @@ def superseded(facts: Sequence[Fact]) -> list[int]:
     replaced = {process for process in gone if last_left[process] < newest_scan[process]}
     newest: dict[tuple[str, int], int] = {}
     loaded: dict[tuple[str, str, int], int] = {}
+    health: dict[tuple[str, str, int], int] = {}
     last_weights = -1
     last_said: dict[tuple[str, str], int] = {}
     for at, fact in enumerate(facts):
         if isinstance(fact, VersionLoaded | VersionAnnounced):
             # whose content hash is the current one
             newest[(fact.model, fact.version)] = loaded[(fact.executor, fact.model, fact.version)] = at
+        elif isinstance(fact, VersionHealthChanged):
+            health[(fact.executor, fact.model, fact.version)] = at
         elif isinstance(fact, LanesWeighed):
             last_weights = at
         elif isinstance(fact, ExecutorDescribed | ModelExcluded):
@@ -94,6 +98,11 @@ def superseded(facts: Sequence[Fact]) -> list[int]:
                     fact.executor in replaced
                     and at != newest.get((fact.model, fact.version))
                     and not _tells_others(fact)
+                )
+            case VersionHealthChanged():
+                key = (fact.executor, fact.model, fact.version)
+                needless = at < max(loaded.get(key, -1), health[key]) or (
+                    fact.executor in replaced and loaded.get(key, -1) != newest.get((fact.model, fact.version))
                 )
             case _:
                 needless = False

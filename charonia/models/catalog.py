@@ -22,6 +22,7 @@ from charonia.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionFailed,
+    VersionHealthChanged,
     VersionHeld,
     VersionLoaded,
     VersionStateChanged,
@@ -117,6 +118,8 @@ class Catalog:
                 if (view := self._view(fact.executor)) is not None:
                     view.excluded[fact.model] = fact.reason
                     self._refresh({fact.model})
+            case VersionHealthChanged():
+                self._health(fact)
             case LanesWeighed():
                 self._weighed(fact)
             case ModelRequestFinished():
@@ -154,6 +157,7 @@ class Catalog:
             return
         known.loaded = replace(known.loaded, slots=fact.slots)
         known.on_demand = fact.slots == 0
+        known.well = known.well or known.on_demand
         known.reason = ON_DEMAND if known.on_demand else ""
         self._refresh({fact.model})
 
@@ -226,6 +230,12 @@ class Catalog:
                 if other.lost and other is not view and other.joined.pool == view.joined.pool:
                     other.versions.pop(key, None)
         self._refresh({fact.model})
+
+    def _health(self, fact: VersionHealthChanged) -> None:
+        view = self._view(fact.executor)
+        known = view.versions.get((fact.model, fact.version)) if view is not None else None
+        if known is not None:
+            known.well = fact.well
 
     def _refresh(self, models: set[str]) -> None:
         for model in models:
@@ -318,12 +328,13 @@ class Catalog:
         return Unavailable(f"Request for unknown model: '{model}' version {version} is not at ready state")
 
     def is_ready(self, model: str, version: int) -> bool:
-        """H3: that version (-1: the highest served) has an executor that would run it now."""
+        """H3: that version (-1: the highest served) has an executor that would run it now and on which it is well."""
         served = self.served(model)
         if not served:
             return False
-        found = served.get(max(served) if version < 0 else version)
-        return found is not None and bool(found.slots)
+        number = max(served) if version < 0 else version
+        found = served.get(number)
+        return found is not None and any(self.executors[e].versions[(model, number)].well for e in found.slots)
 
     def may_come(self, model: str) -> bool:
         """Whether a model that nobody holds may be held soon: an executor loads it, still starts, or is missing.

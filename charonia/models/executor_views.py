@@ -36,13 +36,15 @@ _RANK = {READY: 3, UNLOADING: 2, LOADING: 1, UNAVAILABLE: 0}
 class ExecutorVersion:
     """One version on one executor: its state, the reason shown in the index, and what it serves while READY.
 
-    What is announced (`on_demand`) is READY with no slots: requests are accepted, the first one has it loaded.
+    What is announced (`on_demand`) is READY with no slots: requests are accepted, the first one has it loaded. `well`
+    is false while its health function says that it is not ready (P6): requests are accepted all the same.
     """
 
     state: str
     reason: str = ""
     loaded: VersionLoaded | None = None
     on_demand: bool = False
+    well: bool = True
 
 
 @dataclass(slots=True)

@@ -748,3 +748,68 @@ async def test_a_process_that_died_idle_is_not_the_next_batchs_fault(load: Load)
     with pytest.raises(InstanceDied) as raised:
         await instance.execute_requests([request(numbers(1))])
     assert raised.value.blameless
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+MOODY = """
+    import os, sys, time
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.mood = "good"
+        def is_ready(self):
+            if self.mood == "raise":
+                raise OSError("no database")
+            if self.mood == "hang":
+                while not os.path.exists(self.path):
+                    time.sleep(0.001)
+            if self.mood == "die":
+                os._exit(3)
+            return self.mood == "good"
+        def execute(self, requests):
+            for request in requests:
+                told = json.loads(request.parameters())
+                self.mood, self.path = told["mood"], told.get("path")
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+""".replace("import os,", "import json, os,")
+
+
+async def test_a_model_says_whether_it_is_ready(load: Load, tmp_path: Path) -> None:
+    instance = await load(MOODY)
+    assert instance.checks_health
+    assert await instance.check_health() is True
+    await instance.execute_requests([request(numbers(1), parameters={"mood": "bad"})])
+    assert await instance.check_health() is False
+    await instance.execute_requests([request(numbers(1), parameters={"mood": "raise"})])
+    with pytest.raises(InternalError, match="OSError: no database"):
+        await instance.check_health()
+
+
+async def test_a_question_that_takes_long_is_asked_once(load: Load, tmp_path: Path) -> None:
+    instance = await load(MOODY)
+    gate = tmp_path / "gate"
+    await instance.execute_requests([request(numbers(1), parameters={"mood": "hang", "path": str(gate)})])
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(instance.check_health(), 0.02)
+    waiting = asyncio.create_task(instance.check_health())
+    gate.touch()
+    assert await waiting is False
+    await instance.execute_requests([request(numbers(1), parameters={"mood": "good"})])
+    assert await instance.check_health() is True
+
+
+async def test_a_process_that_dies_of_its_health_function_is_no_batchs_fault(load: Load) -> None:
+    instance = await load(MOODY)
+    await instance.execute_requests([request(numbers(1), parameters={"mood": "die"})])
+    asked = asyncio.create_task(instance.check_health())
+    await asyncio.sleep(0)
+    with pytest.raises(InstanceDied) as caught:
+        await instance.execute_requests([request(numbers(1), parameters={"mood": "good"})])
+    assert caught.value.blameless
+    with pytest.raises(InstanceDied):
+        await asked
+
+
+async def test_models_without_a_health_function_are_never_asked(load: Load) -> None:
+    assert not (await load(ECHO)).checks_health

@@ -21,6 +21,7 @@ from charonia.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionFailed,
+    VersionHealthChanged,
     VersionHeld,
     VersionLoaded,
     VersionStateChanged,
@@ -67,6 +68,7 @@ def of_executor(executor: str) -> st.SearchStrategy[Fact]:
             st.sampled_from(["h1", "h2"]),
             st.integers(1, 2),
         ),
+        st.builds(lambda m, v, w: VersionHealthChanged(executor, m, v, w), models, versions, st.booleans()),
         st.builds(
             lambda m, v, s: VersionStateChanged(executor, m, v, s),
             models,

@@ -46,6 +46,8 @@ class ChildProcess:
         self._streams_ended = asyncio.Event()
         self._open_streams = 2
         self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._checks: set[int] = set()
+        """Calls that ask for the model's health: a process that ends over one does so for no batch's sake."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._next_call = 1
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
@@ -126,6 +128,8 @@ class ChildProcess:
         buffers = pack(kind, number, content, data)
         reply: asyncio.Future[Frame] = self._loop.create_future()
         self._calls[number] = reply
+        if kind is Kind.HEALTH:
+            self._checks.add(number)
         if ceiling_s > 0:
             reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
             self._timers[number] = self._loop.call_later(ceiling_s, self._expire, reason)
@@ -229,8 +233,8 @@ class ChildProcess:
         self._death = InstanceDied(
             f"Stub process '{self.name}' is not healthy. The process (pid {self._process.pid}) {self._ending(code)}.",
             self._output.last_lines(),
-            # a stop from outside, or ours that crossed a call
-            blameless=self._closing or code == -signal.SIGTERM,
+            # a stop from outside, or ours that crossed a call, or what it was doing was no batch
+            blameless=self._closing or code == -signal.SIGTERM or next(iter(self._calls), 0) in self._checks,
         )
         for call in [self._ready, *self._calls.values()]:
             if not call.done():
@@ -259,6 +263,7 @@ class ChildProcess:
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
             timer.cancel()
+        self._checks.discard(frame.call)
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
             reply.set_result(frame)

@@ -1,10 +1,11 @@
 """The forms of frame content, and the executor's side of them: kernel requests and tensors to frames and back.
 
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
-    INITIALIZE     {location, args, outputs}          DONE  nil
+    INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
                                                       DONE  [[[code, message] or nil, parameters, tensors], ...]
     CANCEL         [index of a request, ...]          no reply
+    HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
 

@@ -47,6 +47,7 @@ class Kind(IntEnum):
     EXECUTE = 3
     FINALIZE = 4
     CANCEL = 5
+    HEALTH = 6
     READY = 16
     DONE = 17
     FAILED = 18

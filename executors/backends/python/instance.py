@@ -20,13 +20,18 @@ from .frames import Frame, FrameError, Kind
 from .limits import Limits
 from .runtime_file import code_file
 
+_HEALTH_CEILING_S = 60.0
+"""An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
+
 
 class PythonInstance:
     """Created by `load_instance`. Calls may overlap; the process takes them one after another."""
 
-    def __init__(self, child: ChildProcess, limits: Limits) -> None:
+    def __init__(self, child: ChildProcess, limits: Limits, *, checks_health: bool = False) -> None:
         self._child = child
         self._limits = limits
+        self._checks_health = checks_health
+        self._check: asyncio.Future[Frame] | None = None
         self._executing: dict[int, tuple[int, int]] = {}
         """(call, index) of the requests being executed, by their identity."""
 
@@ -79,6 +84,23 @@ class PythonInstance:
         for call, cancelled in indices.items():
             self._child.tell(Kind.CANCEL, call, cancelled)
 
+    @property
+    def checks_health(self) -> bool:
+        """Whether the model has an `is_ready` (P6)."""
+        return self._checks_health
+
+    async def check_health(self) -> bool:
+        """What `is_ready` says. An answer that does not come is waited for on, no second question is asked meanwhile.
+
+        Raises what the model raised, and `InstanceDied`.
+        """
+        if self._check is None or self._check.done():
+            _, self._check = self._child.begin(Kind.HEALTH, None, ceiling_s=_HEALTH_CEILING_S, ceiling="is_ready")
+        frame = await asyncio.shield(self._check)
+        if frame.kind is Kind.FAILED:
+            raise failure_of(frame)
+        return frame.content() is True
+
     async def close_instance(self) -> None:
         """Finalize the model and end its process; a second call waits for the first."""
         await self._child.close(self._limits.finalize_s)
@@ -98,7 +120,7 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
         raise failure_of(frame)
-    return PythonInstance(child, limits)
+    return PythonInstance(child, limits, checks_health=frame.content() is True)
 
 
 async def completed_config(source: ModelSource) -> str | None:

@@ -77,8 +77,11 @@ class ModelHost:
                 f"JSON: {error}"
             ) from error
 
-    def initialize(self, args: dict[str, str], outputs: list[str]) -> None:
-        """Make the instance and initialise it (P3). `outputs` are the names a request without names asks for."""
+    def initialize(self, args: dict[str, str], outputs: list[str]) -> bool:
+        """Make the instance and initialise it (P3); whether it can say that it is ready (P6).
+
+        `outputs` are the names a request without names asks for.
+        """
         self._outputs = outputs
         try:
             model = self._load()()
@@ -87,6 +90,19 @@ class ModelHost:
         except BaseException as error:
             raise _load_failure(error) from error
         self._model = model
+        return callable(getattr(model, "is_ready", None))
+
+    def is_ready(self) -> bool:
+        """What the model's `is_ready` says (P6). Raises `ModelFailure` when it fails."""
+        try:
+            answer = self._model.is_ready()
+            if hasattr(answer, "__await__"):
+                import asyncio
+
+                answer = asyncio.run(_result_of(answer))
+        except BaseException as error:
+            raise ModelFailure(exception_text(error)) from error
+        return answer is True
 
     def execute(
         self, content: list[Any], data: memoryview, is_cancelled: Callable[[int], bool]

@@ -56,6 +56,8 @@ def _serve(channel: Channel, instance_name: str) -> None:
                 finally:
                     channel.finished(frame.call)
                 channel.send(Kind.DONE, frame.call, replies, data)
+            elif frame.kind is Kind.HEALTH and host is not None:
+                channel.send(Kind.DONE, frame.call, host.is_ready())
             elif frame.kind is Kind.FINALIZE:
                 if host is not None:
                     host.finalize()
@@ -75,13 +77,12 @@ def _host_of(frame: Frame, instance_name: str) -> ModelHost:
     return ModelHost(ModelLocation(*location), instance_name)
 
 
-def _load(host: ModelHost, frame: Frame) -> str | None:
+def _load(host: ModelHost, frame: Frame) -> str | bool | None:
     content = frame.content()
     if frame.kind is Kind.AUTO_COMPLETE:
         return host.auto_complete(content["config"])
     if frame.kind is Kind.INITIALIZE:
-        host.initialize(content["args"], content["outputs"])
-        return None
+        return host.initialize(content["args"], content["outputs"])
     raise FrameError(f"a model process does not take {frame.kind.name} here")
 
 

@@ -9,6 +9,7 @@ from charonia.events import (
     ModelRequestFinished,
     RepositoryScanned,
     VersionFailed,
+    VersionHealthChanged,
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
@@ -22,6 +23,7 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
     loaded = VersionLoaded("e", "m", 1, "h", 1, b"config")
     reloading = VersionStateChanged("e", "m", 1, "LOADING")
     refused = VersionFailed("e", "m", 1, 3, "worse files")
+    sick_again = VersionHealthChanged("e", "m", 1, well=False)
     gone = VersionUnloaded("e", "n", 2)
     scan = RepositoryScanned("e", ("m", "n"), "explicit", ready=True)
     for fact in (
@@ -31,8 +33,10 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
         VersionLoaded("e", "n", 2, "h", 1, b"config"),
         scan,
         ModelRequestFinished("e", "r1"),
+        VersionHealthChanged("e", "m", 1, well=False),
         reloading,
         refused,
+        sick_again,
         VersionStateChanged("e", "n", 2, "UNLOADING"),
         gone,
     ):
@@ -42,4 +46,4 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
     await announcer.say_again()
 
     said = [fact for entry in await log.range(keys.CONTROL) for fact in facts_of(entry)]
-    assert said == [loaded, reloading, refused, gone, scan]
+    assert said == [loaded, reloading, refused, sick_again, gone, scan]

@@ -16,6 +16,7 @@ from charonia.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionFailed,
+    VersionHealthChanged,
     VersionHeld,
     VersionLoaded,
     VersionStateChanged,
@@ -327,3 +328,25 @@ def test_only_an_executor_of_its_pool_takes_the_place_of_another() -> None:
     found.apply(ProcessJoined("executor", "g2", pool="gpu"))
     found.apply(RepositoryScanned("g2", ("m",), "none", ready=True))
     assert not found.held("m")
+
+
+def test_a_version_is_ready_where_it_is_well() -> None:
+    sick, well = (VersionHealthChanged("e", "m", 1, well) for well in (False, True))
+    found = catalog(joined(), scanned(), loaded(), sick)
+    assert not found.is_ready("m", 1)
+    assert not found.is_ready("m", -1)
+    assert found.find("m", 1).slots == {"e": 2}, "requests are accepted all the same"
+    assert [row.state for row in found.index()] == ["READY"]
+    assert catalog(joined(), scanned(), loaded(), sick, well).is_ready("m", 1)
+    assert catalog(joined(), scanned(), loaded(), sick, loaded(content_hash="h2")).is_ready("m", 1)
+    other = (joined("f"), scanned("f"), loaded("f"))
+    assert catalog(joined(), scanned(), loaded(), *other, sick).is_ready("m", 1), "another executor is well"
+    assert not catalog(joined(), scanned(), loaded(), *other, sick, left("f")).is_ready("m", 1)
+
+
+def test_the_health_of_what_nobody_knows_changes_nothing() -> None:
+    found = catalog(
+        joined(), scanned(), VersionHealthChanged("e", "m", 1, False), VersionHealthChanged("f", "m", 1, False)
+    )
+    assert [(row.model, row.state) for row in found.index()] == [("m", "")]
+    assert catalog(joined(), VersionHealthChanged("e", "m", 1, False), scanned(), loaded()).is_ready("m", 1)
