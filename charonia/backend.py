@@ -4,10 +4,11 @@ A backend registers a factory in the entry-point group `charonia.backends` under
 `config.pbtxt`. The executor calls `probe` (when auto-complete is on), then `create_instance` once per instance of the
 instance groups, then `execute` with one batch at a time per instance.
 
-Two shapes of instance: a `BatchInstance` gets assembled arrays (the executor concatenates requests along the batch
+Three shapes of instance: a `BatchInstance` gets assembled arrays (the executor concatenates requests along the batch
 dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
 works; a `RequestInstance` gets the single requests and is a coroutine, for backends that run models in processes of
-their own. `charonia.testing.backend_contract` is the suite every backend must pass; it needs no test framework.
+their own; a `StreamingInstance` is one that answers each request any number of times (decoupled models, C19).
+`charonia.testing.backend_contract` is the suite every backend must pass; it needs no test framework.
 """
 
 from __future__ import annotations
@@ -133,14 +134,54 @@ class RequestInstance(Protocol):
         """Give up what the instance holds; a second call does nothing."""
 
 
+class ResponseStream(Protocol):
+    """Where the responses of one `execute_stream` go. Used in the event loop only.
+
+    A thread hands a response over with `loop.call_soon_threadsafe`, and waits for room with
+    `asyncio.run_coroutine_threadsafe(responses.drain(), loop).result()`.
+    """
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        """One response to the request at `index`; the last is `final`, alone (None) or with a response.
+
+        An error is one response among several, or the last. Raises `InternalError` after the final one, and
+        `ValueError` for neither a response nor a final flag. A response with other outputs than configured fails.
+        """
+
+    async def drain(self) -> None:
+        """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones.
+
+        Responses go to the log; a model that makes them faster than the log takes them is slowed here.
+        """
+
+    def free(self) -> None:
+        """The instance takes the next batch, although responses are still to come. Returning says so at the latest."""
+
+
+@runtime_checkable
+class StreamingInstance(Protocol):
+    """An instance over single requests that are answered zero, one or many times (decoupled models)."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        """Answer through `responses`; return when each request has had its final response.
+
+        After `responses.free()` the next call may come while this one goes on. Raise a `CharoniaError` to fail the
+        requests without a final response (any other exception fails them as INTERNAL), `InstanceDied`, in every call
+        under way, when the instance can no longer be used. One that returns early has those requests failed.
+        """
+
+    async def close_instance(self) -> None:
+        """Give up what the instance holds; a second call does nothing. Calls under way end."""
+
+
 @runtime_checkable
 class CancellableInstance(Protocol):
-    """What a `RequestInstance` may be besides: one that can tell its model that an answer is no longer wanted."""
+    """What a `RequestInstance` or `StreamingInstance` may be besides: one that tells its model what is not wanted."""
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
-        """Some of the requests now in `execute_requests` are settled already. Must not block; may come too late.
+        """Some of the requests being executed are settled already. Must not block; may come too late.
 
-        They still get a response each, which nobody reads.
+        They still get their (final) response, which nobody reads.
         """
 
 
@@ -184,8 +225,13 @@ class Backend(Protocol):
     async def probe(self, source: ModelSource) -> GraphSignature | ModelConfig | None:
         """What auto-complete may use: a file's signature, a completed config (python models), or None for nothing."""
 
-    async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance:
-        """Load the model for one instance. Raise a `CharoniaError` whose message is the reason shown to the user."""
+    async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
+        """Load the model for one instance. Raise a `CharoniaError` whose message is the reason shown to the user.
+
+        An instance that is both a `RequestInstance` and a `StreamingInstance` is used as the latter for decoupled
+        models (`spec.interface.decoupled`), as the former for others. Of a decoupled model, one that is no
+        `StreamingInstance` gives one response to each request.
+        """
 
 
 __all__ = [
@@ -202,6 +248,8 @@ __all__ = [
     "ModelResponse",
     "ModelSource",
     "RequestInstance",
+    "ResponseStream",
     "SelfCheckingInstance",
+    "StreamingInstance",
     "TensorSignature",
 ]

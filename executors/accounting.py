@@ -32,6 +32,8 @@ class Execution:
     input_ns: int
     infer_ns: int
     output_ns: int
+    first: bool = True
+    """The run itself is counted with these requests; False for those of it that ended later (X3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How an instance died under a batch: `stderr` are its last lines, `blameless` means not the batch's doing."""
+    """How an instance died under a batch: `stderr` are its last lines, `blameless` means not the batch's doing.
+
+    `in_company`: it had other batches as well, so that it is not known which of them it died of.
+    """
 
     instance: str
     reason: str
     stderr: str = ""
     blameless: bool = False
+    in_company: bool = False
 
 
 @dataclass(slots=True)
@@ -117,6 +123,9 @@ def _add_execution(
         size + "_infer_ns": execution.infer_ns,
         size + "_output_ns": execution.output_ns,
     }
+    if not execution.first:
+        for name in ("execution_count", size + "_count", size + "_input_ns", size + "_infer_ns", size + "_output_ns"):
+            del added[name]
     last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
     if totals:
         for name, value in added.items():

@@ -39,7 +39,7 @@ class Batch:
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
         self._model = planner.interface.name
-        self._version = version
+        self.version = version
         self.planned: list[Planned] = []
         self._running: list[tuple[bytes, ModelRequest]] = []
         self._cancelled: set[bytes] = set()
@@ -65,7 +65,7 @@ class Batch:
         # It is kept, and frames that hold it are in its traceback: a cycle in which the batch's bytes would stay.
         error.__traceback__ = None
         for index in indices:
-            self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self._version, error)
+            self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self.version, error)
             self.executed.failures.append(Failure(index, error, reason, end))
 
     def fail_all(self, error: CharoniaError) -> Executed:
@@ -106,7 +106,7 @@ class Batch:
         try:
             results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
-            packed = pack_answers(interface, self._version, pairs, results)
+            packed = pack_answers(interface, self.version, pairs, results)
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -185,7 +185,7 @@ class Batch:
                 self.fail([index], error, BACKEND)
                 continue
             record = self.records[index]
-            packed = pack_response(record.id, self._model, self._version, tensors, response.parameters)
+            packed = pack_response(record.id, self._model, self.version, tensors, response.parameters)
             self.executed.answers[index] = packed
             succeeded.append(index)
         if succeeded:

@@ -12,7 +12,14 @@ import queue
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance, SelfCheckingInstance
+from charonia.backend import (
+    BatchInstance,
+    InstanceDied,
+    InstanceSpec,
+    RequestInstance,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.models.interface import InstanceGroup, ModelInterface
@@ -22,10 +29,11 @@ from .accounting import Death, Executed
 from .assembly import Planner
 from .execution import Batch
 from .job import Job, died
+from .stream_workers import StreamWorker
 from .turns import Turns, Turnstile
 from .workers import TaskWorker, ThreadWorker
 
-Instance = BatchInstance | RequestInstance
+Instance = BatchInstance | RequestInstance | StreamingInstance
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
 Hung = Callable[[Job, Death], None]
 
@@ -51,7 +59,9 @@ class InstancePool:
     unfinished: int = 0
     used_ns: int = 0
     """When it was last given a batch; 0 for never."""
-    _workers: list[ThreadWorker | TaskWorker] = field(default_factory=list)
+    streams: bool = False
+    """Its instances answer requests several times."""
+    _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
     _blocking: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
     _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,10 +90,16 @@ class InstancePool:
         Raises `InvalidArgument` when the rate limiter could never let it execute (Q3).
         """
         group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
-        worker: ThreadWorker | TaskWorker
+        worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
             jobs = self._blocking if self._turns is None else queue.SimpleQueue()
             worker = ThreadWorker(self, spec, instance, group.passive, jobs)
+        elif isinstance(instance, StreamingInstance) and (
+            self.interface.decoupled or not isinstance(instance, RequestInstance)
+        ):
+            own = self._cooperative if self._turns is None else asyncio.Queue()
+            worker = StreamWorker(self, spec, instance, group.passive, own)
+            self.streams = True
         else:
             own = self._cooperative if self._turns is None else asyncio.Queue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
@@ -106,7 +122,7 @@ class InstancePool:
         self._idle.clear()
         if self._turns is not None:
             self._turns.submit(job)
-        elif self._workers and isinstance(self._workers[0], TaskWorker):
+        elif self._workers and isinstance(self._workers[0], TaskWorker | StreamWorker):
             self._cooperative.put_nowait(job)
         else:
             self._blocking.put(job)
@@ -115,7 +131,7 @@ class InstancePool:
         """Requests of a batch were settled by somebody else: not begun, they are left out; running, they are told."""
         job.unwanted |= ids
         for worker in self._workers:
-            if isinstance(worker, TaskWorker):
+            if isinstance(worker, TaskWorker | StreamWorker):
                 worker.cancel(job, ids)
 
     def take_back(self) -> list[Job]:
@@ -188,6 +204,17 @@ class InstancePool:
         """A worker has an instance again."""
         if self._turns is not None:
             self._turns.look()
+
+    def finish_stream(self, job: Job) -> None:
+        """A batch whose requests ended one by one has ended, all of which is told already."""
+        if not job.abandoned:
+            self._finished(1)
+        self.freed(job)
+
+    def freed(self, job: Job) -> None:
+        """The batch's instance executes no more of it."""
+        if self._turns is not None:
+            self._turns.finished(job, died=False)
 
     def _take_queued(self) -> list[Job]:
         taken: list[Job] = [] if self._turns is None else self._turns.take_all()

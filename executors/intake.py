@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,14 @@ from charonia import failpoints, keys
 from charonia.errors import InvalidRecord, LogUnavailable
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
-from charonia.events import FIELD_FACT, BatchReturned, ExecutionUnwanted, VersionWanted, pack_fact
+from charonia.events import (
+    FIELD_FACT,
+    BatchReturned,
+    ExecutionUnwanted,
+    OwnerChanged,
+    VersionWanted,
+    pack_fact,
+)
 from charonia.wire import (
     FIELD_HEADER,
     FLAG_JOURNALLED,
@@ -34,6 +41,7 @@ from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
+from .responding import Responses, ResponseWriter
 from .settlement import batch_died, started
 from .settling import Settler
 
@@ -61,6 +69,7 @@ class Intake:
         self._local = local
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
         self._settler = Settler(log, executor, metrics, payloads)
+        self._responses = ResponseWriter(log, executor, payloads, self._cancel)
         self._reader = log.reader()
         self._held: set[bytes] = set()
         self._taken: dict[str, tuple[Job, Incarnation]] = {}
@@ -110,6 +119,7 @@ class Intake:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._responses.closed()
 
     async def say_last_words(self) -> None:
         """Tell of the batches because of which this process ends to whoever owns their models next."""
@@ -142,6 +152,8 @@ class Intake:
             job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
             if flags & FLAG_JOURNALLED:
                 job.begun = self._begun
+            if incarnation.pool.streams:
+                job.responses = Responses(self._responses, partial(self._settle_part, incarnation))
             self._held.add(entry_id)
             self._taken[header.batch_id] = (job, incarnation)
             if flags & FLAG_REFERENCE and (blobs := self._payloads.map(records)):
@@ -165,9 +177,15 @@ class Intake:
             taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
             if taken is not None and isinstance(fact, ExecutionUnwanted):
                 ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
-                job, incarnation = taken
-                incarnation.pool.cancel(job, ids)
+                self._cancel(taken[0], ids)
+            elif isinstance(fact, OwnerChanged):
+                self._spawn(self._responses.say_again(fact.model))
         self._spawn(self._delete(entry_id))
+
+    def _cancel(self, job: Job, ids: frozenset[bytes]) -> None:
+        taken = self._taken.get(job.header.batch_id) if job.header is not None else None
+        if taken is not None:
+            taken[1].pool.cancel(job, ids)
 
     def _begun(self, job: Job, batch: Batch) -> None:
         indices = [index for index, _ in batch.planned if job.records[index].journalled]
@@ -191,6 +209,19 @@ class Intake:
         if executed.death is not None:
             self._metrics.died(incarnation.model, incarnation.version)
         self._spawn(self._settle(job, executed, incarnation))
+
+    async def _settle_part(
+        self, incarnation: Incarnation, job: Job, part: Executed, before: Sequence[tuple[str, bytes]], last: bool
+    ) -> None:
+        """Some requests of a batch have had their final response; `last`: now all have."""
+        self._metrics.executed(incarnation.model, incarnation.version, part)
+        if last:
+            failpoints.hit("executor.executed")
+            self._forget(job)
+        await self._settler.settle(job, part, incarnation, before=before, last=last)
+        if last:
+            failpoints.hit("executor.settled")
+            self._spawn(self._delete(job.entry_id))
 
     async def _settle(self, job: Job, executed: Executed, incarnation: Incarnation) -> None:
         await self._settler.settle(job, executed, incarnation)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from charonia.errors import InternalError
 from charonia.wire import BatchHeader, RequestRecord
 
 from .accounting import Executed
 from .execution import Batch
+
+if TYPE_CHECKING:
+    from .responding import Responses
+    from .streaming import StreamedBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +34,11 @@ class Job:
     begun: Callable[[Job, Batch], None] | None = None
     unwanted: frozenset[bytes] = frozenset()
     batch: Batch | None = None
+    stream: StreamedBatch | None = None
+    """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
+    responses: Responses | None = None
+    ended: set[bytes] = field(default_factory=set)
+    """The requests of such a batch that had their final response, by id."""
     abandoned: bool = False
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
 

@@ -88,9 +88,10 @@ class ExecutorMetrics(Collector):
         """Count one batch."""
         totals = self._of(model, version)
         for execution in executed.executions:
-            totals.executions += 1
-            totals.rows += execution.rows
-            totals.buckets[bisect_left(_BUCKETS, execution.rows)] += 1
+            if execution.first:
+                totals.executions += 1
+                totals.rows += execution.rows
+                totals.buckets[bisect_left(_BUCKETS, execution.rows)] += 1
             totals.input_ns += execution.input_ns
             totals.infer_ns += execution.infer_ns
             totals.output_ns += execution.output_ns

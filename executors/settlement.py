@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from charonia import keys
 from charonia.eventlog.port import Reply
-from charonia.events import FIELD_FACT, BatchDied, BatchFinished, pack_fact
+from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, BatchFinished, pack_fact
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
 from charonia.wire import (
@@ -154,6 +154,14 @@ def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
     return answers
 
 
+def replies_of(pairs: Iterable[tuple[str, Buffer]]) -> list[Reply]:
+    """(endpoint, record) pairs in their order, one entry per endpoint."""
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, record in pairs:
+        by_endpoint.setdefault(endpoint, []).append(record)
+    return [Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items()]
+
+
 def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
     """The fact that frees a slot; (endpoint, answer) pairs are for the owner to release in order (S6)."""
     return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
@@ -167,7 +175,11 @@ def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
 def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:
     """The fact that a batch took its instance with it, and which of its requests have no outcome."""
     stderr = "\n".join(death.stderr.rstrip().split("\n")[-KEPT_LINES:])[-_MAX_STDERR_CHARACTERS:]
-    fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, b"".join(ids))
+    joined = b"".join(ids)
+    if death.in_company and not death.blameless:
+        shared = BatchDiedInCompany(executor, batch_id, death.reason, stderr, death.instance, joined)
+        return [FIELD_FACT, pack_fact(shared)]
+    fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, joined)
     return [FIELD_FACT, pack_fact(fact)]
 
 

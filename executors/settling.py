@@ -22,7 +22,16 @@ from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
-from .settlement import Settlement, batch_died, batch_finished, batch_finished_here, replies, settlement, timed
+from .settlement import (
+    Settlement,
+    batch_died,
+    batch_finished,
+    batch_finished_here,
+    replies,
+    replies_of,
+    settlement,
+    timed,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +48,20 @@ class Settler:
         self._executor = executor
         self._metrics = metrics
 
-    async def settle(self, job: Job, executed: Executed, incarnation: Incarnation) -> None:
-        """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it."""
+    async def settle(
+        self,
+        job: Job,
+        executed: Executed,
+        incarnation: Incarnation,
+        *,
+        before: Sequence[tuple[str, bytes]] = (),
+        last: bool = True,
+    ) -> None:
+        """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it.
+
+        Of a batch whose requests end one by one: the end of some of them, with the (endpoint, record) responses that go
+        before theirs; `last` when with them all have ended.
+        """
         header, records = job.header, job.records
         assert header is not None
         ending = settlement(self._executor, header, records, executed, job.flags)
@@ -48,7 +69,8 @@ class Settler:
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
         won: Won = {}
-        if header.via_owner:
+        via_owner = header.via_owner and job.stream is None
+        if via_owner:
             if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
                 ending, together = Settlement(), None
             elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
@@ -58,19 +80,22 @@ class Settler:
         answers: Sequence[bytes] = executed.answers
         if job.flags & FLAG_TIMED:
             answers = timed(records, executed)
-        if job.flags & FLAG_REPLY_BY_REFERENCE and not header.via_owner:
+        if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers)
-        answered = [] if header.via_owner else ending.indices
+        answered = [] if via_owner else ending.indices
         if ending.jobs:
             answered = [index for index in answered if index not in ending.jobs]
-        fact = Reply(header.report_to, self._fact(job, executed, answers, ending, won))
-        won |= await self._write(job, executed, ending, replies(records, answers, answered), together, [fact])
+        facts = [Reply(header.report_to, self._fact(job, executed, answers, ending, won))] if last else []
+        now = replies(records, answers, answered)
+        if before:
+            now = [*replies_of(before), *now]
+        won |= await self._write(job, executed, ending, now, together, facts)
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
         if ending.jobs:
             self._count_unawaited(job, executed, won)
-        if not header.via_owner and ending.jobs:
+        if not via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
 
@@ -81,9 +106,10 @@ class Settler:
         assert header is not None
         if executed.death is not None:
             ended = set(ending.indices)
-            left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in job.unwanted]
+            gone = job.unwanted | job.ended
+            left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
-        if not header.via_owner:
+        if not header.via_owner or job.stream is not None:
             finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
             return finished(self._executor, header.batch_id)
         told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
@@ -98,12 +124,12 @@ class Settler:
         statistics: tuple[bytes, Mapping[str, int]] | None,
         facts: Sequence[Reply],
     ) -> Won:
-        """One settlement; again until the log has answered. Without requests the facts alone."""
+        """One settlement; again until the log has answered. Without requests the replies and facts alone."""
         header = job.header
         assert header is not None
         if not ending.requests:
-            for fact in facts:
-                await self._append(fact)
+            for one in (*keyless, *facts):
+                await self._append(one)
             return {}
         won: list[bool] = []
         unsure = False

@@ -39,7 +39,8 @@ class IdentityModel:
     `pairs` maps every output to the input it equals. `requests` are two or more different requests, arrays by input
     name: of [rows, ...] for a batching model (together at most `max_batch_size` rows, equal shapes but for the rows),
     of the exact shape otherwise. `failing` is one more request, one the model cannot run: of a wrong shape, or with a
-    value the model refuses. BYTES are object arrays of bytes.
+    value the model refuses. BYTES are object arrays of bytes. `copies`: a decoupled model answers each request so
+    often, each time the same.
     """
 
     source: ModelSource
@@ -49,6 +50,7 @@ class IdentityModel:
     failing: Inputs
     kind: str = "CPU"
     device_id: int = -1
+    copies: int = 1
 
     def spec(self, index: int = 0) -> InstanceSpec:
         """The instance to create as number `index` of the model."""
@@ -151,7 +153,7 @@ async def check_independence(backend: Backend, model: IdentityModel) -> None:
     async with AsyncExitStack() as stack:
         specs = (model.spec(0), model.spec(1))
         # the executor creates the instances of a version at the same time
-        one, other = await asyncio.gather(*(DrivenInstance.create(backend, spec) for spec in specs))
+        one, other = await asyncio.gather(*(DrivenInstance.create(backend, spec, model.copies) for spec in specs))
         stack.push_async_callback(one.release)
         stack.push_async_callback(other.release)
         require(one.instance is not other.instance, "create_instance returned the same instance twice")
@@ -189,7 +191,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 async def _instance(stack: AsyncExitStack, backend: Backend, model: IdentityModel) -> DrivenInstance:
-    instance = await DrivenInstance.create(backend, model.spec())
+    instance = await DrivenInstance.create(backend, model.spec(), model.copies)
     stack.push_async_callback(instance.release)
     return instance
 

@@ -1,7 +1,8 @@
-"""Drives an instance of either shape as the executor does, request by request, for `backend_contract`.
+"""Drives an instance of any shape as the executor does, request by request, for `backend_contract`.
 
 A `BatchInstance` runs in a thread of its own on arrays joined along the batch dimension; a `RequestInstance` gets
-tensors. Either way requests go in and one answer for each comes out: arrays by output name, or the error.
+tensors; so does a `StreamingInstance` (`driven_stream`), which is to give each request the same response a number of
+times. Either way requests go in and one answer for each comes out: arrays by output name, or the error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from charonia.backend import (
     ModelRequest,
     ModelResponse,
     RequestInstance,
+    StreamingInstance,
 )
 from charonia.errors import CharoniaError
 from charonia.tensors import Tensor
+
+from .driven_stream import stream
 
 Inputs = Mapping[str, Array]
 Answer = Mapping[str, Array] | Exception
@@ -36,10 +40,16 @@ def require(kept: bool, sentence: str) -> None:
 
 
 class DrivenInstance:
-    """An instance and, for a `BatchInstance`, the one thread that runs it."""
+    """An instance and, for a `BatchInstance`, the one thread that runs it.
 
-    def __init__(self, spec: InstanceSpec, instance: BatchInstance | RequestInstance) -> None:
+    `copies` is how many responses a request of a decoupled model gets.
+    """
+
+    def __init__(
+        self, spec: InstanceSpec, instance: BatchInstance | RequestInstance | StreamingInstance, copies: int = 1
+    ) -> None:
         self.instance = instance
+        self._copies = copies
         self.is_batch = isinstance(instance, BatchInstance)
         self._interface = spec.interface
         self._closes = 0
@@ -47,16 +57,21 @@ class DrivenInstance:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {spec.name}")
 
     @staticmethod
-    async def create(backend: Backend, spec: InstanceSpec) -> DrivenInstance:
+    async def create(backend: Backend, spec: InstanceSpec, copies: int = 1) -> DrivenInstance:
         """Raises `AssertionError` for something that is no instance."""
         instance = await backend.create_instance(spec)
-        shapes = isinstance(instance, BatchInstance), isinstance(instance, RequestInstance)
+        of_requests = isinstance(instance, RequestInstance | StreamingInstance)
         require(
-            shapes in ((True, False), (False, True)),
-            f"create_instance returned a {type(instance).__name__}; it must be a BatchInstance (execute, close) or a "
-            "RequestInstance (execute_requests, close_instance), and not both",
+            isinstance(instance, BatchInstance) is not of_requests,
+            f"create_instance returned a {type(instance).__name__}; it must be a BatchInstance (execute, close), or a "
+            "RequestInstance (execute_requests, close_instance) or StreamingInstance (execute_stream, close_instance)",
         )
-        return DrivenInstance(spec, instance)
+        require(
+            not spec.interface.decoupled or isinstance(instance, StreamingInstance),
+            f"create_instance returned a {type(instance).__name__} for a decoupled model; it must be a "
+            "StreamingInstance (execute_stream, close_instance)",
+        )
+        return DrivenInstance(spec, instance, copies)
 
     async def run(self, requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[Answer]:
         """One answer for each request, in order; no `outputs` asks for all. One batch at a time, as the executor does.
@@ -64,6 +79,11 @@ class DrivenInstance:
         Raises `AssertionError` for answers of a wrong form and for an instance that dies.
         """
         async with self._turn:
+            if isinstance(self.instance, StreamingInstance) and (
+                self._interface.decoupled or not isinstance(self.instance, RequestInstance)
+            ):
+                responses = await stream(self.instance, _asked(requests, outputs))
+                return [self._only(some) for some in responses]
             if isinstance(self.instance, RequestInstance):
                 return await self._run_requests(self.instance, requests, outputs)
             names = outputs or tuple(self._interface.outputs)
@@ -76,7 +96,7 @@ class DrivenInstance:
         self._closes += 1
         self._thread.shutdown(wait=False)
         try:
-            if isinstance(self.instance, RequestInstance):
+            if isinstance(self.instance, RequestInstance | StreamingInstance):
                 await self.instance.close_instance()
             else:
                 await asyncio.to_thread(self.instance.close)
@@ -89,21 +109,28 @@ class DrivenInstance:
         if self._closes == 0:
             await self.close()
 
+    def _only(self, responses: Sequence[ModelResponse]) -> Answer:
+        """The answer that all responses of a request are, or its error."""
+        answers = [_of_response(response) for response in responses]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                return answer
+        require(len(answers) == self._copies, f"a request had {len(answers)} responses, its model gives {self._copies}")
+        first = answers[0]
+        assert not isinstance(first, Exception)
+        for other in answers[1:]:
+            assert not isinstance(other, Exception)
+            same = first.keys() == other.keys() and all(
+                bytes(Tensor.of(name, first[name]).data) == bytes(Tensor.of(name, other[name]).data) for name in first
+            )
+            require(same, "the responses of a request differ; are those of two requests mixed?")
+        return first
+
     async def _run_requests(
         self, instance: RequestInstance, requests: Sequence[Inputs], outputs: tuple[str, ...]
     ) -> list[Answer]:
-        asked = [
-            ModelRequest(
-                id=f"request {number}",
-                correlation_id=0,
-                inputs=[Tensor.of(name, array) for name, array in inputs.items()],
-                outputs=outputs,
-                parameters={},
-            )
-            for number, inputs in enumerate(requests)
-        ]
         try:
-            responses = await instance.execute_requests(asked)
+            responses = await instance.execute_requests(_asked(requests, outputs))
         except InstanceDied as death:
             raise AssertionError(f"the instance died: {death} {death.stderr}".rstrip()) from death
         except Exception as error:
@@ -153,6 +180,19 @@ class DrivenInstance:
                 f"execute returned a {type(array).__name__} as output '{name}'; it must be a NumPy array",
             )
         return results
+
+
+def _asked(requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[ModelRequest]:
+    return [
+        ModelRequest(
+            id=f"request {number}",
+            correlation_id=0,
+            inputs=[Tensor.of(name, array) for name, array in inputs.items()],
+            outputs=outputs,
+            parameters={},
+        )
+        for number, inputs in enumerate(requests)
+    ]
 
 
 def _of_response(response: ModelResponse) -> Answer:

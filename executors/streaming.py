@@ -1,0 +1,321 @@
+"""One batch whose requests have several responses: where each request stands, and the records its responses become.
+
+The instance hands responses over (`charonia.backend.ResponseStream`), `responding` writes them to the log; which
+instance runs a batch, and what its death means, is `stream_workers`'. A request ends with its final response, each at
+its own time; the batch ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, InternalError
+from charonia.wire import RequestRecord, pack_failure, pack_response
+
+from .accounting import BACKEND, Executed, Execution, Failure
+from .answers import request_outputs
+from .assembly import RequestPlan
+from .execution import Batch, Planned
+
+MOST_WAITING_BYTES = 4 << 20
+"""Bytes of responses that one instance may have on their way to the log; past it the instance is to wait."""
+_RECORD_BYTES = 256
+"""What a response counts for beside its record."""
+
+
+class Flow:
+    """The responses of one instance that are on their way to the log."""
+
+    def __init__(self) -> None:
+        self._waiting_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def full(self) -> bool:
+        return not self._room.is_set()
+
+    def add(self, record: bytes) -> None:
+        self._waiting_bytes += len(record) + _RECORD_BYTES
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self._room.clear()
+
+    def written(self, record: bytes) -> None:
+        self._waiting_bytes -= len(record) + _RECORD_BYTES
+        if self._waiting_bytes <= MOST_WAITING_BYTES // 2:
+            self._room.set()
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
+
+    An empty record says only that the request has ended: nobody wants its response.
+    """
+
+    batch: StreamedBatch
+    index: int
+    place: int
+    record: bytes
+    final: bool
+    begins: bool = False
+
+
+class Writer(Protocol):
+    """Takes responses to where they go, in order."""
+
+    def put(self, outgoing: Outgoing) -> None: ...
+
+    def freed(self, batch: StreamedBatch) -> None:
+        """The batch's instance is free although the batch has not ended."""
+
+
+class _Answering:
+    """How far one request is."""
+
+    __slots__ = ("attempt", "begun", "ended", "error", "index", "place", "plan", "record", "request")
+
+    def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int) -> None:
+        self.index = index
+        self.plan = plan
+        self.record = record
+        self.attempt = attempt
+        self.place = 0
+        self.begun = False
+        self.ended = False
+        self.error: CharoniaError | None = None
+        """Of the last response that said anything."""
+        self.request: ModelRequest | None = None
+
+
+class StreamedBatch:
+    """The requests of one batch until each has had its final response.
+
+    `over` is set then, `freed` when its instance takes another batch. `heard_ns` is when a response came last.
+    """
+
+    def __init__(
+        self, batch: Batch, attempts: Iterable[int], unwanted: Collection[bytes], flow: Flow, writer: Writer
+    ) -> None:
+        self.batch = batch
+        self.flow = flow
+        self.over = asyncio.Event()
+        self.freed = asyncio.Event()
+        self.heard_ns = monotonic_ns()
+        self.several = batch.interface.decoupled
+        self._unwanted = set(unwanted)
+        self._writer = writer
+        self._open = len(batch.records)
+        numbers = list(attempts)
+        self._answering: dict[int, _Answering] = {
+            index: _Answering(index, plan, batch.records[index], numbers[index]) for index, plan in batch.planned
+        }
+
+    def begin(self) -> None:
+        """Pass on what ended before it could run: refused, left out, past its deadline."""
+        for index, answer in enumerate(self.batch.executed.answers):
+            if index not in self._answering:
+                self._end(index, 0, answer)
+
+    def begun_ids(self) -> list[bytes]:
+        """The requests that had a response and no final one."""
+        return [one.record.id for one in self._answering.values() if one.begun and not one.ended]
+
+    def wanted(self, index: int) -> bool:
+        return self.batch.records[index].id not in self._unwanted
+
+    def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
+        """These requests are settled by somebody else: their responses are wanted no more, and the model is told."""
+        self._unwanted.update(ids)
+        self.tell_cancelled(instance, ids)
+        for one in self._answering.values():
+            if one.record.id in ids and not one.ended and one.request is None:  # it will not start
+                self._end_answering(one, b"")
+
+    def tell_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
+        """Tell the model of open requests (all, or these) that nobody waits for them."""
+        found = [one for one in self._answering.values() if not one.ended and (ids is None or one.record.id in ids)]
+        requests = [one.request for one in found if one.request is not None]
+        if requests and isinstance(instance, CancellableInstance):
+            instance.cancel_requests(requests)
+
+    def is_open(self, index: int) -> bool:
+        return not self._answering[index].ended
+
+    def run_of(self, run: list[Planned]) -> StreamRun:
+        return StreamRun(self, {index: self._answering[index] for index, _ in run})
+
+    def fail_open(self, error: CharoniaError, indices: Collection[int] | None = None, *, reason: str = BACKEND) -> None:
+        """Give open requests (all, or these) a final failure."""
+        for one in list(self._answering.values()):
+            if not one.ended and (indices is None or one.index in indices):
+                one.error = error
+                self._count_failure(one, error, reason)
+                self._answer(one, self._failure(one, error, final=True), final=True)
+
+    # -- for runs ------------------------------------------------------------------------------------------------------
+
+    def respond(self, one: _Answering, response: ModelResponse | None, *, final: bool) -> bool:
+        """One response of a request that is open; whether it was the final one."""
+        self.heard_ns = monotonic_ns()
+        final = final or not self.several
+        if not self.wanted(one.index):
+            if final:
+                self._end_answering(one, b"")
+            return final
+        if response is not None:
+            one.error = response.error
+        try:
+            record = self._packed(one, response, final=final)
+        except CharoniaError as error:
+            one.error = error
+            record = self._failure(one, error, final=final)
+        if final and one.error is not None:
+            self._count_failure(one, one.error)
+        self._answer(one, record, final=final)
+        return final
+
+    def _packed(self, one: _Answering, response: ModelResponse | None, *, final: bool) -> bytes:
+        record, interface = one.record, self.batch.interface
+        if response is None:
+            if not self.several:
+                raise InternalError(f"model '{interface.name}' gave no response")
+            return pack_response(record.id, interface.name, self.batch.version, [], {}, place=(one.attempt, one.place))
+        if response.error is not None:
+            return self._failure(one, response.error, final=final)
+        tensors = request_outputs(interface, one.plan, response.outputs)
+        return pack_response(
+            record.id,
+            interface.name,
+            self.batch.version,
+            tensors,
+            response.parameters,
+            final=final,
+            place=self._place(one),
+        )
+
+    def _failure(self, one: _Answering, error: CharoniaError, *, final: bool) -> bytes:
+        error.__traceback__ = None
+        name, version = self.batch.interface.name, self.batch.version
+        return pack_failure(one.record.id, name, version, error, final=final, place=self._place(one))
+
+    def _place(self, one: _Answering) -> tuple[int, int] | None:
+        return (one.attempt, one.place) if self.several else None
+
+    def _answer(self, one: _Answering, record: bytes, *, final: bool) -> None:
+        if not self.wanted(one.index):
+            record = b""
+        if final:
+            self._end_answering(one, record)
+        elif record:
+            self.flow.add(record)
+            self._writer.put(Outgoing(self, one.index, one.place, record, False, not one.begun))
+            one.begun = True
+        one.place += 1
+
+    def _end_answering(self, one: _Answering, record: bytes) -> None:
+        one.ended = True
+        self._end(one.index, one.place, record)
+
+    def _end(self, index: int, place: int, record: bytes) -> None:
+        self._open -= 1
+        self.flow.add(record)
+        self._writer.put(Outgoing(self, index, place, record, True))
+        if self._open == 0:
+            self.over.set()
+
+    def _count_failure(self, one: _Answering, error: CharoniaError, reason: str = BACKEND) -> None:
+        self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
+
+    # -- for the writer ------------------------------------------------------------------------------------------------
+
+    @property
+    def all_ended(self) -> bool:
+        return self._open == 0
+
+    def part(self, finals: dict[int, bytes]) -> Executed:
+        """These requests' end, to be settled and counted; every request is in one part."""
+        executed = self.batch.executed
+        part = Executed([b""] * len(self.batch.records))
+        for index, record in finals.items():
+            part.answers[index] = record
+        part.failures = [failure for failure in executed.failures if failure.index in finals]
+        executed.failures = [failure for failure in executed.failures if failure.index not in finals]
+        failed = {failure.index for failure in part.failures}
+        part.executions = [
+            Execution(tuple(kept), e.rows, e.start_ns, e.end_ns, e.input_ns, e.infer_ns, e.output_ns, e.first)
+            for e in executed.executions
+            if (kept := [index for index in e.indices if index in finals and index not in failed])
+        ]
+        executed.executions = [e for e in executed.executions if not any(index in finals for index in e.indices)]
+        return part
+
+    def freed_now(self) -> None:
+        """The instance takes another batch."""
+        if not self.freed.is_set():
+            self.freed.set()
+            if not self.all_ended:
+                self._writer.freed(self)
+
+
+class StreamRun:
+    """The responses of one call of an instance (`charonia.backend.ResponseStream`)."""
+
+    def __init__(self, batch: StreamedBatch, planned: dict[int, _Answering]) -> None:
+        self._batch = batch
+        self._planned = planned
+        self._answering: list[_Answering] = []
+        self._start_ns = wall_ns()
+        self._started_ns = monotonic_ns()
+        self._begun_ns = self._started_ns
+        self._rows = 0
+        self._counted = False
+        self.freed = asyncio.Event()
+
+    def begin(self, indices: list[int], requests: list[ModelRequest]) -> None:
+        """The instance is called with these requests now, which stand at `indices` of the batch."""
+        self._answering = [self._planned[index] for index in indices]
+        for one, request in zip(self._answering, requests, strict=True):
+            one.request = request
+        self._rows = sum(one.plan.rows for one in self._answering)
+        self._batch.heard_ns = self._begun_ns = monotonic_ns()
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        if response is None and not final:
+            raise ValueError("neither a response nor a final flag")
+        one = self._answering[index]
+        if one.ended:
+            if self._batch.wanted(one.index) and response is not None and self._batch.several:
+                raise InternalError("a response came after the final one of its request")
+            return
+        if self._batch.respond(one, response, final=final) and one.error is None and self._batch.wanted(one.index):
+            self._count(one)
+
+    async def drain(self) -> None:
+        await self._batch.flow.room()
+
+    def free(self) -> None:
+        self.freed.set()
+
+    def _count(self, one: _Answering) -> None:
+        now_ns = monotonic_ns()
+        execution = Execution(
+            (one.index,),
+            self._rows,
+            self._start_ns,
+            self._start_ns + now_ns - self._started_ns,
+            self._begun_ns - self._started_ns,
+            now_ns - self._begun_ns,
+            0,
+            not self._counted,
+        )
+        self._counted = True
+        self._batch.batch.executed.executions.append(execution)

@@ -1,0 +1,417 @@
+"""Requests with several responses through an executor: what is written to the log, in which order, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia import keys
+from charonia.backend import InstanceDied
+from charonia.errors import InternalError, InvalidArgument, LogUnavailable
+from charonia.eventlog.memory import MemoryLog
+from charonia.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
+    BatchFinished,
+    OwnerChanged,
+    ResponsesBegun,
+    SlotFreed,
+    VersionLoaded,
+    pack_fact,
+)
+from charonia.jobs import JobEnd, JobState
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, records_of, unpack_response
+from executors import registry, streaming
+
+
+def _beside(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+bench_, repeat = _beside("executor_bench"), _beside("repeat_backend")
+ME, Bench, Follower, running = bench_.ME, bench_.Bench, bench_.Follower, bench_.running
+DURABLE = FLAG_JOB | FLAG_JOURNALLED
+MODEL = "repeat"
+
+
+@pytest.fixture(autouse=True)
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    repeat.reset()
+    monkeypatch.setitem(registry._SHIPPED, "repeat", "repeat_backend:RepeatBackend")
+    (tmp_path / MODEL / "1").mkdir(parents=True)
+    (tmp_path / MODEL / "config.pbtxt").write_text(repeat.CONFIG)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with running(tmp_path) as found:
+        yield found
+
+
+class Reader:
+    """What one endpoint gets."""
+
+    def __init__(self, bench: Bench, endpoint: str = "gw") -> None:
+        self.follower = Follower(bench.log, keys.replies(endpoint))
+
+    def all(self) -> list[ResponseRecord]:
+        return [unpack_response(record) for entry in self.follower.entries for record in records_of(entry.fields)]
+
+    def of(self, request_id: bytes) -> list[ResponseRecord]:
+        return [record for record in self.all() if record.id == request_id]
+
+    async def count(self, request_id: bytes, count: int) -> list[ResponseRecord]:
+        await self.follower.until(lambda: len(self.of(request_id)) >= count)
+        return self.of(request_id)
+
+    async def ended(self, request_id: bytes) -> list[ResponseRecord]:
+        await self.follower.until(lambda: any(record.final for record in self.of(request_id)))
+        return self.of(request_id)
+
+
+def told(records: list[ResponseRecord]) -> list[Any]:
+    """Each response in short: its number, "end" for an empty final one, or the text of its error."""
+    found: list[Any] = []
+    for record in records:
+        if record.error is not None:
+            found.append(record.error.message)
+        else:
+            found.append(int(record.outputs[0].array()[0, 0]) if record.outputs else "end")
+    return found
+
+
+def facts(follower: Follower, kind: type) -> list[Any]:
+    return [fact for fact in follower.facts() if isinstance(fact, kind)]
+
+
+async def statistics(bench: Bench) -> dict[str, int]:
+    loaded = await bench.control.fact(VersionLoaded, model=MODEL)
+    return await bench.log.statistics(keys.statistics(MODEL, 1, loaded.content_hash))
+
+
+async def test_responses_come_in_order_with_their_places_and_end_once(bench: Bench) -> None:
+    reader = Reader(bench)
+    several, flagged = await bench.accept(MODEL, repeat.inputs(1, 3)), await bench.accept(MODEL, repeat.inputs(2, 2))
+    none = await bench.accept(MODEL, repeat.inputs(3, 0))
+    repeat.LAST_IS_FINAL.add(2)
+
+    batch_id = await bench.dispatch(MODEL, [several[1], flagged[1], none[1]])
+    await bench.finished(MODEL, batch_id)
+
+    records = await reader.ended(several[0])
+    assert told(records) == [1000, 1001, 1002, "end"]
+    assert [record.place for record in records] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert [record.final for record in records] == [False, False, False, True]
+    records = await reader.ended(flagged[0])
+    assert (told(records), [record.final for record in records]) == ([2000, 2001], [False, True])
+    records = await reader.ended(none[0])
+    assert (told(records), records[0].place) == (["end"], (0, 0))
+    assert await bench.log.pending(MODEL) == (0, 0)
+    await bench.service.drain(10)
+    assert await bench.log.range(keys.batches(ME)) == []
+    counted = await statistics(bench)
+    assert (counted["success_count"], counted["inference_count"], counted["execution_count"]) == (3, 3, 1)
+    assert counted["b3_count"] == 1
+    assert "fail_count" not in counted
+    metrics = bench.service.metrics.render().decode()
+    assert 'charonia_executor_executions_total{model="repeat",version="1"} 1.0' in metrics
+
+
+async def test_responses_leave_as_they_are_made_and_the_owner_hears_of_the_first(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.HOLD_AFTER[1] = 2
+    slow, quick = await bench.accept(MODEL, repeat.inputs(1, 3)), await bench.accept(MODEL, repeat.inputs(2, 1))
+
+    batch_id = await bench.dispatch(MODEL, [slow[1], quick[1]])
+    assert told(await reader.count(slow[0], 2)) == [1000, 1001]
+    assert told(await reader.ended(quick[0])) == [2000, "end"]
+    assert await bench.log.unsettled(MODEL, [slow[0], quick[0]]) == [0, -1], "each request ends at its own time"
+
+    begun = await owner.fact(ResponsesBegun, batch_id=batch_id)
+    assert begun.ids == slow[0], "the other one ended in the same moment"
+    assert facts(owner, BatchFinished) == facts(owner, SlotFreed) == []
+    repeat.release(1)
+    await owner.fact(BatchFinished, batch_id=batch_id)
+    assert told(reader.of(slow[0])) == [1000, 1001, 1002, "end"]
+    counted = await statistics(bench)
+    assert (counted["success_count"], counted["execution_count"], counted["b2_count"]) == (2, 1, 1)
+
+
+async def test_what_is_made_in_one_moment_is_one_entry(bench: Bench) -> None:
+    reader = Reader(bench)
+    accepted = [await bench.accept(MODEL, repeat.inputs(n, 20)) for n in range(1, 5)]
+    batch_id = await bench.dispatch(MODEL, [record for _, record in accepted])
+    await bench.finished(MODEL, batch_id)
+    for request_id, _ in accepted:
+        assert len(await reader.ended(request_id)) == 21
+    assert len(reader.follower.entries) < 60
+
+
+async def test_a_freed_slot_takes_the_next_batch_while_responses_are_to_come(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.FREE.add(1)
+    repeat.HOLD_AFTER[1] = 1
+    first, second = await bench.accept(MODEL, repeat.inputs(1, 2)), await bench.accept(MODEL, repeat.inputs(2, 1))
+
+    one = await bench.dispatch(MODEL, [first[1]])
+    await owner.fact(SlotFreed, batch_id=one, executor=ME)
+    other = await bench.dispatch(MODEL, [second[1]])
+    assert told(await reader.ended(second[0])) == [2000, "end"]
+    await owner.fact(BatchFinished, batch_id=other)
+    assert not [fact for fact in facts(owner, BatchFinished) if fact.batch_id == one]
+
+    repeat.release(1)
+    await owner.fact(BatchFinished, batch_id=one)
+    assert told(reader.of(first[0])) == [1000, 1001, "end"]
+
+
+async def test_a_drain_waits_for_what_is_still_to_come(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.FREE.add(1)
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await owner.fact(SlotFreed, batch_id=batch_id)
+
+    draining = asyncio.ensure_future(bench.service.drain(30))
+    assert not await bench.service.drain(0.05), "it would not wait for ever"
+    repeat.release(1)
+    assert await draining
+    assert told(await reader.ended(request_id)) == [1000, 1001, "end"]
+
+
+async def test_a_failure_ends_what_is_open_and_nothing_else(bench: Bench) -> None:
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = 1
+    repeat.FAIL[1] = InvalidArgument("no more")
+    failing, done = await bench.accept(MODEL, repeat.inputs(1, 3)), await bench.accept(MODEL, repeat.inputs(2, 1))
+    batch_id = await bench.dispatch(MODEL, [failing[1], done[1]])
+    await reader.ended(done[0])
+    repeat.release(1)
+    await bench.finished(MODEL, batch_id)
+    records = await reader.ended(failing[0])
+    assert told(records) == [1000, "no more"]
+    assert [record.place for record in records] == [(0, 0), (0, 1)]
+    counted = await statistics(bench)
+    assert (counted["success_count"], counted["fail_count"], counted["fail_BACKEND"]) == (1, 1, 1)
+
+
+async def test_a_call_that_returns_early_fails_what_it_left_open(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(repeat.RepeatInstance, "execute_stream", nothing)
+    reader = Reader(bench)
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 3))
+    await bench.finished(MODEL, await bench.dispatch(MODEL, [record]))
+    assert told(await reader.ended(request_id)) == ["model 'repeat' ended without a final response"]
+
+
+async def test_what_does_not_fit_ends_before_it_runs(bench: Bench) -> None:
+    reader = Reader(bench)
+    bad = await bench.accept(MODEL, repeat.inputs(1, 1)[:1])
+    good = await bench.accept(MODEL, repeat.inputs(2, 1))
+    await bench.finished(MODEL, await bench.dispatch(MODEL, [bad[1], good[1]]))
+    (record,) = await reader.ended(bad[0])
+    assert record.error is not None
+    assert record.place is None
+    assert told(await reader.ended(good[0])) == [2000, "end"]
+
+
+async def test_a_jobs_responses_are_kept_and_its_last_is_its_result(bench: Bench) -> None:
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = 2
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 3), flags=DURABLE)
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 2)
+    kept = await bench.log.job_responses(MODEL, request_id)
+    assert [(attempt, index) for attempt, index, _ in kept] == [(0, 0), (0, 1)]
+    assert told([unpack_response(record) for _, _, record in kept]) == [1000, 1001]
+    assert (await bench.log.job_result(MODEL, request_id)) is None
+
+    repeat.release(1)
+    await bench.finished(MODEL, batch_id)
+    assert told(await reader.ended(request_id)) == [1000, 1001, 1002, "end"]
+    assert len(await bench.log.job_responses(MODEL, request_id)) == 3
+    job = await bench.log.job(MODEL, request_id)
+    assert job is not None
+    assert job.state is JobState.SUCCEEDED
+    result = await bench.log.job_result(MODEL, request_id)
+    assert result is not None
+    final = unpack_response(result)
+    assert (final.place, final.final, final.outputs) == ((0, 3), True, [])
+
+
+async def test_a_job_that_was_cancelled_is_told_to_its_model(bench: Bench) -> None:
+    """Before the owner says so: the log does not take its responses any more."""
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5), flags=FLAG_JOB)
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    ends = {request_id: JobEnd(JobState.CANCELLED)}
+    assert await bench.log.settle(MODEL, [(request_id, 1)], None, [], ends=ends) == [True]
+    repeat.HOLD_AFTER[1] = 2
+    repeat.release(1)
+    async with asyncio.timeout(30):
+        while not repeat.CANCELLED:
+            await asyncio.sleep(0.001)
+    assert repeat.CANCELLED == [1]
+    repeat.release(1)
+    await owner.fact(BatchFinished, batch_id=batch_id)
+    assert told(reader.of(request_id)) == [1000]
+
+
+async def test_what_nobody_wants_is_not_written(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    assert await bench.log.settle(MODEL, [(request_id, 1)], None, []) == [True]
+    await bench.unwant(batch_id, request_id)
+    async with asyncio.timeout(30):
+        while not repeat.CANCELLED:
+            await asyncio.sleep(0.001)
+    repeat.release(1)
+    await owner.fact(BatchFinished, batch_id=batch_id)
+    assert told(reader.of(request_id)) == [1000]
+    assert "success_count" not in await statistics(bench)
+
+
+async def test_a_death_names_who_had_no_final_response(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.HOLD_AFTER[1] = 1
+    repeat.FAIL[1] = InstanceDied("gone", "last words")
+    open_, done = await bench.accept(MODEL, repeat.inputs(1, 3)), await bench.accept(MODEL, repeat.inputs(2, 1))
+    batch_id = await bench.dispatch(MODEL, [open_[1], done[1]])
+    await reader.ended(done[0])
+    await reader.count(open_[0], 1)
+    repeat.release(1)
+    died = await owner.fact(BatchDied, batch_id=batch_id)
+    assert (died.ids, died.stderr, died.blameless) == (open_[0], "last words", False)
+    assert await bench.log.unsettled(MODEL, [open_[0]]) == [0]
+    # the instance was made anew
+    later = await bench.accept(MODEL, repeat.inputs(3, 1))
+    await bench.dispatch(MODEL, [later[1]])
+    assert told(await reader.ended(later[0])) == [3000, "end"]
+
+
+async def test_who_was_together_with_a_dead_instance_is_told_apart_from_who_was_alone(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    batches = []
+    for value in (1, 2):
+        repeat.FREE.add(value)
+        repeat.HOLD_AFTER[value] = 1
+        repeat.FAIL[value] = InstanceDied("gone")
+        request_id, record = await bench.accept(MODEL, repeat.inputs(value, 3))
+        batches.append((await bench.dispatch(MODEL, [record]), request_id))
+        await reader.count(request_id, 1)
+    repeat.release(1)
+    repeat.release(2)
+    for batch_id, request_id in batches:
+        assert (await owner.fact(BatchDiedInCompany, batch_id=batch_id)).ids == request_id
+
+
+async def test_a_new_owner_is_told_again(bench: Bench) -> None:
+    reader = Reader(bench)
+    repeat.FREE.add(1)
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    owner = Follower(bench.log, keys.facts(MODEL))
+    await owner.fact(SlotFreed)
+    known = len(owner.entries)
+    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged(MODEL))])
+    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged("another"))])
+    await owner.until(lambda: len(owner.entries) == known + 2)
+    assert owner.facts()[known:] == [SlotFreed(ME, batch_id), ResponsesBegun(ME, batch_id, request_id)]
+    repeat.release(1)
+    await reader.ended(request_id)
+
+
+async def test_a_silent_request_is_ended(tmp_path: Path) -> None:
+    config = repeat.CONFIG + 'parameters { key: "charonia.max_execution_s" value { string_value: "0.3" } }'
+    (tmp_path / MODEL / "config.pbtxt").write_text(config)
+    async with running(tmp_path) as bench:
+        reader = Reader(bench)
+        repeat.FREE.add(1)
+        repeat.HOLD_AFTER[1] = 1
+        request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
+        await bench.finished(MODEL, await bench.dispatch(MODEL, [record]))
+        text = "model 'repeat' sent no response for 0.3 s (charonia.max_execution_s)"
+        assert told(await reader.ended(request_id)) == [1000, text]
+        assert repeat.CANCELLED == [1]
+
+
+class StalledLog(MemoryLog):
+    """Takes no responses while `stalled`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled = False
+        self.refused = asyncio.Event()
+
+    async def append(self, stream: bytes, fields: Any) -> bytes:
+        if self.stalled and stream.startswith(b"r:"):
+            self.refused.set()
+            raise LogUnavailable("away")
+        return await super().append(stream, fields)
+
+    async def settle(self, *args: Any, **named: Any) -> list[bool]:
+        if self.stalled:
+            raise LogUnavailable("away")
+        return await super().settle(*args, **named)
+
+
+async def test_a_model_is_slowed_while_the_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MOST_WAITING_BYTES", 10_000)
+    log = StalledLog()
+    async with running(tmp_path, log=log) as bench:
+        reader = Reader(bench)
+        request_id, record = await bench.accept(MODEL, repeat.inputs(1, 500))
+        log.stalled = True
+        batch_id = await bench.dispatch(MODEL, [record])
+        await asyncio.wait_for(log.refused.wait(), 30)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        made = len(repeat.MADE)
+        assert 10 < made < 60
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(repeat.MADE) == made
+        log.stalled = False
+        await bench.finished(MODEL, batch_id)
+        records = await reader.ended(request_id)
+        assert told(records) == [*range(1000, 1500), "end"]
+        assert [record.place for record in records] == [(0, n) for n in range(501)]
+
+
+async def test_a_response_after_the_final_one_is_the_backends_error(bench: Bench) -> None:
+    async def twice(self: Any, requests: Any, responses: Any) -> None:
+        responses.send(0, None, final=True)
+        with pytest.raises(InternalError):
+            responses.send(0, repeat._response(1), final=False)
+        with pytest.raises(ValueError, match="neither"):
+            responses.send(0, None, final=False)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(repeat.RepeatInstance, "execute_stream", twice)
+    reader = Reader(bench)
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 3))
+    await bench.finished(MODEL, await bench.dispatch(MODEL, [record]))
+    patch.undo()
+    assert told(await reader.ended(request_id)) == ["end"]
