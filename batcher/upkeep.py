@@ -14,6 +14,7 @@ from charonia.eventlog.port import START
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import pack_failure
 
+from .adaptive_report import AdaptiveReport
 from .carriers import requests_of
 from .owned import OwnedModel
 from .tidying import trim_dead_letters
@@ -65,10 +66,12 @@ class Upkeep:
         self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
         self._doubted = False
+        self._adaptive = AdaptiveReport(owned.model)
         self._ended_after: tuple[int, bytes] | None = None
 
     async def look(self) -> None:
         """Do what is due. Raises what the log raises."""
+        self._adaptive.look(self._owned.scheduler)
         now = monotonic_ns()
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now

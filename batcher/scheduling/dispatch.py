@@ -59,6 +59,8 @@ class Dispatching:
     def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
         """Send batches as long as there is somebody to take one and the rules do not say to wait."""
         queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
+        if rules.target_p99_ns or version.adaptive is not None:
+            rules = version.rules(rules, now_ns)
         while queue.size and (seat := instances.best()) is not None:
             boundary = NO_BOUNDARY
             if rules.preserve_ordering and (releases or isolation.size):
@@ -122,9 +124,11 @@ class Dispatching:
                 self._state.ledger.due.arm(request)
         first = requests[0].order
         via_owner = rules.preserve_ordering
-        self._state.batches[batch_id] = Batch(
-            seat.executor, version.number, requests, now_ns, first, via_owner, suspects
-        )
+        batch = Batch(seat.executor, version.number, requests, now_ns, first, via_owner, suspects)
+        self._state.batches[batch_id] = batch
+        if version.adaptive is not None:
+            version.adaptive.dispatched(sum(request.rows for request in requests), now_ns)
+            batch.started_ns = now_ns if seat.free_slots > 0 else 0
         version.instances.occupy(seat.executor)
         if via_owner:
             version.releases.open(first, batch_id)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from charonia.models.adaptive_batching import target_p99_ns
 from charonia.models.interface import ModelInterface
 
 from .observations import QueuedRequest
@@ -19,7 +20,10 @@ NO_BOUNDARY = 1 << 127
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1)."""
+    """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1).
+
+    With a `target_p99_ns` the sizes and the delay are chosen anew all the time (`adaptive_batching`).
+    """
 
     dynamic: bool
     max_rows: int
@@ -27,6 +31,7 @@ class BatchRules:
     largest_preferred: int
     delay_ns: int
     preserve_ordering: bool
+    target_p99_ns: int = 0
 
     @staticmethod
     def of(interface: ModelInterface) -> BatchRules:
@@ -43,6 +48,7 @@ class BatchRules:
             largest_preferred=max(preferred),
             delay_ns=block.max_queue_delay_us * 1000,
             preserve_ordering=block.preserve_ordering,
+            target_p99_ns=target_p99_ns(interface.parameters),
         )
 
 

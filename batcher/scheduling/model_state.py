@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from charonia.errors import ErrorCode, StreamInterrupted
 
+from .adaptive_batching import AdaptiveBatching
 from .decisions import Decision
 from .fair_sharing import TurnRules
 from .kept_executors import KeptExecutors
@@ -68,6 +69,19 @@ class ModelState:
         for waits in (self.paused, self.fresh_waits):
             for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
                 self.touch(number)
+
+    def measure(self, adaptive: AdaptiveBatching, batch: Batch, now_ns: int) -> None:
+        """What a finished batch and its requests took, where somebody goes by it."""
+        requests = batch.requests
+        if batch.started_ns and batch.suspects is None and not batch.freed:
+            adaptive.finished(sum(request.rows for request in requests), now_ns - batch.started_ns, now_ns)
+        in_time_since_ns = now_ns - adaptive.target_ns
+        adaptive.answered(len(requests), sum(request.enqueued_ns < in_time_since_ns for request in requests))
+        for other in self.batches.values():
+            # the instance begins with the next of those that waited behind
+            if not other.started_ns and other.executor == batch.executor and other.version == batch.version:
+                other.started_ns = now_ns
+                break
 
     def set_lane(self, request: QueuedRequest) -> None:
         """Answers in order of arrival leave no turns to take (S6)."""

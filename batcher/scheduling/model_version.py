@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from .dynamic_batching import Formation
+from .adaptive_batching import AdaptiveBatching
+from .dynamic_batching import BatchRules, Formation
 from .fair_sharing import TurnRules
 from .instance_group import InstanceGroup
 from .isolation import Isolation, Suspects
@@ -28,6 +29,8 @@ class Batch:
     """The group that runs by itself (`isolation`); None for an ordinary batch."""
     freed: bool = False
     """Its instance takes other batches although it is not finished."""
+    started_ns: int = 0
+    """When an instance was free for it, as far as is known here; 0: not yet, or nobody asks (`adaptive_batching`)."""
 
     @property
     def apart(self) -> bool:
@@ -38,7 +41,7 @@ class Batch:
 class ModelVersion:
     """What is kept for one version of the model."""
 
-    __slots__ = ("instances", "isolation", "number", "pause", "queue", "releases")
+    __slots__ = ("adaptive", "instances", "isolation", "number", "pause", "queue", "releases")
 
     def __init__(self, number: int, prefetch: int, kept: Container[str], turns: TurnRules) -> None:
         self.number = number
@@ -46,8 +49,22 @@ class ModelVersion:
         self.isolation = Isolation()
         self.instances = InstanceGroup(prefetch, kept)
         self.releases = ReleaseOrder()
+        self.adaptive: AdaptiveBatching | None = None
+        """Set while the configuration has a target."""
         self.pause: Formation | None = None
         """The queue was looked at and nothing is to be done before one of these conditions holds."""
 
     def is_idle(self) -> bool:
         return not (self.queue.size or self.isolation.size or self.instances or self.releases)
+
+    def rules(self, configured: BatchRules, now_ns: int) -> BatchRules:
+        """What batches are made by now: as configured, or as chosen to meet the configured target."""
+        if not configured.target_p99_ns:
+            self.adaptive = None
+            return configured
+        if self.adaptive is None:
+            self.adaptive = AdaptiveBatching(configured)
+        self.adaptive.adopt(configured)
+        if self.adaptive.is_due(now_ns):
+            self.adaptive.review(sum(seat.slots for seat in self.instances.seats()), now_ns)
+        return self.adaptive.rules

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
+from .adaptive_batching import AdaptiveBatching
 from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
 from .dispatch import Dispatching
 from .due_times import NEVER_NS
@@ -135,6 +136,10 @@ class ModelScheduler:
         }
         return {number: size for number, size in waiting.items() if size}
 
+    def adaptive(self) -> dict[int, AdaptiveBatching]:
+        """What is chosen for each version, where the configuration has a target."""
+        return {n: version.adaptive for n, version in self._state.versions.items() if version.adaptive is not None}
+
     def find(self, request_id: bytes) -> QueuedRequest | None:
         """A request that has not ended."""
         return self._state.ledger.known.get(request_id)
@@ -163,7 +168,7 @@ class ModelScheduler:
     def _fold(self, event: Observation, now_ns: int, decisions: list[Decision]) -> None:
         match event:
             case BatchFinished():
-                self._finish(event, decisions)
+                self._finish(event, now_ns, decisions)
             case BatchReturned():
                 batch = self._state.batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
@@ -243,7 +248,7 @@ class ModelScheduler:
         elif not is_last or version.queue.rows >= pause.until_rows or request.signature != pause.signature:
             self._state.touch(request.version)
 
-    def _finish(self, event: BatchFinished, decisions: list[Decision]) -> None:
+    def _finish(self, event: BatchFinished, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state
         batch = state.batches.get(event.batch_id)
         if batch is None or batch.executor != event.executor:
@@ -260,6 +265,8 @@ class ModelScheduler:
         if ledger.due.armed:
             for request in batch.requests:
                 ledger.due.disarm(request)
+        if (adaptive := state.versions[batch.version].adaptive) is not None:
+            state.measure(adaptive, batch, now_ns)
         version = state.free_slot(batch)
         if state.kept:
             state.released(batch)

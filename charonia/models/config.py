@@ -13,6 +13,7 @@ from __future__ import annotations
 from charonia.errors import ConfigError
 from protos.model_config_pb2 import ModelConfig
 
+from .adaptive_batching import check_adaptive_batching
 from .batching_validation import check_dynamic_batching
 from .caching import caching_rules
 from .ensemble_validation import check_ensemble
@@ -91,6 +92,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     check_file_names(config)
     check_warmups(config)
     caching_rules(config)
+    check_adaptive_batching(config)
 
 
 def _check_metrics(config: ModelConfig) -> None:

@@ -1,0 +1,276 @@
+"""Chooses batch size and delay so that requests are done within a target at the least cost
+(`parameters: charonia.target_p99_ms`). Pure: told of batches and instants, it draws and waits for nothing.
+
+It measures what a batch of each size costs (from its start to its end) and how fast rows come, and picks, of the sizes
+whose requests would still be in time, the one with the least time per row. A size is in time when collecting it,
+waiting for an instance and running it stay below the target times a margin. The margin shrinks when more than 1 % of
+requests are late and grows back slowly, so that what is not modelled (other load, another host) is learned too.
+
+Until enough is known nothing waits and nothing is limited, as with `dynamic_batching { }`. Sizes never run before are
+tried in steps of two, and only when they would be in time if rows cost what they cost now. A choice is looked at ten
+times a second and changed only for a reason, so that it does not swing. A delay is always below the target: nobody
+starves. When no size is in time, nothing waits either: batches grow with the queue, which is what shortens it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Literal
+
+from .dynamic_batching import BatchRules
+
+State = Literal["learning", "in reach", "out of reach"]
+
+_REVIEW_NS = 100_000_000
+_RATE_TIME_NS = 1_000_000_000
+"""How long the past counts for the rate of arrivals."""
+_FORGET_NS = 30_000_000_000
+"""What a size cost longer ago than this says nothing any more."""
+_FIRST_BATCHES = 4
+"""Batches to be measured before anything is chosen."""
+_BUSY = 0.9
+"""Of the instances' time; beyond it queues grow."""
+_WORTH = 0.03
+"""A larger size must save this share of a row's cost."""
+_KEEP = 0.05
+"""A choice in time is kept unless another saves this share."""
+_SLACK = 1.15
+"""The current size may need so much more time to gather than there is, another one must need that much less."""
+_LEAST_MARGIN, _MOST_MARGIN = 0.3, 0.9
+_LATE = 0.01
+_JUDGED = 200
+"""Requests to be seen before their lateness says something."""
+_JUDGE_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What batches of one size took, in ns."""
+
+    mean_ns: float
+    deviation_ns: float
+    seen_ns: int
+    count: int = 1
+
+    @property
+    def high_ns(self) -> float:
+        """Hardly any batch takes longer."""
+        return self.mean_ns + 3 * self.deviation_ns
+
+    def add(self, duration_ns: int, now_ns: int) -> None:
+        weight = max(0.1, 1 / (self.count + 1))
+        off = duration_ns - self.mean_ns
+        self.deviation_ns += weight * (abs(off) - self.deviation_ns)
+        self.mean_ns += weight * off
+        self.count += 1
+        self.seen_ns = now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What batches are made by: from `size` rows on at once, fewer after `delay_ns`, never more than `most`."""
+
+    state: State
+    size: int
+    delay_ns: int
+    most: int
+    row_ns: float = 0.0
+
+
+class AdaptiveBatching:
+    """The choice for one model version. `rules` are the configured ones, with a target."""
+
+    def __init__(self, rules: BatchRules) -> None:
+        self._configured = rules
+        self._costs: dict[int, _Cost] = {}
+        self._batches = 0
+        self._rate = 0.0
+        """Rows per ns."""
+        self._rows = 0
+        self._counted_from_ns = 0
+        self._reviewed_ns = 0
+        self.margin = 0.8
+        self._finished = self._late = 0
+        self._judged_ns = 0
+        self.choice = Choice("learning", 1, 0, rules.max_rows)
+        self.rules = rules
+        """What batches are to be made by now."""
+
+    @property
+    def target_ns(self) -> int:
+        return self._configured.target_p99_ns
+
+    @property
+    def rate_per_s(self) -> float:
+        """Rows that came per second, lately."""
+        return self._rate * 1e9
+
+    def adopt(self, rules: BatchRules) -> None:
+        """The model has another configuration; what was measured is kept."""
+        if rules != self._configured:
+            self._configured = rules
+            self.choice = Choice("learning", 1, 0, rules.max_rows)
+            self.rules = rules
+            self._reviewed_ns = 0
+
+    def dispatched(self, rows: int, now_ns: int) -> None:
+        """Rows left the queue; over a while as many as came."""
+        if not self._counted_from_ns:
+            self._counted_from_ns = now_ns
+        self._rows += rows
+
+    def finished(self, rows: int, duration_ns: int, now_ns: int) -> None:
+        """A batch of so many rows took so long on its instance."""
+        self._batches += 1
+        cost = self._costs.get(rows)
+        if cost is None:
+            self._costs[rows] = _Cost(float(duration_ns), duration_ns * 0.1, now_ns)
+        else:
+            cost.add(duration_ns, now_ns)
+
+    def answered(self, requests: int, late: int) -> None:
+        """So many requests ended, of which so many past the target."""
+        self._finished += requests
+        self._late += late
+
+    def is_due(self, now_ns: int) -> bool:
+        return now_ns - self._reviewed_ns >= _REVIEW_NS
+
+    def review(self, slots: int, now_ns: int) -> None:
+        """Look at the choice again; `slots` batches can run at once."""
+        elapsed_ns = now_ns - self._counted_from_ns
+        if self._counted_from_ns and elapsed_ns >= _REVIEW_NS:
+            kept = exp(-elapsed_ns / _RATE_TIME_NS)
+            self._rate = kept * self._rate + (1 - kept) * self._rows / elapsed_ns
+            self._rows = 0
+            self._counted_from_ns = now_ns
+        self._reviewed_ns = now_ns
+        self._judge(now_ns)
+        for size in [size for size, cost in self._costs.items() if now_ns - cost.seen_ns > _FORGET_NS]:
+            if len(self._costs) > 1:
+                del self._costs[size]
+        if self._batches < _FIRST_BATCHES or not self._rate or slots <= 0:
+            return
+        chosen = self._choose(slots)
+        if chosen != self.choice:
+            self.choice = chosen
+            # all that wait go together, once they are enough or the delay has passed
+            self.rules = replace(
+                self._configured,
+                preferred=frozenset(range(chosen.size, chosen.most + 1)),
+                largest_preferred=chosen.most,
+                delay_ns=chosen.delay_ns,
+                max_rows=chosen.most,
+            )
+
+    def _judge(self, now_ns: int) -> None:
+        """Learn from what was late."""
+        if not self._judged_ns:
+            self._judged_ns = now_ns
+        if self._finished < _JUDGED and now_ns - self._judged_ns < 5 * _JUDGE_NS:
+            return
+        if now_ns - self._judged_ns < _JUDGE_NS and self._late <= _LATE * _JUDGED:
+            return
+        if self._finished:
+            share = self._late / self._finished
+            if share > _LATE:
+                self.margin = max(_LEAST_MARGIN, self.margin * 0.85)
+            elif share < _LATE / 3:
+                self.margin = min(_MOST_MARGIN, self.margin * 1.02)
+        self._finished = self._late = 0
+        self._judged_ns = now_ns
+
+    # -- choosing ------------------------------------------------------------------------------------------------------
+
+    def _choose(self, slots: int) -> Choice:
+        known = sorted(self._costs)
+        configured = self._configured.max_rows
+        budget_ns = self.target_ns * self.margin
+        natural = self._natural(known, slots)
+        sizes = _candidates(min(configured, 2 * known[-1]), self.choice.size)
+        most = max((size for size in sizes if self._cost(known, size)[1] <= budget_ns), default=0)
+        best: Choice | None = None
+        held: Choice | None = None
+        _, natural_ns = self._cost(known, natural)
+        if 2 * natural_ns <= budget_ns and natural <= most:  # what comes while a batch runs waits for it, then runs
+            best = Choice("in reach", 1, 0, most, self._row_ns(known, natural))
+            held = best if self.choice.size == 1 else None
+        for size in sizes:
+            mean_ns, high_ns = self._cost(known, size)
+            busy = self._rate * mean_ns / (size * slots)
+            spare_ns = budget_ns - high_ns * (1 + min(1.0, busy) ** slots)
+            slack = _SLACK if size == self.choice.size else 1 / _SLACK
+            if size <= natural or busy > _BUSY or spare_ns <= 0 or size - 1 > self._rate * spare_ns * slack:
+                continue
+            choice = Choice("in reach", size, int(spare_ns), max(size, most), self._row_ns(known, size))
+            if best is None or choice.row_ns < best.row_ns * (1 - _WORTH):
+                best = choice
+            if size == self.choice.size:
+                held = choice
+        if best is None:
+            # Greedy batches grow with the queue, up to the size with the most rows per second.
+            return Choice("out of reach", 1, 0, configured, self._row_ns(known, natural))
+        if held is not None and self._keeps(held, best):
+            best = held
+        if best.size == self.choice.size and abs(best.delay_ns - self.choice.delay_ns) < self.target_ns * 0.05:
+            best = replace(best, delay_ns=self.choice.delay_ns)  # a change nobody would notice
+        return best
+
+    def _keeps(self, held: Choice, best: Choice) -> bool:
+        """Whether a choice that is still in time stays: a smaller one needs no saving, only not to cost more."""
+        needed = -_WORTH / 2 if best.size < held.size else _KEEP
+        return best.row_ns > held.row_ns * (1 - needed)
+
+    def _natural(self, known: list[int], slots: int) -> int:
+        """The size batches grow to without a delay: what comes while as many are run."""
+        size = 1
+        while size < self._configured.max_rows:
+            coming = self._rate * self._cost(known, size)[0] / slots
+            if coming <= size:
+                break
+            size = min(self._configured.max_rows, max(size + 1, int(coming)))
+        return size
+
+    def _row_ns(self, known: list[int], size: int) -> float:
+        """Cost of a row; a size beyond those known is hoped to be cheaper, or it would never be tried."""
+        mean_ns, _ = self._cost(known, size)
+        hope = 1.0 if size <= known[-1] else 0.9 if len(known) == 1 or self._still_falling(known) else 1.0
+        return hope * mean_ns / size
+
+    def _still_falling(self, known: list[int]) -> bool:
+        """Whether the largest size is cheaper for a row than the one before."""
+        last, before = known[-1], known[-2]
+        return self._costs[last].mean_ns / last < self._costs[before].mean_ns / before * (1 - _WORTH)
+
+    def _cost(self, known: list[int], size: int) -> tuple[float, float]:
+        """(mean, high) of a batch: as measured, between two sizes by a line, beyond the largest in proportion."""
+        cost = self._costs.get(size)
+        if cost is not None:
+            return cost.mean_ns, cost.high_ns
+        if size < known[0]:
+            cost = self._costs[known[0]]
+            return cost.mean_ns, cost.high_ns
+        if size > known[-1]:
+            cost = self._costs[known[-1]]
+            return cost.mean_ns * size / known[-1], cost.high_ns * size / known[-1]
+        above = next(other for other in known if other > size)
+        below = known[known.index(above) - 1]
+        part = (size - below) / (above - below)
+        one, other = self._costs[below], self._costs[above]
+        return (
+            one.mean_ns + part * (other.mean_ns - one.mean_ns),
+            one.high_ns + part * (other.high_ns - one.high_ns),
+        )
+
+
+def _candidates(limit: int, current: int) -> list[int]:
+    """Sizes to compare, ascending: all small ones, then ever sparser, the limit and the current one."""
+    sizes = set(range(1, min(limit, 16) + 1)) | {limit}
+    size = 16
+    while size < limit:
+        sizes.add(size)
+        size += max(1, size // 6)
+    if current <= limit:
+        sizes.add(current)
+    return sorted(sizes)
