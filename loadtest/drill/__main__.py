@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--roles", default=",".join(ROLES), help="parts to kill (default: all)")
     parser.add_argument("--steps", default=",".join(STEPS), help="steps to kill at (default: all)")
     parser.add_argument("--durability", default="fsync", help="level of the server the drill starts (default fsync)")
+    parser.add_argument(
+        "--stall-secs",
+        type=float,
+        default=60.0,
+        help="after the kills stop an executor for so long between a run and its settlement; 0 for not at all "
+        "(default 60)",
+    )
     parser.add_argument("--json", action="store_true", help="report as one JSON document")
     parser.add_argument("--keep", action="store_true", help="keep the state directory")
     return parser
@@ -109,6 +118,13 @@ class Stack:
             time.sleep(0.02)
         raise LoadTestError(f"the server is not ready:\n{self.last_lines()}")
 
+    def fenced(self) -> float:
+        """Settlements that came after somebody else's, by the metrics page."""
+        where = json.loads((self.state_dir / "endpoints.json").read_text())["metrics"]
+        with urllib.request.urlopen(f"http://{where}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+        return sum(float(number) for number in re.findall(r"^charonia_fenced_total{.*} (\S+)", page, re.MULTILINE))
+
     def last_lines(self) -> str:
         log = self.state_dir / "serve.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
@@ -161,6 +177,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 kills.append(_told_of(matrix.kill(cell), options))
                 if told.problems:
                     break
+            if options.stall_secs and not told.problems:
+                kills.append(_told_of(matrix.stall(options.stall_secs, server.fenced), options, "stalled"))
         finally:
             stop.set()
         for client in clients:
@@ -187,9 +205,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _told_of(kill: Kill, options: argparse.Namespace) -> Kill:
+def _told_of(kill: Kill, options: argparse.Namespace, what: str = "recovered") -> Kill:
     if not options.json:
-        said = kill.problem or f"recovered in {kill.recovered_s:.2f} s"
+        said = kill.problem or f"{what} in {kill.recovered_s:.2f} s"
+        if what == "stalled":
+            said = kill.problem or f"others took over in {kill.recovered_s:.2f} s, its late settlement was fenced off"
         print(f"{kill.cell!s:48} {said}", flush=True)
     return kill
 

@@ -115,6 +115,35 @@ class Matrix:
         late = f"recovery took {recovered_s:.1f} s" if recovered_s > RECOVERED_WITHIN_S else ""
         return Kill(cell, True, recovered_s, late)
 
+    def stall(self, seconds: float, fenced: Callable[[], float]) -> Kill:
+        """Stop an executor between a run and its settlement, for so long, then let it go on.
+
+        `fenced()` counts settlements that came too late; the one of that run must be among them.
+        """
+        cell = Cell("executor", "i")
+        before = fenced()
+        armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
+        armed.touch()
+        victim = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
+        if not victim:
+            armed.unlink(missing_ok=True)
+            return Kill(cell, False, 0.0, "no request came by this step")
+        os.kill(victim, signal.SIGSTOP)
+        hit.unlink(missing_ok=True)
+        began_s = time.monotonic()
+        try:
+            answered = self._wait_for(self._answers, 30.0)
+            recovered_s = time.monotonic() - began_s
+            time.sleep(max(0.0, seconds - recovered_s))
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        if not answered:
+            return Kill(cell, True, recovered_s, "no request was answered while an executor stood still")
+        if not self._wait_for(lambda: fenced() > before, 30.0):
+            return Kill(cell, True, recovered_s, "the late settlement was not fenced off, or not counted")
+        late = f"recovery took {recovered_s:.1f} s" if recovered_s > RECOVERED_WITHIN_S else ""
+        return Kill(cell, True, recovered_s, late)
+
     def _replaced(self, role: str, victim: int, number: int) -> bool:
         pids = self.pids(role)
         return victim not in pids and len(pids) >= number
