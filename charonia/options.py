@@ -62,7 +62,7 @@ OPTIONS: tuple[Option, ...] = (
         "str",
         "",
         _ALL,
-        "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the log; serve starts its own without",
+        "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the log; serve has its own",
     ),
     Option(
         "shm-dir",
