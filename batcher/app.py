@@ -17,13 +17,16 @@ from .service import BatcherService
 
 
 class BatcherApp:
-    """One batcher. `local_executor` is the executor incarnation in this process, "" for none."""
+    """One batcher. `local_executor` is the executor incarnation in this process, "" for none.
+
+    `control` is what it knows of everybody, for others in this process.
+    """
 
     def __init__(
         self, log: EventLog, settings: BatcherSettings, log_settings: LogSettings, *, local_executor: str = ""
     ) -> None:
         self._log_is_private = log_settings.private
-        self._control = ControlPlane(
+        self.control = ControlPlane(
             log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
         )
         self._membership = Membership(
@@ -34,9 +37,9 @@ class BatcherApp:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
         delays = Delays(_hook("TRITONSERVER_DELAY_SCHEDULER"), _hook("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"))
-        self.service = BatcherService(log, self._control, settings, local_executor=local_executor, delays=delays)
+        self.service = BatcherService(log, self.control, settings, local_executor=local_executor, delays=delays)
         self._membership.on_new_epoch.append(self._begin_anew)
-        self.metrics = BatcherMetrics(self.service, self._control.catalog)
+        self.metrics = BatcherMetrics(self.service, self.control.catalog)
         if not local_executor:
             self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._endpoint = MetricsEndpoint(
@@ -49,15 +52,15 @@ class BatcherApp:
     def _begin_anew(self) -> None:
         """The log is another one: nobody's queue is ours until it is taken there."""
         self.service.begin_anew()
-        self._control.begin_anew()
+        self.control.begin_anew()
 
     async def start(self) -> None:
-        await self._control.start()
+        await self.control.start()
         await self._membership.start()
         await self.service.start()
         if self._log_is_private:
-            for departure in self._control.departures():
-                await self._control.announce(departure)
+            for departure in self.control.departures():
+                await self.control.announce(departure)
         await self._endpoint.start()
 
     async def stop(self) -> None:
@@ -67,7 +70,7 @@ class BatcherApp:
             await self._membership.leave("drained")
         await self.service.close()
         await self._endpoint.close()
-        await self._control.close()
+        await self.control.close()
 
 
 def _hook(name: str) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy.typing as npt
 
 from .errors import CharoniaError
-from .inference import Parameters
+from .inference import InferenceRequest, Parameters
 from .tensors import Tensor
 
 if TYPE_CHECKING:
@@ -79,11 +79,16 @@ class InstanceSpec:
     source: ModelSource
     interface: ModelInterface
     cores: frozenset[int] = frozenset()
+    calls: ModelCalls | None = None
+    """For models that call models; None where nobody can be called."""
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request as a `RequestInstance` gets it. `outputs` are the requested names, empty for all."""
+    """One request as a `RequestInstance` gets it. `outputs` are the requested names, empty for all.
+
+    `origin` is the executor's own; an instance hands it back with the calls its model makes for this request.
+    """
 
     id: str
     correlation_id: int | str
@@ -92,6 +97,7 @@ class ModelRequest:
     parameters: Parameters
     timeout_us: int = 0
     flags: int = 0
+    origin: object = None
 
 
 @dataclass(slots=True)
@@ -101,6 +107,38 @@ class ModelResponse:
     outputs: list[Tensor] = field(default_factory=list)
     parameters: Parameters = field(default_factory=dict)
     error: CharoniaError | None = None
+
+
+class OpenCall(Protocol):
+    """A call of another model. Read it to its end, or cancel it."""
+
+    async def next(self) -> ModelResponse | None:
+        """The next response, an error of the model among them; None after the last.
+
+        Raises a `CharoniaError` when there will be none.
+        """
+
+    def cancel(self) -> None:
+        """Give it up; `next` raises `Cancelled` from now on. A second call does nothing."""
+
+
+class ModelCalls(Protocol):
+    """How a model's code calls other models and has them loaded (P13, P14). Everything raises `CharoniaError`s."""
+
+    async def find(self, model: str, version: int) -> ModelInterface:
+        """The interface of what a call would use, version -1 for the latest. Raises `NotFound` or `Unavailable`."""
+
+    async def open(self, request: InferenceRequest, model: str, origins: Sequence[object]) -> OpenCall:
+        """Send a request that a batch of `model` makes, whose requests have these origins, on its way.
+
+        It inherits their deadline, priority and tenant. Raises what refuses the request.
+        """
+
+    async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None: ...
+
+    async def unload(self, model: str, *, unload_dependents: bool) -> None: ...
+
+    async def is_ready(self, model: str, version: str) -> bool: ...
 
 
 @runtime_checkable
@@ -244,9 +282,11 @@ __all__ = [
     "InstanceDied",
     "InstanceSpec",
     "MeteredBackend",
+    "ModelCalls",
     "ModelRequest",
     "ModelResponse",
     "ModelSource",
+    "OpenCall",
     "RequestInstance",
     "ResponseStream",
     "SelfCheckingInstance",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from charonia.backend import MeteredBackend
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
@@ -26,8 +27,12 @@ def create(
     log: EventLog,
     log_settings: LogSettings | None = None,
     backends: BackendRegistry | None = None,
+    control: ControlPlane | None = None,
 ) -> ExecutorService:
-    """The service alone. Raises `StartupError` for a repository that cannot be used."""
+    """The service alone. Raises `StartupError` for a repository that cannot be used.
+
+    `control` is another part's of this process, for models that call models.
+    """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
     loader = Loader(
@@ -46,6 +51,7 @@ def create(
         loader=loader,
         capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
         metrics=ExecutorMetrics(),
+        control=control,
     )
 
 
@@ -54,7 +60,7 @@ _FAILED_DRAIN_S = 5.0
 
 
 class ExecutorApp:
-    """One executor with its metrics endpoint. `backends` may hold some that exist already."""
+    """One executor with its metrics endpoint. `backends` may hold some that exist already, `control` as in `create`."""
 
     def __init__(
         self,
@@ -62,11 +68,12 @@ class ExecutorApp:
         settings: ExecutorSettings,
         log_settings: LogSettings,
         backends: BackendRegistry | None = None,
+        control: ControlPlane | None = None,
     ) -> None:
         self._settings = settings
         self._renderers: list[Callable[[], bytes]] = []
         self._backends = backends or BackendRegistry()
-        self.service = create(settings, log, log_settings, self._backends)
+        self.service = create(settings, log, log_settings, self._backends, control)
         self._endpoint = MetricsEndpoint(
             self.render,
             address=settings.metrics_address,

@@ -151,6 +151,7 @@ class Batch:
                     outputs=plan.outputs,
                     parameters=dict(record.meta.parameters),
                     timeout_us=record.timeout_us,
+                    origin=record,
                 )
             )
         if not sent:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never
 
-from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelSource, RequestInstance
+from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelCalls, ModelSource, RequestInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.autofill import default_max_batch_size, from_graph
@@ -66,8 +66,11 @@ class Incarnation:
 class Loader:
     """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
 
-    With a `turnstile`, executions are limited by the resources of their instance groups (Q1).
+    With a `turnstile`, executions are limited by the resources of their instance groups (Q1). `calls` lets models call
+    models.
     """
+
+    calls: ModelCalls | None = None
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ class Loader:
         wanted = [
             (spec, group)
             for group in pool.interface.instance_groups
-            for spec in _specs(group, source, pool.interface, self._host_policies)
+            for spec in _specs(group, source, pool.interface, self._host_policies, self.calls)
         ]
         made = await asyncio.gather(*(backend.create_instance(spec) for spec, _ in wanted), return_exceptions=True)
         failure: BaseException | None = None
@@ -227,14 +230,20 @@ async def _no_instance(spec: InstanceSpec) -> Never:
 
 
 def _specs(
-    group: InstanceGroup, source: ModelSource, interface: ModelInterface, policies: HostPolicies
+    group: InstanceGroup,
+    source: ModelSource,
+    interface: ModelInterface,
+    policies: HostPolicies,
+    calls: ModelCalls | None,
 ) -> list[InstanceSpec]:
     """`<group>_<index>`, numbered over the group's devices (C8)."""
     kind = _KINDS[group.kind]
     devices = group.gpus if kind == "GPU" else (-1,)
     places = [device for device in devices for _ in range(group.count)]
     return [
-        InstanceSpec(f"{group.name}_{index}", kind, device, source, interface, policies.cores(group, kind, device))
+        InstanceSpec(
+            f"{group.name}_{index}", kind, device, source, interface, policies.cores(group, kind, device), calls
+        )
         for index, device in enumerate(places)
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
-from charonia.eventlog.control import facts_of
+from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog
@@ -31,6 +31,7 @@ from charonia.settings import ExecutorSettings, LogSettings
 
 from .accounting import Death
 from .announcing import Announcer
+from .calls import ExecutorCalls
 from .capabilities import Capabilities
 from .deployment import Deployment
 from .intake import Intake
@@ -62,6 +63,7 @@ class ExecutorService:
         loader: Loader,
         capabilities: Capabilities,
         metrics: ExecutorMetrics,
+        control: ControlPlane | None = None,
     ) -> None:
         self.failed = False
         self.on_failure: Callable[[], None] | None = None
@@ -86,6 +88,9 @@ class ExecutorService:
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._membership.say_again.append(self._announcer.say_again)
+        interval_ms = log_settings.heartbeat_interval_ms
+        loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control)
+        self._membership.on_new_epoch.append(self._calls.begin_anew)
         self._deployment = Deployment(
             log,
             self._me,
@@ -211,6 +216,7 @@ class ExecutorService:
             await self._on_demand.stop()
         await self._deployment.close(grace_s)
         await self._intake.close()
+        await self._calls.close()
         if self._joined:
             self._joined = False
             await self._membership.leave("drained")

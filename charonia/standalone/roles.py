@@ -341,11 +341,11 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     from batcher.app import BatcherApp
 
     joint = ColocatedLog(log, MemoryLog())
-    executor = ExecutorApp(joint, settings, log_settings)
-    executor.service.on_failure = _stop_myself
     batcher = BatcherApp(
         joint, _batcher_settings(values, colocated=True), log_settings, local_executor=settings.incarnation
     )
+    executor = ExecutorApp(joint, settings, log_settings, control=batcher.control)
+    executor.service.on_failure = _stop_myself
     executor.add_metrics(batcher.metrics.render)
     # the batcher first: whoever is ready with models must find somebody who decides for them
     await batcher.start()

@@ -266,9 +266,7 @@ async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
         ("pb_utils.Tensor('', np.ones(1))", "Tensor name cannot be an empty string."),
         ("requests[0].get_response_sender()", "not supported yet"),
-        ("pb_utils.InferenceRequest('x', ['y'], []).exec()", "not supported yet"),
         ("pb_utils.MetricFamily('a', 'b', 3)", "Failed to create the metric family 'a': unknown kind 3"),
-        ("pb_utils.load_model('x')", "not supported yet"),
     ],
 )
 async def test_what_goes_wrong_in_execute_is_told(load: Load, statement: str, text: str) -> None:

@@ -1,21 +1,23 @@
 """The model process's end of the socket: blocking, any thread may send, one thread receives.
 
 Cancels come between the frames it receives, and any thread may look for them meanwhile, which takes one system call and
-no thread of its own: a model that never asks pays nothing.
+no thread of its own: a model that never asks pays nothing. A model that calls others gets a thread that receives for
+all: whoever waits for an answer may be any thread, while the one that takes the verbs is in the model's code.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .frames import Buffer, Frame, FrameReader, Kind, pack
 
 _MAX_BUFFERS_PER_WRITE = 512
+_ANSWERS = (Kind.ANSWER, Kind.LAST_ANSWER)
 
 
 class ChannelClosed(Exception):
@@ -29,9 +31,13 @@ class Channel:
         self._socket = connection
         self._socket.setblocking(True)
         self._reader = FrameReader()
-        self._frames: deque[Frame] = deque()
+        self._frames: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
+        self._background = False
+        self._answered: Callable[[Frame], None] | None = None
+        self._ended: Callable[[], None] | None = None
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
+        self._starting = threading.Lock()
         self._cancelled: dict[int, set[int]] = {}
         self._finished = 0
         # A forked child of the model must neither write into the stream nor keep it open after our end.
@@ -56,10 +62,39 @@ class Channel:
 
     def receive(self) -> Frame:
         """The next frame. Raises `ChannelClosed` at the end of the stream, `FrameError` for bytes that are no frame."""
-        with self._receiving:
-            while not self._frames:
-                self._read(0)
-            return self._frames.popleft()
+        while True:
+            try:
+                frame = self._frames.get(block=self._background)
+            except queue.Empty:
+                with self._receiving:
+                    if not self._background:
+                        self._read(0)
+                continue
+            if isinstance(frame, Exception):
+                raise frame
+            return frame
+
+    def deliver_answers_to(self, answered: Callable[[Frame], None], ended: Callable[[], None]) -> None:
+        """Who takes the answers to what the model asks, in the thread that receives, and is told of the end of them."""
+        self._answered, self._ended = answered, ended
+
+    def receive_in_background(self) -> None:
+        """Let a thread of its own receive from now on."""
+        with self._starting:
+            if self._background:
+                return
+            self._background = True
+        threading.Thread(target=self._receive_all, name="charonia answers", daemon=True).start()
+
+    def _receive_all(self) -> None:
+        try:
+            while True:
+                with self._receiving:
+                    self._read(0)
+        except Exception as error:
+            self._frames.put(error)
+            if self._ended is not None:
+                self._ended()
 
     def cancelled(self, call: int, index: int) -> bool:
         """Whether the request at `index` of an EXECUTE, not `finished` yet, has been cancelled; looks at the socket."""
@@ -89,8 +124,11 @@ class Channel:
         if count == 0:
             raise ChannelClosed("the executor closed the connection")
         for frame in self._reader.received(count):
-            if frame.kind is not Kind.CANCEL:
-                self._frames.append(frame)
+            if frame.kind in _ANSWERS:
+                if self._answered is not None:
+                    self._answered(frame)
+            elif frame.kind is not Kind.CANCEL:
+                self._frames.put(frame)
             elif frame.call != self._finished:  # else it crossed the answer; the executor has no other call before it
                 self._cancelled.setdefault(frame.call, set()).update(frame.content())
 

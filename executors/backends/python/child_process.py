@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from charonia.backend import InstanceDied
@@ -31,6 +31,7 @@ _DRAIN_S = 0.5
 _TRACEBACK_S = 0.2
 """How long a process that is to be killed gets to print its traceback; it takes some milliseconds."""
 
+_ASKED = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
 _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
 
@@ -50,6 +51,10 @@ class ChildProcess:
         """Calls that ask for the model's health: a process that ends over one does so for no batch's sake."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._next_call = 1
+        self._asked: Callable[[Frame], None] | None = None
+        self._gone: Callable[[], None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._closing = False
         self._kill_reason = ""
@@ -147,6 +152,19 @@ class ChildProcess:
         if self._death is None and call in self._calls:
             self._write(pack(kind, call, content))
 
+    def asks(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
+        """Who takes what the model asks for (CALL, GIVE_UP, CONTROL), and is told of the end of the process."""
+        self._asked, self._gone = asked, gone
+
+    def answer(self, kind: Kind, number: int, content: Any, data: Iterable[Buffer] = ()) -> None:
+        """Answer what the model asked for under this number; nothing when the process is gone."""
+        if self._death is None:
+            self._write(pack(kind, number, content, data))
+
+    async def drained(self) -> None:
+        """Wait until the process has read most of what was written to it."""
+        await self._writable.wait()
+
     def kill(self, reason: str) -> None:
         """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
         if self._death is None and self._process.returncode is None:
@@ -240,6 +258,9 @@ class ChildProcess:
             if not call.done():
                 call.set_exception(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         self._calls.clear()
+        self._writable.set()
+        if self._gone is not None:
+            self._gone()
         if self._board is not None:
             self._board.close(died=not self._closing)
 
@@ -260,6 +281,10 @@ class ChildProcess:
             if not self._ready.done():
                 self._ready.set_result(frame)
             return
+        if frame.kind in _ASKED:
+            if self._asked is not None:
+                self._asked(frame)
+            return
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
             timer.cancel()
@@ -267,6 +292,12 @@ class ChildProcess:
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
             reply.set_result(frame)
+
+    def may_write(self, writable: bool) -> None:
+        if writable or self._death is not None:
+            self._writable.set()
+        else:
+            self._writable.clear()
 
     def output_received(self, data: bytes) -> None:
         self._output.feed(data)
@@ -297,6 +328,12 @@ class _FrameProtocol(asyncio.BufferedProtocol):
                 self._child.frame_received(frame)
         except (FrameError, ValueError, TypeError, IndexError) as error:
             self._child.kill(f"it does not keep to the protocol: {error}")
+
+    def pause_writing(self) -> None:
+        self._child.may_write(False)
+
+    def resume_writing(self) -> None:
+        self._child.may_write(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._child.connection_ended()

@@ -8,6 +8,12 @@
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
+    CALL           [call number of the EXECUTE it is made in, model, version, outputs, id, correlation id, flags,
+                    timeout us, parameters, decoupled, tensors]
+                                                      ANSWER and LAST_ANSWER  as one of DONE, nil for no more
+    CONTROL        ["load", model, configuration, [[path, size in bytes], ...]], ["unload", model, with dependents],
+                   ["is_ready", model, version]       LAST_ANSWER  [[code, message] or nil, value]
+    GIVE_UP        nil                                no reply of its own
 
 `location` is [model, version, model directory, path of the file]; `tensors` is [[name, type number, shape, size in
 bytes], ...], whose bytes lie in the frame's data in this order. The model's side is `model_host`.
@@ -17,11 +23,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
+from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
 
 from .frames import Frame, FrameError, places
@@ -86,3 +94,64 @@ def failure_of(frame: Frame) -> CharoniaError:
         return CharoniaError.of(code, message)
     except (ValueError, TypeError) as error:
         raise FrameError(f"the failure of a model process cannot be read: {error}") from None
+
+
+_SEQUENCE_START, _SEQUENCE_END = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A CALL. `execute_call` is the number of the EXECUTE in which it is made."""
+
+    execute_call: int
+    request: InferenceRequest
+    decoupled: bool
+
+
+def asked_of(frame: Frame) -> Asked:
+    """What a CALL asks; tensors are views of the frame. Raises `FrameError`."""
+    try:
+        execute_call, model, version, outputs, request_id, sequence, flags, *rest = frame.content()
+        timeout_us, parameters, decoupled, tensors = rest
+        request = InferenceRequest(
+            str(model),
+            int(version),
+            _tensors(frame, tensors),
+            id=str(request_id),
+            outputs=tuple(map(str, outputs)),
+            parameters={str(key): value for key, value in parameters.items()},
+            timeout_us=max(0, int(timeout_us)),
+            sequence_id=sequence if isinstance(sequence, str) else int(sequence),
+            sequence_start=bool(flags & _SEQUENCE_START),
+            sequence_end=bool(flags & _SEQUENCE_END),
+        )
+        return Asked(int(execute_call), request, bool(decoupled))
+    except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
+        raise FrameError(f"the call of a model process cannot be read: {error}") from None
+
+
+def answer_content(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
+    """Content and data of an ANSWER."""
+    if response.error is not None:
+        return [[int(response.error.code), response.error.message], response.parameters, []], []
+    described = [(t.name, t.datatype.number, t.shape, len(t.data)) for t in response.outputs]
+    return [None, response.parameters, described], [t.data for t in response.outputs]
+
+
+def files_of(frame: Frame, described: Sequence[Sequence[Any]]) -> dict[str, bytes]:
+    """The files of a "load", by path. Raises `FrameError`."""
+    try:
+        offsets = places([size for _, size in described])
+        return {path: bytes(frame.data[at : at + size]) for (path, size), at in zip(described, offsets, strict=True)}
+    except (ValueError, TypeError) as error:
+        raise FrameError(f"the files of a model process cannot be read: {error}") from None
+
+
+def _tensors(frame: Frame, described: Sequence[Sequence[Any]]) -> list[Tensor]:
+    tensors = []
+    for (name, number, shape, size), at in zip(described, places([size for *_, size in described]), strict=True):
+        data = frame.data[at : at + size]
+        if len(data) != size:
+            raise FrameError("a model process describes more bytes than it sent")
+        tensors.append(Tensor(name, DataType.of_number(number), tuple(shape), data))
+    return tensors

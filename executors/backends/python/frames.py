@@ -39,7 +39,8 @@ _JOIN_BYTES = 128 << 10
 class Kind(IntEnum):
     """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
 
-    CANCEL has the call number of the EXECUTE it is about and gets no reply.
+    CANCEL has the call number of the EXECUTE it is about and gets no reply. What a model asks of its executor (CALL,
+    CONTROL) it numbers itself; it is answered by ANSWERs and one LAST_ANSWER of that number.
     """
 
     AUTO_COMPLETE = 1
@@ -48,10 +49,15 @@ class Kind(IntEnum):
     FINALIZE = 4
     CANCEL = 5
     HEALTH = 6
+    ANSWER = 8
+    LAST_ANSWER = 9
     READY = 16
     DONE = 17
     FAILED = 18
     LOG = 19
+    CALL = 24
+    GIVE_UP = 25
+    CONTROL = 26
 
 
 class FrameError(Exception):

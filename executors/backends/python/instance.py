@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
+from charonia.backend import InstanceDied, InstanceSpec, ModelCalls, ModelRequest, ModelResponse, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
 from executors.ceilings import MAX_EXECUTION
@@ -18,6 +18,7 @@ from .environments import interpreter
 from .exchange import failure_of, requests_content, responses_of
 from .frames import Frame, FrameError, Kind
 from .limits import Limits
+from .model_calls import AskedByModel
 from .runtime_file import code_file
 
 _HEALTH_CEILING_S = 60.0
@@ -27,11 +28,16 @@ _HEALTH_CEILING_S = 60.0
 class PythonInstance:
     """Created by `load_instance`. Calls may overlap; the process takes them one after another."""
 
-    def __init__(self, child: ChildProcess, limits: Limits, *, checks_health: bool = False) -> None:
+    def __init__(self, child: ChildProcess, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
         self._child = child
         self._limits = limits
-        self._checks_health = checks_health
+        self.checks_health = False
+        """Whether the model has a function that tells of its health."""
         self._check: asyncio.Future[Frame] | None = None
+        self._batches: dict[int, Sequence[ModelRequest]] = {}
+        self._wanted: dict[int, int] = {}
+        """By call: how many of its requests are not cancelled; kept of those of which some are."""
+        self._asked = AskedByModel(child, model, calls, lambda call: self._batches.get(call, ()))
         self._executing: dict[int, tuple[int, int]] = {}
         """(call, index) of the requests being executed, by their identity."""
 
@@ -55,9 +61,12 @@ class PythonInstance:
         )
         for index, request in enumerate(requests):
             self._executing[id(request)] = (call, index)
+        self._batches[call] = requests
         try:
             frame = await reply
         finally:
+            del self._batches[call]
+            self._wanted.pop(call, None)
             for request in requests:
                 self._executing.pop(id(request), None)
         try:
@@ -75,19 +84,20 @@ class PythonInstance:
             ) from None
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
-        """Let `is_cancelled()` of these requests be true from now on."""
+        """Let `is_cancelled()` of these requests be true from now on.
+
+        Calls that the model has open for a batch are cancelled with the last of its requests.
+        """
         indices: dict[int, list[int]] = {}
         for request in requests:
-            at = self._executing.get(id(request))
+            at = self._executing.pop(id(request), None)
             if at is not None:
                 indices.setdefault(at[0], []).append(at[1])
         for call, cancelled in indices.items():
             self._child.tell(Kind.CANCEL, call, cancelled)
-
-    @property
-    def checks_health(self) -> bool:
-        """Whether the model has an `is_ready` (P6)."""
-        return self._checks_health
+            left = self._wanted[call] = self._wanted.get(call, len(self._batches[call])) - len(cancelled)
+            if left <= 0:
+                self._asked.cancel_those_of(call)
 
     async def check_health(self) -> bool:
         """What `is_ready` says. An answer that does not come is waited for on, no second question is asked meanwhile.
@@ -116,11 +126,13 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
         "outputs": list(spec.interface.outputs),
     }
     child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source))
+    instance = PythonInstance(child, limits, source.name, spec.calls)
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
         raise failure_of(frame)
-    return PythonInstance(child, limits, checks_health=frame.content() is True)
+    instance.checks_health = frame.content() is True
+    return instance
 
 
 async def completed_config(source: ModelSource) -> str | None:

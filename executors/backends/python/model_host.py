@@ -55,6 +55,11 @@ class ModelHost:
         self._model: Any = None
         self._outputs: list[str] = []
 
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._location.name
+
     def auto_complete(self, config: str) -> str | None:
         """The completed configuration as JSON text, `None` when the model has no such function (P2)."""
         try:

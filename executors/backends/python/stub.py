@@ -13,8 +13,10 @@ import socket
 import sys
 from functools import partial
 
+from .api.calls import carry_with
 from .api.logger import send_lines_to
 from .api.metrics import write_to
+from .broker import Broker
 from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
 from .model_host import ModelFailure, ModelHost, ModelLocation
@@ -34,7 +36,7 @@ def main() -> None:
         os.set_inheritable(arguments.board, False)
         write_to(arguments.board)
     send_lines_to(lambda level, file, line, message: _send_line(channel, level, file, line, message))
-    os.register_at_fork(after_in_child=lambda: send_lines_to(None))
+    os.register_at_fork(after_in_child=_cut_off)
     try:
         channel.send(Kind.READY, 0, os.getpid())
         _serve(channel, arguments.instance)
@@ -47,10 +49,13 @@ def main() -> None:
 
 def _serve(channel: Channel, instance_name: str) -> None:
     host: ModelHost | None = None
+    broker = Broker(channel)
+    carry_with(broker)
     while True:
         frame = channel.receive()
         try:
             if frame.kind is Kind.EXECUTE and host is not None:
+                broker.execute_call = frame.call
                 try:
                     replies, data = host.execute(frame.content(), frame.data, partial(channel.cancelled, frame.call))
                 finally:
@@ -59,17 +64,27 @@ def _serve(channel: Channel, instance_name: str) -> None:
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())
             elif frame.kind is Kind.FINALIZE:
+                broker.executes = False
                 if host is not None:
                     host.finalize()
                 channel.send(Kind.DONE, frame.call, None)
                 return
             else:
                 host = host or _host_of(frame, instance_name)
-                channel.send(Kind.DONE, frame.call, _load(host, frame))
+                broker.model = host.model
+                loaded = _load(host, frame)
+                broker.executes = frame.kind is Kind.INITIALIZE
+                channel.send(Kind.DONE, frame.call, loaded)
         except ModelFailure as failure:
             channel.send(Kind.FAILED, frame.call, [failure.code, failure.message])
             if frame.kind is Kind.FINALIZE:
                 return
+
+
+def _cut_off() -> None:
+    """A child that the model forks has no executor."""
+    send_lines_to(None)
+    carry_with(None)
 
 
 def _host_of(frame: Frame, instance_name: str) -> ModelHost:

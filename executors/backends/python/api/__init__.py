@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .calls import is_model_ready, load_model, unload_model
 from .dtypes import (
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -36,7 +37,6 @@ from .model_config import (
 )
 from .model_directory import get_model_dir
 from .tensor import Tensor
-from .unfinished import is_model_ready, load_model, unload_model
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -31,7 +31,8 @@ class TritonError:
     CANCELLED = int(ErrorCode.CANCELLED)
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if not TritonError.UNKNOWN <= code <= TritonError.CANCELLED:
+        # beside the interface's own those of errors that this server's models and queues may answer with
+        if not TritonError.UNKNOWN <= code <= max(ErrorCode):
             code = TritonError.UNKNOWN
         self._message = str(message)
         self._code = int(code)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from . import calls
 from .errors import TritonError, TritonModelException, not_supported_yet
 from .tensor import Tensor
 
@@ -35,7 +36,7 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """One request of a batch. Models may also make one, for calls to other models, which cannot be sent yet (P13)."""
+    """One request of a batch. Models also make them, to call other models (P13)."""
 
     def __init__(
         self,
@@ -126,10 +127,17 @@ class InferenceRequest:
             not_supported_yet("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE")
 
     def exec(self, decoupled: bool = False) -> Any:
-        not_supported_yet("InferenceRequest.exec()")
+        """Call the model this request names and wait: its response, or with `decoupled` an iterator over all (P13).
 
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        not_supported_yet("InferenceRequest.async_exec()")
+        What goes wrong is in the response. Raises `TritonModelException` outside `execute`.
+        """
+        return calls.call(self, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """The same, to be awaited in an `async def execute`; the call is on its way when this returns."""
+        from . import async_calls
+
+        return async_calls.call_async(self, decoupled)
 
 
 class InferenceResponse:

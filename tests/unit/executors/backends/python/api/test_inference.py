@@ -61,16 +61,7 @@ def test_the_names_of_later_issues_exist_and_say_so() -> None:
     request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
     for call in (
         request.get_response_sender,
-        request.exec,
         lambda: request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
-        lambda: api.load_model("m"),
-        lambda: api.unload_model("m"),
-        lambda: api.is_model_ready("m"),
     ):
         with pytest.raises(TritonModelException, match="is not supported yet by this server's python backend"):
             call()
-
-
-async def test_async_calls_to_other_models_say_so_too() -> None:
-    with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\(\) is not supported yet"):
-        await InferenceRequest("m", ["O"], [ONE]).async_exec()

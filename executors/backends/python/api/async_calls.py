@@ -1,0 +1,80 @@
+"""`async_exec`: calls of other models that are awaited (P13). Imported with the first of them: asyncio is large."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .calls import Answer, Sink, executing, response_of, single, starter
+from .errors import TritonModelException
+
+if TYPE_CHECKING:
+    from .inference import InferenceRequest, InferenceResponse
+
+
+class AsyncResponseIterator:
+    """The same for `async for`."""
+
+    def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._give_up = give_up
+        self._done = False
+
+        def arrived(answer: Answer | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waits
+                loop.call_soon_threadsafe(self._answers.put_nowait, answer)
+
+        self._number = start(arrived)
+
+    def __aiter__(self) -> AsyncResponseIterator:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        while not self._done:
+            answer = await self._answers.get()
+            self._done = answer is None or answer[2]
+            response = response_of(answer)
+            if response is not None:
+                return response
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Want no more responses; one with the error CANCELLED may be the last."""
+        if not self._done:
+            self._give_up(self._number)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.cancel()
+
+
+def call_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[Any]:
+    """`InferenceRequest.async_exec`: the same as a future of the running event loop; the call is on its way at once.
+
+    Cancelling the future gives the call up.
+    """
+    exchange = executing()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    start = starter(exchange, request, decoupled)
+    if decoupled:
+        future.set_result(AsyncResponseIterator(start, exchange.give_up))
+        return future
+
+    def resolve(answer: Answer | None) -> None:
+        if not future.done():
+            try:
+                future.set_result(single(answer))
+            except TritonModelException as error:
+                future.set_exception(error)
+
+    def arrived(answer: Answer | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waits
+            loop.call_soon_threadsafe(resolve, answer)
+
+    number = start(arrived)
+    future.add_done_callback(lambda done: exchange.give_up(number) if done.cancelled() else None)
+    return future

@@ -1,0 +1,78 @@
+"""The calls that a model process has under way: numbers them, sends them, hands each answer to whoever waits for it.
+
+The `Exchange` of `api.calls`. Any thread of the model may call; answers come in the thread that receives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from .api.calls import Sink
+from .channel import Channel, ChannelClosed
+from .frames import Buffer, Frame, Kind
+
+
+class Broker:
+    """`executes` is set once the model is initialised, `execute_call` to the number of the EXECUTE that runs."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.executes = False
+        self.model = ""
+        self.execute_call = 0
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._sinks: dict[int, Sink] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+        channel.deliver_answers_to(self._answered, self._gone)
+
+    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
+        return self._send(Kind.CALL, [self.execute_call, *content], data, sink)
+
+    def control(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
+        return self._send(Kind.CONTROL, content, data, sink)
+
+    def give_up(self, number: int) -> None:
+        with self._lock:
+            if number not in self._sinks:
+                return
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(Kind.GIVE_UP, number, None)
+
+    def _send(self, kind: Kind, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
+        number = next(self._numbers) & 0xFFFFFFFF
+        with self._lock:
+            gone = self._closed
+            if not gone:
+                self._sinks[number] = sink
+        if gone:
+            sink(None)
+            return number
+        self._channel.receive_in_background()
+        try:
+            self._channel.send(kind, number, content, data)
+        except ChannelClosed:
+            with self._lock:
+                known = self._sinks.pop(number, None)
+            if known is not None:
+                known(None)
+        return number
+
+    def _answered(self, frame: Frame) -> None:
+        last = frame.kind is Kind.LAST_ANSWER
+        with self._lock:
+            sink = self._sinks.pop(frame.call, None) if last else self._sinks.get(frame.call)
+        if sink is not None:
+            sink((frame.content(), frame.data, last))
+
+    def _gone(self) -> None:
+        with self._lock:
+            self._closed = True
+            sinks = list(self._sinks.values())
+            self._sinks.clear()
+        for sink in sinks:
+            sink(None)

@@ -1,0 +1,183 @@
+"""What a model process asks of its executor while it runs: calls of other models (P13), and loads and unloads (P14).
+
+Reads the frames, words what P13 words, and answers. How a call gets to its model is `charonia.backend.ModelCalls`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall
+from charonia.errors import (
+    Cancelled,
+    CharoniaError,
+    InternalError,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    Unsupported,
+)
+
+from .child_process import ChildProcess
+from .exchange import Asked, answer_content, asked_of, files_of
+from .frames import Frame, FrameError, Kind
+
+_log = logging.getLogger(__name__)
+
+MOST_OPEN = 4096
+"""Calls and loads of one model process at once."""
+
+NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
+DECOUPLED = (
+    "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
+    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models."
+)
+
+
+class AskedByModel:
+    """What one model process has asked for and not got yet.
+
+    `requests_of` gives the requests of an EXECUTE that runs, none for another number.
+    """
+
+    def __init__(
+        self,
+        child: ChildProcess,
+        model: str,
+        calls: ModelCalls | None,
+        requests_of: Callable[[int], Sequence[ModelRequest]],
+    ) -> None:
+        self._child = child
+        self._model = model
+        self._calls = calls
+        self._requests_of = requests_of
+        self._open: dict[int, asyncio.Task[None]] = {}
+        self._made_by: dict[int, set[int]] = {}
+        child.asks(self._asked, self._process_gone)
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    def cancel_those_of(self, execute_call: int) -> None:
+        """Nobody wants the answers of an EXECUTE any more: nor those of the calls that its model has open."""
+        for number in list(self._made_by.get(execute_call, ())):
+            self._open[number].cancel()
+
+    def _process_gone(self) -> None:
+        for task in list(self._open.values()):
+            task.cancel()
+
+    def _asked(self, frame: Frame) -> None:
+        """In the event loop, with each frame of these kinds. Raises `FrameError`."""
+        number = frame.call
+        if frame.kind is Kind.GIVE_UP:
+            if number in self._open:
+                self._open[number].cancel()
+            return
+        if number in self._open:
+            raise FrameError(f"call {number} is open already")
+        if len(self._open) >= MOST_OPEN:
+            error = ResourceExhausted(f"model '{self._model}' has {MOST_OPEN} calls open")
+            self._answer(number, frame.kind, error)
+            return
+        parent = 0
+        if frame.kind is Kind.CALL:
+            asked = asked_of(frame)
+            parent = asked.execute_call
+            work = self._call(number, asked)
+        else:
+            work = self._control(number, frame)
+        task = self._open[number] = asyncio.get_running_loop().create_task(work)
+        self._made_by.setdefault(parent, set()).add(number)
+        task.add_done_callback(lambda done: self._ended(number, parent, done))
+
+    def _ended(self, number: int, parent: int, task: asyncio.Task[None]) -> None:
+        del self._open[number]
+        made = self._made_by[parent]
+        made.discard(number)
+        if not made:
+            del self._made_by[parent]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a call of model %s failed", self._model, exc_info=error)
+
+    # -- calls of models ----------------------------------------------------------------------------------------------
+
+    async def _call(self, number: int, asked: Asked) -> None:
+        call: OpenCall | None = None
+        try:
+            call = await self._opened(asked)
+            while (response := await call.next()) is not None:
+                if not asked.decoupled:
+                    self._say(number, Kind.LAST_ANSWER, response)
+                    return
+                self._say(number, Kind.ANSWER, response)
+                await self._child.drained()
+            self._child.answer(Kind.LAST_ANSWER, number, None)
+        except asyncio.CancelledError:
+            self._say(number, Kind.LAST_ANSWER, ModelResponse(error=Cancelled("")))
+            raise
+        except CharoniaError as error:
+            self._say(number, Kind.LAST_ANSWER, ModelResponse(error=error))
+        except Exception as error:
+            self._say(number, Kind.LAST_ANSWER, ModelResponse(error=InternalError(f"{type(error).__name__}: {error}")))
+            raise
+        finally:
+            if call is not None:
+                call.cancel()
+
+    async def _opened(self, asked: Asked) -> OpenCall:
+        if self._calls is None:
+            raise Unsupported("models cannot be called here")
+        request = asked.request
+        try:
+            interface = await self._calls.find(request.model, request.version)
+        except CharoniaError:
+            raise Unavailable(NOT_READY.format(model=request.model)) from None
+        if interface.decoupled and not asked.decoupled:
+            raise Unsupported(DECOUPLED.format(model=request.model))
+        origins = [made_for.origin for made_for in self._requests_of(asked.execute_call)]
+        return await self._calls.open(request, self._model, origins)
+
+    def _say(self, number: int, kind: Kind, response: ModelResponse) -> None:
+        content, data = answer_content(response)
+        self._child.answer(kind, number, content, data)
+
+    def _answer(self, number: int, kind: Kind, error: CharoniaError) -> None:
+        if kind is Kind.CALL:
+            self._say(number, Kind.LAST_ANSWER, ModelResponse(error=error))
+        else:
+            self._child.answer(Kind.LAST_ANSWER, number, [[int(error.code), error.message], None])
+
+    # -- loading and unloading ----------------------------------------------------------------------------------------
+
+    async def _control(self, number: int, frame: Frame) -> None:
+        try:
+            value = await self._controlled(frame)
+        except CharoniaError as error:
+            self._answer(number, frame.kind, error)
+        else:
+            self._child.answer(Kind.LAST_ANSWER, number, [None, value])
+
+    async def _controlled(self, frame: Frame) -> bool | None:
+        if self._calls is None:
+            raise Unsupported("models cannot be loaded or unloaded from here")
+        verb, model, *words = frame.content()
+        if verb == "load":
+            config, described = words
+            await self._calls.load(model, config, files_of(frame, described))
+        elif verb == "unload":
+            await self._calls.unload(model, unload_dependents=bool(words[0]))
+        elif verb == "is_ready":
+            version = words[0]
+            if version and not version.lstrip("-").isdigit():
+                raise InvalidArgument(
+                    f"failed to get model version from specified version string '{version}' (details: not a number), "
+                    "version should be an integral value > 0"
+                )
+            return await self._calls.is_ready(model, version)
+        else:
+            raise InternalError(f"a model process cannot ask for '{verb}'")
+        return None

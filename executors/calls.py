@@ -1,0 +1,139 @@
+"""Lets the models of this executor call models and have them loaded (P13, P14): `charonia.backend.ModelCalls`.
+
+What a call inherits from the batch that makes it is decided here; sending it is `charonia.calls.caller`'s. An executor
+whose models call nothing pays nothing: who is served where is followed only from the first call on, unless a batcher in
+this process follows it anyhow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from charonia.backend import ModelResponse, OpenCall
+from charonia.calls.call import Call
+from charonia.calls.caller import Caller, Origin
+from charonia.calls.model_control import ModelControl
+from charonia.errors import Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.port import EventLog
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.models.interface import ModelInterface
+from charonia.wire import Lineage, RequestRecord
+
+
+class ExecutorCalls:
+    """The calls of one executor, `executor` its incarnation. `shared` is followed by somebody else in this process."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        directory: PayloadDirectory,
+        check_interval_ms: int,
+        shared: ControlPlane | None = None,
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._directory = directory
+        self._interval_ms = check_interval_ms
+        self._shared = shared
+        self._control: ControlPlane | None = None
+        self._caller: Caller | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def open_calls(self) -> int:
+        return self._caller.open_calls if self._caller is not None else 0
+
+    async def find(self, model: str, version: int) -> ModelInterface:
+        return (await self._started()).find(model, version).interface
+
+    async def open(self, request: InferenceRequest, model: str, origins: Sequence[object]) -> OpenCall:
+        records = [record for record in origins if isinstance(record, RequestRecord)]
+        deadlines = [record.deadline_ns for record in records]
+        inherited = replace(
+            request,
+            # as long as one of them may still be answered in time
+            deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
+            priority=records[0].level if records else 0,
+        )
+        return _Opened((await self._started()).open(inherited, _origin(model, records)))
+
+    async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None:
+        await (await self._model_control()).load(model, config_json or None, files)
+
+    async def unload(self, model: str, *, unload_dependents: bool) -> None:
+        await (await self._model_control()).unload(model, unload_dependents=unload_dependents)
+
+    async def is_ready(self, model: str, version: str) -> bool:
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog.is_ready(model, int(version) if version else LATEST_VERSION)
+
+    async def _model_control(self) -> ModelControl:
+        await self._started()
+        assert self._control is not None
+        return ModelControl(self._control)
+
+    async def _started(self) -> Caller:
+        if self._caller is None:
+            async with self._starting:
+                if self._closed:
+                    raise Unavailable("Server exiting")
+                if self._caller is None:
+                    await self._start()
+        assert self._caller is not None
+        return self._caller
+
+    async def _start(self) -> None:
+        control = self._shared
+        if control is None:
+            control = ControlPlane(self._log, check_interval_ms=self._interval_ms, incarnation=self._executor)
+            await control.start()
+        self._control = control
+        caller = Caller(self._log, control.catalog, self._executor, directory=self._directory)
+        await caller.start()
+        self._caller = caller
+
+    def begin_anew(self) -> None:
+        """The log is another one: it knows none of the calls."""
+        if self._control is not None and self._control is not self._shared:
+            self._control.begin_anew()
+        if self._caller is not None:
+            self._caller.begin_anew()
+
+    async def close(self) -> None:
+        """Give up what is open; from now on nothing can be called."""
+        async with self._starting:
+            self._closed = True
+        if self._caller is not None:
+            await self._caller.close()
+        if self._control is not None and self._control is not self._shared:
+            await self._control.close()
+
+
+class _Opened:
+    """An `OpenCall` over a `Call`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def next(self) -> ModelResponse | None:
+        answer = await self._call.next()
+        return None if answer is None else ModelResponse(answer.outputs, answer.parameters, answer.error)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _origin(model: str, records: Sequence[RequestRecord]) -> Origin:
+    """The first request of a batch stands for all: what holds an instance is the batch."""
+    if not records:
+        return Origin()
+    first = records[0]
+    lineage = (first.lineage or Lineage()).with_child(model, first.id)
+    return Origin(lineage, journalled=any(record.journalled for record in records))

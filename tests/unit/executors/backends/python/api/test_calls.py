@@ -1,0 +1,199 @@
+"""Calls of other models as model code makes them, over an exchange that keeps what was sent and answers by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executors.backends.python import api
+from executors.backends.python.api.calls import Answer, Sink, carry_with
+from executors.backends.python.api.errors import TritonError, TritonModelException
+from executors.backends.python.api.inference import InferenceRequest, InferenceResponse
+from executors.backends.python.api.tensor import Tensor
+from executors.backends.python.frames import Buffer, padding
+
+ONE = Tensor("X", np.array([1, 2, 3], np.int32))
+ONLY_IN_EXECUTE = r"^BLS is only supported during the 'execute' function\.$"
+
+
+def answer(*tensors: Tensor, last: bool = True, failure: tuple[int, str] | None = None) -> Answer:
+    described, data = [], b""
+    for tensor in tensors:
+        encoded = bytes(tensor.encoded())
+        described.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
+        data += encoded + bytes(padding(len(encoded)))
+    return [failure, {"k": 1}, described], memoryview(bytearray(data)), last
+
+
+END: Answer = (None, memoryview(b""), True)
+
+
+class FakeExchange:
+    """Answers with `answers` at once, from a thread of its own, or when told."""
+
+    def __init__(self) -> None:
+        self.executes = True
+        self.model = "mine"
+        self.answers: list[Answer | None] = []
+        self.sent: list[list[Any]] = []
+        self.data: list[list[bytes]] = []
+        self.sinks: list[Sink] = []
+        self.given_up: list[int] = []
+
+    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
+        self.sent.append(content)
+        self.data.append([bytes(buffer) for buffer in data])
+        self.sinks.append(sink)
+        if self.answers:
+            answers, self.answers = self.answers, []
+            threading.Thread(target=lambda: [sink(one) for one in answers]).start()
+        return len(self.sent)
+
+    control = call
+
+    def give_up(self, number: int) -> None:
+        self.given_up.append(number)
+
+
+@pytest.fixture
+def exchange() -> Iterator[FakeExchange]:
+    found = FakeExchange()
+    carry_with(found)
+    yield found
+    carry_with(None)
+
+
+def asked(**more: Any) -> InferenceRequest:
+    return InferenceRequest("m", ["Y"], [ONE], **more)
+
+
+def value(response: InferenceResponse) -> list[int]:
+    tensor = api.get_output_tensor_by_name(response, "Y")
+    assert tensor is not None
+    return list(tensor.as_numpy())
+
+
+def test_a_call_waits_for_its_response(exchange: FakeExchange) -> None:
+    exchange.answers = [answer(Tensor("Y", np.array([4, 5], np.int32)), Tensor("Z", np.ones(3)))]
+    response = asked(
+        request_id="r",
+        correlation_id="c",
+        model_version=2,
+        flags=3,
+        timeout=5,
+        parameters={"a": 1, "b": "c", "d": True},
+    ).exec()
+    assert (value(response), response.parameters(), response.has_error()) == ([4, 5], '{"k":1}', False)
+    (content,) = exchange.sent
+    assert content[:9] == ["m", 2, ["Y"], "r", "c", 3, 5, {"a": 1, "b": "c", "d": True}, False]
+    assert content[9] == [["X", 8, [3], 12]]
+    assert exchange.data == [[np.array([1, 2, 3], np.int32).tobytes()]]
+
+
+def test_what_goes_wrong_is_in_the_response(exchange: FakeExchange) -> None:
+    exchange.answers = [answer(failure=(4, "not now"))]
+    error = asked().exec().error()
+    assert (error.code(), error.message()) == (TritonError.UNAVAILABLE, "not now")
+    # an error that the interface has no word for keeps its code on its way through the model
+    exchange.answers = [answer(failure=(9, "late"))]
+    assert asked().exec().error().code() == 9
+
+
+def test_several_responses_come_one_by_one(exchange: FakeExchange) -> None:
+    parts = [answer(Tensor("Y", np.array([n], np.int32)), last=False) for n in range(3)]
+    exchange.answers = [*parts, END]
+    assert [value(response) for response in asked().exec(decoupled=True)] == [[0], [1], [2]]
+    exchange.answers = [*parts[:1], answer(failure=(1, "broke"))]
+    found = list(asked().exec(decoupled=True))
+    assert [response.has_error() for response in found] == [False, True]
+    assert exchange.given_up == []
+
+
+def test_who_wants_no_more_says_so(exchange: FakeExchange) -> None:
+    responses = asked().exec(decoupled=True)
+    responses.cancel()
+    assert exchange.given_up == [1]
+    exchange.sinks[0](answer(failure=(7, "")))
+    assert [response.error().code() for response in responses] == [TritonError.CANCELLED]
+    responses.cancel()
+    assert exchange.given_up == [1]
+    # nor does anybody who lost the iterator
+    asked().exec(decoupled=True)
+    assert exchange.given_up == [1, 2]
+
+
+async def test_calls_are_on_their_way_before_they_are_awaited(exchange: FakeExchange) -> None:
+    first, second = asked().async_exec(), asked().async_exec()
+    assert len(exchange.sent) == 2
+    exchange.sinks[1](answer(Tensor("Y", np.array([2], np.int32))))
+    exchange.sinks[0](answer(Tensor("Y", np.array([1], np.int32))))
+    assert [value(response) for response in await asyncio.gather(first, second)] == [[1], [2]]
+    third = asked().async_exec()
+    third.cancel()
+    await asyncio.sleep(0)
+    assert exchange.given_up == [3]
+    exchange.sinks[2](answer(failure=(7, "")))  # too late for anybody
+
+
+async def test_several_responses_are_awaited_one_by_one(exchange: FakeExchange) -> None:
+    exchange.answers = [answer(Tensor("Y", np.array([n], np.int32)), last=n == 1) for n in range(2)]
+    responses = await asked().async_exec(decoupled=True)
+    assert [value(response) async for response in responses] == [[0], [1]]
+    assert exchange.given_up == []
+
+
+async def test_an_executor_that_is_gone_raises(exchange: FakeExchange) -> None:
+    exchange.answers = [None]
+    with pytest.raises(TritonModelException, match="the executor is gone"):
+        asked().exec()
+    exchange.answers = [None]
+    with pytest.raises(TritonModelException, match="the executor is gone"):
+        await asked().async_exec()
+    exchange.answers = [None]
+    with pytest.raises(TritonModelException, match="the executor is gone"):
+        list(asked().exec(decoupled=True))
+
+
+async def test_nothing_is_called_outside_of_execute(exchange: FakeExchange) -> None:
+    exchange.executes = False
+    for _ in range(2):  # while it loads, and where no executor is
+        with pytest.raises(TritonModelException, match=ONLY_IN_EXECUTE):
+            asked().exec()
+        with pytest.raises(TritonModelException, match=ONLY_IN_EXECUTE):
+            asked().async_exec()
+        carry_with(None)
+    assert exchange.sent == []
+
+
+def test_models_are_loaded_and_asked_for(exchange: FakeExchange) -> None:
+    exchange.answers = [([None, None], memoryview(b""), True)]
+    api.load_model("other", {"file:1/model.py": b"code", "1/weights": b""}, '{"name": "other"}')
+    exchange.answers = [([None, None], memoryview(b""), True)]
+    api.unload_model("other", True)
+    exchange.answers = [([None, True], memoryview(b""), True)]
+    assert api.is_model_ready("other", "2")
+    assert exchange.sent == [
+        ["load", "other", '{"name": "other"}', [["1/model.py", 4], ["1/weights", 0]]],
+        ["unload", "other", True],
+        ["is_ready", "other", "2"],
+    ]
+    assert exchange.data[0] == [b"code", b""]
+    exchange.answers = [([[4, "not explicit"], None], memoryview(b""), True)]
+    with pytest.raises(TritonModelException, match=r"^not explicit$"):
+        api.load_model("other")
+
+
+def test_no_model_loads_itself_while_it_is_loaded(exchange: FakeExchange) -> None:
+    exchange.executes = False
+    for change in (api.load_model, api.unload_model):
+        with pytest.raises(TritonModelException, match="model 'mine' cannot load or unload itself"):
+            change("mine")
+    assert exchange.sent == []
+    carry_with(None)
+    with pytest.raises(TritonModelException, match="outside of a model's process"):
+        api.is_model_ready("mine")
