@@ -26,6 +26,7 @@ from protos.model_config_pb2 import ModelConfig
 from .accounting import Executed
 from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
+from .checksums import verify_checksums
 from .composition import completed_ensemble, is_ensemble
 from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
@@ -109,6 +110,7 @@ class Loader:
         unsupported = unsupported_features(written)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
+        await asyncio.to_thread(verify_checksums, directory.path, written)
         if is_ensemble(written):
             return completed_ensemble(written, directory.name, find)
         source = self._source(directory, versions[-1] if versions else 0, written)

@@ -36,8 +36,9 @@ def _features(config: ModelConfig) -> Iterator[str]:
     yield from _of_optimization(config)
     if config.model_operations.op_library_filename:
         yield "'model_operations.op_library_filename'"
-    if config.model_repository_agents.agents:
-        yield "'model_repository_agents'"
+    for agent in config.model_repository_agents.agents:
+        if agent.name != "checksum":
+            yield f"the repository agent '{agent.name}'"
     if config.model_metrics.metric_control:
         yield "'model_metrics.metric_control'"
     if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):

@@ -32,7 +32,7 @@ CASES = [
         "model_operations { op_library_filename: 'l' }",
         "'model_operations.op_library_filename' is not supported yet",
     ),
-    ("model_repository_agents { agents { name: 'a' } }", "'model_repository_agents' is not supported yet"),
+    ("model_repository_agents { agents { name: 'a' } }", "the repository agent 'a' is not supported yet"),
     ("model_metrics { metric_control { } }", "'model_metrics.metric_control' is not supported yet"),
     (
         "instance_group { kind: KIND_GPU } cc_model_filenames { key: '7.5' value: 'f' }",
@@ -58,6 +58,7 @@ def test_what_is_built_is_not_named() -> None:
         "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true cuda { graphs: true } "
         "execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
         "instance_group { kind: KIND_CPU } cc_model_filenames { key: '7.5' value: 'f' }"
+        "model_repository_agents { agents { name: 'checksum' } }"
         "response_cache { enable: true } model_transaction_policy { decoupled: false }"
     )
     assert unsupported_features(normalise(config)) == []
