@@ -19,7 +19,7 @@ from . import options
 from .errors import CharoniaError, StartupError
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq")
+_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors")
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -33,6 +33,7 @@ commands
   queue       ls, inspect, pause, resume, cancel, move: what waits for a model
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
+  executors   ls: who executes, with what, and how much of it is in use
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the

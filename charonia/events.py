@@ -159,7 +159,7 @@ class VersionAnnounced:
 class VersionHeld:
     """A version that an executor announced is in its memory and runs `slots` batches at once; 0: it is not there.
 
-    Said often, so each one's predecessor is deleted: only the last one of a version is in the stream.
+    Said often; what another one follows is soon deleted (`charonia.eventlog.compaction`).
     """
 
     kind: ClassVar[str] = "version_held"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -53,8 +52,6 @@ class Announcer:
         self._scan: RepositoryScanned | None = None
         self._described: ExecutorDescribed | None = None
         self._excluded: dict[str, ModelExcluded] = {}
-        self._entries: dict[object, bytes] = {}
-        """Where the last of those facts is that take the place of each other."""
         self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
     async def tell(self, fact: Fact) -> None:
@@ -66,23 +63,8 @@ class Announcer:
         self._remember(fact)
         await self._write(fact)
 
-    async def tell_anew(self, fact: VersionHeld | ExecutorDescribed) -> None:
-        """Write a fact that makes its predecessor superfluous, and delete that: such facts do not add up."""
-        about = (fact.model, fact.version) if isinstance(fact, VersionHeld) else ExecutorDescribed
-        before = self._entries.pop(about, None)
-        self._remember(fact)
-
-        async def write() -> None:
-            self._entries[about] = await self._append(fact)
-
-        await insist(write, f"the log does not take {fact.kind}")
-        if before is not None:
-            with contextlib.suppress(CharoniaError):  # then it stays, and says nothing that does not hold
-                await self._log.delete_entries(keys.CONTROL, [before])
-
     async def say_again(self) -> None:
         """Write everything that still holds, in an order in which it can be folded. Raises `LogUnavailable`."""
-        self._entries.clear()
         for excluded in list(self._excluded.values()):
             await self._write(excluded)
         for told in list(self._versions.values()):
@@ -111,7 +93,4 @@ class Announcer:
             told[fact.kind] = fact
 
     async def _write(self, fact: Fact) -> None:
-        await self._append(fact)
-
-    async def _append(self, fact: Fact) -> bytes:
-        return await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

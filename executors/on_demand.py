@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
@@ -32,6 +33,7 @@ from .room import Key, Room
 
 _log = logging.getLogger(__name__)
 
+_DESCRIBE_S = 0.5
 _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.2
 _FIRST_RETRY_S = 5.0
@@ -82,6 +84,7 @@ class OnDemand:
         self._asked: set[Key] = set()
         self._making_room = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._describing: asyncio.Task[None] | None = None
 
     # -- announcing ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,13 @@ class OnDemand:
                 await self._failed(key, InternalError(f"{type(error).__name__}: {error}"))
             finally:
                 self._asked.discard(key)
-            await self._describe()
+            if self._describing is None or self._describing.done():
+                self._describing = self._spawn(self._describe_soon())
+
+    async def _describe_soon(self) -> None:
+        """Not for each of many models that take turns."""
+        await asyncio.sleep(_DESCRIBE_S)
+        await self._describe()
 
     async def _load(self, key: Key, announced: Announced) -> None:
         size = self.room.guess_bytes(key, announced.files_bytes)
@@ -161,7 +170,7 @@ class OnDemand:
         announced.failures = 0
         await self._deployment.install(incarnation)
         held = VersionHeld(self._executor, *key, incarnation.pool.slots, incarnation.load_ns)
-        await self._announcer.tell_anew(held)
+        await self._announcer.tell(held)
         self._deployment.watch_health(incarnation)
 
     async def _shrink(self, key: Key, incarnation: Incarnation) -> None:
@@ -220,7 +229,7 @@ class OnDemand:
         # before it is told: an owner that has heard of it may want it again at once, and is believed then (`wanted`)
         self._deployment.withdraw(incarnation)
         try:
-            await self._announcer.tell_anew(VersionHeld(self._executor, *key, 0))
+            await self._announcer.tell(VersionHeld(self._executor, *key, 0))
         finally:
             await self._deployment.retire(incarnation)
         self.room.give(key)
@@ -240,7 +249,8 @@ class OnDemand:
         await asyncio.sleep(wait_s)
         await self._announcer.tell(announced.fact)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -259,7 +259,7 @@ class ExecutorService:
                 loaded_models=room.models,
                 most_models=room.most_models,
             )
-        await self._announcer.tell_anew(fact)
+        await self._announcer.tell(fact)
 
     async def _answer(self, request: ModelRequested) -> None:
         decision = self._lifecycle.requested(request)

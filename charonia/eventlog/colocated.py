@@ -231,6 +231,9 @@ class ColocatedLog:
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
         return await self._shared.alive(role, incarnations)
 
+    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        return await self._shared.lease_ms(role, incarnations)
+
     # -- projections and payloads -------------------------------------------------------------------------------------
 
     async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:

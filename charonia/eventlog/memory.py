@@ -335,6 +335,11 @@ class MemoryLog(MemoryStreams):
         now = monotonic_ns()
         return [self._leases.get(keys.alive(role, incarnation), 0) > now for incarnation in incarnations]
 
+    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        now = monotonic_ns()
+        ends = [self._leases.get(keys.alive(role, incarnation), 0) for incarnation in incarnations]
+        return [(end - now) // 1_000_000 if end > now else -1 for end in ends]
+
     # -- projections and payloads -------------------------------------------------------------------------------------
 
     async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:

@@ -309,6 +309,9 @@ class EventLog(Protocol):
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]: ...
 
+    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        """How long each one's heartbeat lease still lasts; -1 for none."""
+
     # -- notes and times ----------------------------------------------------------------------------------------------
 
     async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:

@@ -1,4 +1,4 @@
-"""The sub-commands `audit`, `queue`, `jobs` and `dlq` as an argument parser. Wrong usage exits with 2."""
+"""The sub-commands `audit`, `queue`, `jobs`, `dlq` and `executors` as an argument parser. Wrong usage exits with 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from charonia.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq")
+COMMANDS = ("audit", "queue", "jobs", "dlq", "executors")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     _queue(_actions(commands, "queue", "see, hold back and cancel what waits; talks to the log alone"))
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
+    _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
     return root
 
 
@@ -160,6 +161,10 @@ def _dead_letters(actions: Commands) -> None:
     command = _add(actions, "drop", "delete dead letters")
     command.add_argument("what", nargs="*", metavar="[MODEL] ID")
     command.add_argument("--all", action="store_true", help="every letter (of MODEL)")
+
+
+def _executors(actions: Commands) -> None:
+    _add(actions, "ls", "who executes: pool, devices, models in memory, batches given out, heartbeat")
 
 
 def words() -> dict[str, dict[str, list[str]]]:

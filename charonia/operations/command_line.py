@@ -1,4 +1,4 @@
-"""Runs `charonia audit|queue|jobs|dlq`: finds the log, does the work, prints text or JSON, says how it went.
+"""Runs `charonia audit|queue|jobs|dlq|executors`: finds the log, does the work, prints text or JSON, says how it went.
 
 Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
@@ -19,7 +19,7 @@ from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.jobs import JobState
 
-from . import arguments, dead_letters, jobs, moving, queues, reports
+from . import arguments, dead_letters, executors, jobs, moving, queues, reports
 from .auditing import Scope, audit_models
 
 Answer = tuple[dict[str, Any], bool]
@@ -194,6 +194,13 @@ async def _dlq_drop(log: EventLog, options: argparse.Namespace) -> Answer:
     return {"dropped": await dead_letters.drop(log, await _chosen(log, options, every=options.all))}, True
 
 
+# -- executors ---------------------------------------------------------------------------------------------------------
+
+
+async def _executors_ls(log: EventLog, _options: argparse.Namespace) -> Answer:
+    return await executors.list_executors(log), True
+
+
 _HANDLERS = {
     ("audit", ""): _audit,
     ("queue", "ls"): _queue_ls,
@@ -212,6 +219,7 @@ _HANDLERS = {
     ("dlq", "show"): _dlq_show,
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
+    ("executors", "ls"): _executors_ls,
 }
 
 

@@ -21,6 +21,22 @@ _JOB_COLUMNS = (
     ("bytes", "bytes"),
     ("result", "result_bytes"),
 )
+_EXECUTOR_COLUMNS = (
+    ("executor", "executor"),
+    ("state", "state"),
+    ("pool", "pool"),
+    ("host", "host"),
+    ("devices", "devices"),
+    ("loaded", "loaded"),
+    ("announced", "announced"),
+    ("slots", "slots"),
+    ("batches", "outstanding"),
+    ("memory", "used_bytes"),
+    ("budget", "budget_bytes"),
+    ("most", "most_models"),
+    ("heartbeat", "heartbeat_age_s"),
+    ("labels", "labels"),
+)
 _JOB_NAMES = (
     "id",
     "state",
@@ -255,6 +271,14 @@ def _flat(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, (dict, list)) else value
 
 
+def _executors_ls(document: dict[str, Any]) -> list[str]:
+    rows = document["executors"]
+    if not rows:
+        return ["no executor has joined"]
+    shown = [{**row, "labels": {k: v for k, v in row["labels"].items() if k not in ("host", "gpus")}} for row in rows]
+    return table(shown, _EXECUTOR_COLUMNS)
+
+
 _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("audit", ""): _audit,
     ("queue", "ls"): _queue_ls,
@@ -273,4 +297,5 @@ _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("dlq", "show"): _dlq_show,
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
+    ("executors", "ls"): _executors_ls,
 }

@@ -101,7 +101,6 @@ def test_every_model_answers_and_few_are_held(server: Any) -> None:
         list(threads.map(ask, asked))
     held = [fact for fact in told(server) if isinstance(fact, VersionHeld)]
     last = {(fact.executor, fact.model): fact.slots for fact in held}
-    assert len(held) <= len(last) + 2, "what was said before is deleted"
     assert sum(slots > 0 for slots in last.values()) <= 2 * HOLDS
     assert any(slots == 0 for slots in last.values()), "some made room"
     rows = rows_of(server)

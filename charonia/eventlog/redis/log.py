@@ -197,6 +197,10 @@ class RedisLog(Work, Jobs):
         found = await self._commands.each([("EXISTS", keys.alive(role, incarnation)) for incarnation in incarnations])
         return [bool(count) for count in found]
 
+    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        left = await self._commands.each([("PTTL", keys.alive(role, incarnation)) for incarnation in incarnations])
+        return [max(-1, int(found)) for found in left]
+
     # -- notes and times ----------------------------------------------------------------------------------------------
 
     async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:

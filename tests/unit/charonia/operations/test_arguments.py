@@ -77,7 +77,7 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words()
-    assert set(offered) == {"audit", "queue", "jobs", "dlq"}
+    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors"}
     assert "--since" in offered["audit"][""]
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
     for command, actions in offered.items():

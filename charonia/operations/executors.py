@@ -1,0 +1,81 @@
+"""Who executes: `charonia executors ls`. What executors say of themselves, how they are, and what they were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from charonia import keys
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog
+from charonia.models.catalog import READY, Catalog, ExecutorView
+from charonia.wire import FIELD_HEADER
+
+LEASE_MS = 1200
+"""How long an executor's heartbeat holds (`charonia.settings.LogSettings`)."""
+
+_PAGE = 500
+
+
+async def list_executors(log: EventLog) -> dict[str, Any]:
+    """One row an executor, oldest first."""
+    catalog = await _catalog(log)
+    views = list(catalog.executors.values())
+    leases = await log.lease_ms("executor", [view.joined.incarnation for view in views])
+    rows = [await _row(log, view, left) for view, left in zip(views, leases, strict=True)]
+    return {"executors": rows}
+
+
+async def _catalog(log: EventLog) -> Catalog:
+    catalog = Catalog()
+    after = START
+    while entries := await log.range(keys.CONTROL, after, _PAGE):
+        after = entries[-1].id
+        for entry in entries:
+            for fact in facts_of(entry):
+                catalog.apply(fact)
+    return catalog
+
+
+async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, Any]:
+    described = view.described
+    labels = dict(described.labels) if described is not None else {}
+    held = [entry for entry in view.versions.values() if entry.state == READY and not entry.on_demand]
+    announced = sum(entry.on_demand for entry in view.versions.values() if entry.state == READY)
+    bounded = described is not None and (described.budget_bytes or described.most_models)
+    joined = view.joined
+    return {
+        "executor": joined.incarnation,
+        "state": _state(view, lease_ms),
+        "pool": joined.pool,
+        "host": joined.host,
+        "pid": joined.pid,
+        "devices": labels.pop("device", None),
+        "labels": labels,
+        "loaded": len(held),
+        "announced": announced,
+        "slots": sum(entry.loaded.slots for entry in held if entry.loaded is not None),
+        # batches of an executor with a batcher in its process never leave it
+        "outstanding": None if joined.hosts_batcher else await _outstanding(log, joined.incarnation),
+        "used_bytes": described.used_bytes if described is not None and bounded else None,
+        "budget_bytes": (described.budget_bytes or None) if described is not None else None,
+        "most_models": (described.most_models or None) if described is not None else None,
+        "excluded": dict(view.excluded),
+        "heartbeat_age_s": max(0, LEASE_MS - lease_ms) / 1000 if lease_ms >= 0 else None,
+    }
+
+
+def _state(view: ExecutorView, lease_ms: int) -> str:
+    if view.lost or lease_ms < 0:
+        return "lost"
+    if view.draining:
+        return "draining"
+    return "ready" if view.scan is not None and view.scan.ready else "starting"
+
+
+async def _outstanding(log: EventLog, executor: str) -> int:
+    """Batches it was given and has not settled."""
+    count, after = 0, START
+    while entries := await log.range(keys.batches(executor), after, _PAGE):
+        after = entries[-1].id
+        count += sum(bool(entry.fields) and bytes(entry.fields[0]) == FIELD_HEADER for entry in entries)
+    return count
