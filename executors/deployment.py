@@ -27,7 +27,7 @@ from protos.model_config_pb2 import ModelConfig
 from . import overrides
 from .accounting import increments
 from .announcing import Announcer
-from .composition import Composition, refuse_all
+from .composition import Composition, is_ensemble, refuse_all
 from .health import HealthWatch
 from .instance import Hung
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
@@ -78,6 +78,8 @@ class Deployment:
         self._starting: dict[str, asyncio.Task[None]] = {}
         """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
         self._failed: dict[str, CharoniaError] = {}
+        self.announced: dict[str, dict[int, ModelInterface]] = {}
+        """Models that are loaded on demand (`on_demand`), in memory or not."""
         self._drying: dict[str, set[asyncio.Task[None]]] = {}
         """What unloaded models still run, by model."""
 
@@ -184,7 +186,9 @@ class Deployment:
         return {model: incarnation.source.config for (model, _), incarnation in self._serving.items()}
 
     def interfaces(self, model: str) -> dict[int, ModelInterface]:
-        """The versions of a model that take work."""
+        """The versions of a model that take work, or would when somebody asks for them."""
+        if model in self.announced:
+            return self.announced[model]
         ready = self._lifecycle.ready_versions(model)
         return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
 
@@ -322,15 +326,20 @@ class Deployment:
 
         Raises what `load` raises.
         """
-        async with self._locks.setdefault(model, asyncio.Lock()), self._loads:
-            directory = await asyncio.to_thread(self._find, model, None)
-            selected = await self._select(directory)
-            if directory.required_config().HasField("ensemble_scheduling"):
-                return None
-            config = await self._complete(directory, selected, selected, refuse_all)
-            if isinstance(config, CharoniaError):
-                raise load_failure(model, dict.fromkeys(selected, config))
-            return directory, config, selected
+        try:
+            async with self._locks.setdefault(model, asyncio.Lock()), self._loads:
+                directory = await asyncio.to_thread(self._find, model, None)
+                if is_ensemble(directory.config):
+                    return None
+                selected = await self._select(directory)
+                config = await self._complete(directory, selected, selected, refuse_all)
+                if isinstance(config, CharoniaError):
+                    raise load_failure(model, dict.fromkeys(selected, config))
+                self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
+                return directory, config, selected
+        except CharoniaError as error:
+            self._failed[model] = error
+            raise
 
     async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
         """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""

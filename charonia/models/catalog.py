@@ -159,6 +159,7 @@ class Catalog:
         known.on_demand = fact.slots == 0
         known.well = known.well or known.on_demand
         known.reason = ON_DEMAND if known.on_demand else ""
+        known.well = True  # its instances are others
         self._refresh({fact.model})
 
     def _drains(self, executor: str) -> None:

@@ -254,6 +254,12 @@ class ClusterLog:
 
         return list(await asyncio.gather(*map(one, incarnations)))
 
+    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        async def one(incarnation: str) -> int:
+            return (await self._at(keys.alive(role, incarnation), lambda log: log.lease_ms(role, [incarnation])))[0]
+
+        return list(await asyncio.gather(*map(one, incarnations)))
+
     async def notes(self, names: Sequence[bytes]) -> list[bytes | None]:
         async def one(name: bytes) -> bytes | None:
             return (await self._at(name, lambda log: log.notes([name])))[0]
