@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from charonia.errors import StartupError
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import RedisLog, open_log
 
 _HERE = Path(__file__).parent
 
@@ -217,3 +217,65 @@ async def test_a_clear_connection_gets_nothing(server: TlsServer) -> None:
 def test_a_certificate_that_is_not_there_is_one_sentence(file: str) -> None:
     with pytest.raises(StartupError, match="a certificate of the event log URL cannot be loaded"):
         RedisLog(f"rediss://localhost/0?{file}=/nowhere.crt")
+
+
+async def test_sentinels_and_clusters_are_reached_over_tls(server: TlsServer) -> None:
+    """A sentinel that watches the server, and a cluster of one: discovery and data both over TLS."""
+    certificates = server.certificates
+    tls = {
+        "tls-cert-file": str(certificates / "server.crt"),
+        "tls-key-file": str(certificates / "server.key"),
+        "tls-ca-cert-file": str(certificates / "ours.crt"),
+        "tls-replication": "yes",
+    }
+    with ExitStack() as stack:
+        sentinel = TlsServer(certificates)
+        stack.callback(sentinel.stop)
+        configuration = [
+            "port 0",
+            f"tls-port {sentinel.port}",
+            "bind 127.0.0.1",
+            f"dir {sentinel.directory}",
+            *(f"{name} {value}" for name, value in tls.items()),
+            f"sentinel monitor mylog 127.0.0.1 {server.port} 1",
+            "sentinel auth-pass mylog secret",
+        ]
+        path = sentinel.directory / "sentinel.conf"
+        path.write_text("\n".join(configuration))
+        sentinel.process = subprocess.Popen(
+            [BINARY, str(path), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        client = stack.enter_context(sentinel.client())
+        client.connection_pool.connection_kwargs.pop("password")
+        servers.wait_until(lambda: servers._pings(client))
+
+        member = TlsServer(certificates)
+        stack.callback(member.stop)
+        bus = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": str(servers.free_port())}
+        member.options |= {**tls, **bus}
+        member.start()
+        with member.client() as asking:
+            asking.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            servers.wait_until(lambda: b"cluster_state:ok" in _info(asking))
+
+        query = server.url_of().partition("?")[2]
+        # sentinels name addresses, which the certificate holds
+        for url in (
+            f"rediss+sentinel://default:secret@127.0.0.1:{sentinel.port}/mylog?{query}",
+            f"rediss+cluster://default:secret@127.0.0.1:{member.port}?{query}",
+        ):
+            log = open_log(url)
+            await log.open()
+            assert await log.epoch()
+            await log.append(b"x:tls", [b"a", url.encode()])
+            assert (await log.range(b"x:tls"))[-1].fields[1] == url.encode()
+            await log.delete_stream(b"x:tls")
+            await log.close()
+            stranger = open_log(url.replace("client.crt", "stranger.crt").replace("client.key", "stranger.key"))
+            with pytest.raises(StartupError):
+                await stranger.open()
+
+
+def _info(client: redis.Redis) -> bytes:
+    said = client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+    return said if isinstance(said, bytes) else repr(said).replace("': '", ":").encode()

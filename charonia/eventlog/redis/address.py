@@ -5,6 +5,7 @@ rediss://...            the same over TLS; ?ssl_ca_certs=, ssl_certfile=, ssl_ke
 unix://[user:password@]/path/to/socket[?db=0]
 redis+sentinel://[user:password@]host[:26379][,host[:26379]...]/service[/db]
                         the primary that these sentinels name; ?sentinel_username=, sentinel_password= for themselves
+rediss+sentinel://...   the same over TLS, sentinels and servers alike; options as for rediss
 redis+cluster://[user:password@]host[:6379][,host[:6379]...]
 rediss+cluster://...    the Redis Cluster that some of these servers belong to; options as for rediss
 """
@@ -12,6 +13,7 @@ rediss+cluster://...    the Redis Cluster that some of these servers belong to; 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
@@ -19,6 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 from charonia.errors import StartupError
 
 _SENTINEL = "redis+sentinel://"
+_SENTINEL_OVER_TLS = "rediss+sentinel://"
 _SENTINEL_PORT = 26379
 _CLUSTER = "redis+cluster://"
 _CLUSTER_OVER_TLS = "rediss+cluster://"
@@ -39,6 +42,8 @@ class Address:
     username: str = ""
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
+    tls_options: Mapping[str, str] = field(default_factory=dict)
+    """Of the URL: what `tls` was made of, for those who make their own."""
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_username: str = ""
@@ -51,7 +56,7 @@ class Address:
 
 def parse_address(url: str) -> Address:
     """Raises `StartupError` with a sentence for a URL that cannot be used."""
-    if url.startswith(_SENTINEL):
+    if url.startswith((_SENTINEL, _SENTINEL_OVER_TLS)):
         return _sentinel_address(url)
     if url.startswith((_CLUSTER, _CLUSTER_OVER_TLS)):
         return _cluster_address(url)
@@ -93,8 +98,11 @@ def _sentinel_address(url: str) -> Address:
         raise StartupError(f"the event log URL cannot be read: {error}") from None
     if not sentinels or not service:
         raise StartupError(f"the event log URL must read {_SENTINEL}host:port[,host:port]/service[/db]")
+    over_tls = url.startswith(_SENTINEL_OVER_TLS)
     return Address(
-        f"{_SENTINEL}{hosts}/{service}/{number}",
+        f"{parts.scheme}://{hosts}/{service}/{number}",
+        tls=_tls(query) if over_tls else None,
+        tls_options={name: value for name, value in query.items() if name.startswith("ssl_")} if over_tls else {},
         database=number,
         username=unquote(username),
         password=unquote(password),

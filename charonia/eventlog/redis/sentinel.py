@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,5 +99,14 @@ class Primary:
             }
             if address.sentinel_password:
                 ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
+            if address.tls is not None:
+                ways |= {"ssl": True, **_tls_options(address.tls_options)}
             self._sentinel = Sentinel(list(address.sentinels), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]
         return self._sentinel
+
+
+def _tls_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """A URL's options in redis-py's words, which verifies unless told otherwise."""
+    verified = options.get("ssl_cert_reqs") != "none"
+    files = {name: options[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in options}
+    return {**files, "ssl_cert_reqs": "required" if verified else "none", "ssl_check_hostname": verified}
