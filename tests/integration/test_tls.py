@@ -219,6 +219,29 @@ def test_a_certificate_that_is_not_there_is_one_sentence(file: str) -> None:
         RedisLog(f"rediss://localhost/0?{file}=/nowhere.crt")
 
 
+def _sentinel_over_tls(server: TlsServer, tls: dict[str, str]) -> TlsServer:
+    """Watches the server as `mylog`; itself without a password."""
+    sentinel = TlsServer(server.certificates)
+    configuration = [
+        "port 0",
+        f"tls-port {sentinel.port}",
+        "bind 127.0.0.1",
+        f"dir {sentinel.directory}",
+        *(f"{name} {value}" for name, value in tls.items()),
+        f"sentinel monitor mylog 127.0.0.1 {server.port} 1",
+        "sentinel auth-pass mylog secret",
+    ]
+    path = sentinel.directory / "sentinel.conf"
+    path.write_text("\n".join(configuration))
+    sentinel.process = subprocess.Popen(
+        [BINARY, str(path), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    with sentinel.client() as client:
+        client.connection_pool.connection_kwargs.pop("password")
+        servers.wait_until(lambda: servers._pings(client))
+    return sentinel
+
+
 async def test_sentinels_and_clusters_are_reached_over_tls(server: TlsServer) -> None:
     """A sentinel that watches the server, and a cluster of one: discovery and data both over TLS."""
     certificates = server.certificates
@@ -229,26 +252,8 @@ async def test_sentinels_and_clusters_are_reached_over_tls(server: TlsServer) ->
         "tls-replication": "yes",
     }
     with ExitStack() as stack:
-        sentinel = TlsServer(certificates)
+        sentinel = _sentinel_over_tls(server, tls)
         stack.callback(sentinel.stop)
-        configuration = [
-            "port 0",
-            f"tls-port {sentinel.port}",
-            "bind 127.0.0.1",
-            f"dir {sentinel.directory}",
-            *(f"{name} {value}" for name, value in tls.items()),
-            f"sentinel monitor mylog 127.0.0.1 {server.port} 1",
-            "sentinel auth-pass mylog secret",
-        ]
-        path = sentinel.directory / "sentinel.conf"
-        path.write_text("\n".join(configuration))
-        sentinel.process = subprocess.Popen(
-            [BINARY, str(path), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        client = stack.enter_context(sentinel.client())
-        client.connection_pool.connection_kwargs.pop("password")
-        servers.wait_until(lambda: servers._pings(client))
-
         member = TlsServer(certificates)
         stack.callback(member.stop)
         bus = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": str(servers.free_port())}
