@@ -83,6 +83,10 @@ class Coalescer:
         self._last_flush_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self.max_requests = max_requests
+        self.in_order = False
+        """Whether entries must be accepted in the order of their requests, for the sake of sequences."""
+        self.turn = asyncio.Lock()
+        """For who must not be overtaken between `next_id` and `submit`."""
         self._max_size_bytes = max_size_bytes
 
     def next_id(self) -> bytes:
@@ -97,6 +101,8 @@ class Coalescer:
         wake-up (docs/adr/0003).
         """
         self._waiting.append(outgoing)
+        if self._outstanding and self.in_order:
+            return
         if self._timer is not None and len(self._waiting) >= self.max_requests:
             self._timer.cancel()
             self._timer = None
@@ -120,29 +126,37 @@ class Coalescer:
         self._last_flush_s = self._loop.time()
         waiting, self._waiting = self._waiting, []
         self._ids.turn()
+        entries: list[list[Outgoing]] = []
         entry: list[Outgoing] = []
         size = 0
         for outgoing in waiting:
             if outgoing.withdrawn:
                 continue
             if entry and (len(entry) >= self.max_requests or size + outgoing.size_bytes > self._max_size_bytes):
-                self._append(entry)
+                entries.append(entry)
                 entry, size = [], 0
             outgoing.sent = True
             entry.append(outgoing)
             size += outgoing.size_bytes
         if entry:
-            self._append(entry)
+            entries.append(entry)
+        if self.in_order:
+            if entries:
+                self._append(entries)
+        else:
+            for one in entries:
+                self._append([one])
 
-    def _append(self, entry: list[Outgoing]) -> None:
+    def _append(self, entries: list[list[Outgoing]]) -> None:
         self._outstanding += 1
-        task = self._loop.create_task(self._accept(entry))
+        task = self._loop.create_task(self._accept(entries))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, entry: list[Outgoing]) -> None:
+    async def _accept(self, entries: list[list[Outgoing]]) -> None:
         try:
-            await self._accept_or_split(entry)
+            for entry in entries:
+                await self._accept_or_split(entry)
         finally:
             self._outstanding -= 1
             if self._waiting and not self._scheduled and not self._outstanding:

@@ -176,13 +176,31 @@ class DataPlane:
         door = self._doors.get((served.model, level)) if options is None else None
         if door is None or door.served is not served:
             door = self._door(served, level, options)
+        if not admitted.sequential:
+            return await self._send(door, request, admitted, level, served, min_interval_s, options, visible)
+        # a large request takes time on its way: the next one of its sequence must not overtake it
+        async with door.turn:
+            return await self._send(door, request, admitted, level, served, min_interval_s, options, visible)
+
+    async def _send(
+        self,
+        door: Coalescer,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        min_interval_s: float,
+        options: DeliveryOptions | None,
+        visible: Visible | None,
+    ) -> _Underway:
         request_id = door.next_id()
         flags, reference = self._flags, None
         if self._payloads is not None:
             flags |= self._payloads.flags(served)
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
                 reference = await self._payloads.lend([t.data for t in request.inputs], flags)
-        record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference)
+        tenant = options.caller.tenant if options is not None else ""
+        record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference, tenant=tenant)
         beside_bytes = reference.size_bytes if reference is not None else 0
         waiter: Waiter
         if visible is None:
@@ -232,7 +250,10 @@ class DataPlane:
             else:
                 self._other_doors[key] = door
         door.served = served
-        door.max_requests = max(1, min(self._settings.coalesce_requests, served.interface.max_batch_size // 2))
+        door.in_order = served.interface.sequence_batching is not None
+        # a batch takes requests of sequences from anywhere in the queue, so an entry need not be half of one
+        most = self._settings.coalesce_requests if door.in_order else served.interface.max_batch_size // 2
+        door.max_requests = max(1, min(self._settings.coalesce_requests, most))
         return door
 
     async def _tell_owner(self, waiter: Waiter) -> None:

@@ -197,7 +197,7 @@ class Jobs:
         retention = await self._retentions.tell(served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._dataplane.ids.next()
-        record = request_record(job_id, endpoint, request, admitted, level, self._flags)
+        record = request_record(job_id, endpoint, request, admitted, level, self._flags, tenant=options.caller.tenant)
         new = NewJob(
             job_id,
             len(record),

@@ -17,6 +17,8 @@ from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
 
+from .sequences import check_length, check_sequence
+
 UNKNOWN_ID = "<id_unknown>"
 
 _SIGNATURES_REMEMBERED = 4096
@@ -42,6 +44,8 @@ class Admitted:
     signature: int
     bytes_inputs: tuple[tuple[int, int], ...]
     """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
+    sequential: bool = False
+    """The request is one of a sequence (`charonia.calls.sequences`)."""
 
 
 class Admission:
@@ -57,6 +61,8 @@ class Admission:
 
     def admit(self, request: InferenceRequest) -> Admitted:
         """Raises `InvalidArgument` with the interface's text; the first failure in I2's order wins."""
+        if request.sequence_id:
+            check_length(request)
         inputs = request.inputs
         parameters = request.parameters
         key = (
@@ -74,6 +80,9 @@ class Admission:
                 if len(self._known) >= _SIGNATURES_REMEMBERED:
                     self._known.clear()
                 self._known[key] = admitted
+        if admitted.sequential:
+            assert self._interface.sequence_batching is not None
+            check_sequence(request, admitted.rows, self._interface.name, self._interface.sequence_batching)
         if admitted.bytes_inputs:
             try:
                 for position, expected in admitted.bytes_inputs:
@@ -114,7 +123,7 @@ class Admission:
             for position, t in enumerate(request.inputs)
             if t.datatype is DataType.BYTES
         )
-        return Admitted(meta, rows, signature, bytes_inputs)
+        return Admitted(meta, rows, signature, bytes_inputs, interface.sequence_batching is not None)
 
     def _check_names(self, request: InferenceRequest) -> None:
         interface = self._interface

@@ -215,7 +215,10 @@ class Caller:
                 if call.size_bytes >= BY_REFERENCE_BYTES:
                     call.lent = await self._payloads.lend([t.data for t in request.inputs], flags)
             lineage = origin.lineage if origin.lineage.ancestors or origin.lineage.tenant else None
-            record = request_record(call.id, self._endpoint, request, admitted, level, flags, call.lent, lineage)
+            tenant = origin.lineage.tenant
+            record = request_record(
+                call.id, self._endpoint, request, admitted, level, flags, call.lent, lineage, tenant=tenant
+            )
             if not call.ended:
                 if request.deadline_ns:
                     left_s = (request.deadline_ns - wall_ns()) / 1e9 + _DEADLINE_SLACK_S

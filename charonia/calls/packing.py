@@ -7,6 +7,7 @@ from charonia.inference import InferenceRequest
 from charonia.wire import Lineage, Reference, pack_request
 
 from .admission import Admitted
+from .sequences import sequence_mark
 
 
 def request_record(
@@ -18,8 +19,10 @@ def request_record(
     flags: int,
     reference: Reference | None = None,
     lineage: Lineage | None = None,
+    *,
+    tenant: str = "",
 ) -> bytes:
-    """The wire form of an admitted request, accepted now. With a `reference` its tensor bytes are there."""
+    """The wire form of an admitted request of a tenant, accepted now. With a `reference` its tensor bytes are there."""
     return pack_request(
         request_id,
         endpoint,
@@ -35,4 +38,5 @@ def request_record(
         flags=flags,
         reference=reference,
         lineage=lineage,
+        sequence=sequence_mark(request, request_id, tenant) if admitted.sequential else None,
     )
