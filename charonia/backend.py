@@ -107,6 +107,8 @@ class ModelResponse:
     outputs: list[Tensor] = field(default_factory=list)
     parameters: Parameters = field(default_factory=dict)
     error: CharoniaError | None = None
+    again: bool = False
+    """There is no answer yet: the model wants another turn with this request (S41). For sequence batchers."""
 
 
 class OpenCall(Protocol):

@@ -72,6 +72,8 @@ class Executed:
     executions: list[Execution] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     death: Death | None = None
+    again: set[int] = field(default_factory=set)
+    """Requests whose model wants another turn (S41): they have no answer yet."""
 
 
 def increments(

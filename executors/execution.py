@@ -7,7 +7,7 @@ An error of one request fails that request (I13); an error of the model fails th
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from charonia.backend import BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
 from charonia.clock import monotonic_ns, wall_ns
@@ -19,6 +19,7 @@ from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import pack_answers, request_outputs
 from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted
 from .ragged import batch_inputs
+from .sequence_batch import BatchSteps
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +35,10 @@ class Batch:
         version: int,
         records: Sequence[RequestRecord],
         unwanted: Collection[bytes] = (),
+        steps: BatchSteps | None = None,
     ) -> None:
         self.records = records
+        self._steps = steps
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
         self._model = planner.interface.name
@@ -48,6 +51,8 @@ class Batch:
             if unwanted and record.id in unwanted:
                 continue
             try:
+                if steps is not None and index in steps.errors:
+                    raise steps.errors[index]
                 if 0 < record.deadline_ns <= now:
                     raise DeadlineExceeded("request deadline exceeded before execution")
                 if record.reference is not None and len(record.data) != record.reference.size_bytes:
@@ -82,9 +87,15 @@ class Batch:
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
-        for run in groups(self.interface, self.planned):
+        for run in self._runs():
             self._run_arrays(instance, workspace, run)
         return self.executed
+
+    def _runs(self) -> Iterator[list[Planned]]:
+        """The parts of the batch that one execution can take, in order."""
+        if self._steps is None:
+            return groups(self.interface, self.planned)
+        return self._steps.groups(groups(self.interface, self.planned))
 
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[Planned]) -> None:
         records, interface = self.records, self.interface
@@ -102,10 +113,15 @@ class Batch:
                     self._run_arrays(instance, workspace, [single])
             return
         outputs = wanted(interface, pairs)
+        indices = [index for index, _ in run]
+        if self._steps is not None:
+            arrays, outputs = self._steps.feed(indices, arrays, outputs)
         joined = monotonic_ns()
         try:
             results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
+            if self._steps is not None:
+                results = self._steps.take(indices, results)
             packed = pack_answers(interface, self.version, pairs, results)
         except InstanceDied:
             raise
@@ -125,7 +141,7 @@ class Batch:
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on an instance over single requests. Raises `InstanceDied` as `run_on` does."""
-        for run in groups(self.interface, self.planned):
+        for run in self._runs():
             await self._run_requests(instance, run)
         return self.executed
 
@@ -154,12 +170,20 @@ class Batch:
                     origin=record,
                 )
             )
+            if self._steps is not None:
+                self._steps.tell(index, requests[-1])
         if not sent:
             return
         joined = monotonic_ns()
         self._running = [(self.records[index].id, request) for (index, _), request in zip(sent, requests, strict=True)]
         try:
-            responses = await instance.execute_requests(requests)
+            if self._steps is None:
+                responses = await instance.execute_requests(requests)
+            else:
+                spread = self._steps.spread([index for index, _ in sent], requests)
+                found = await instance.execute_requests(spread)
+                real = {id(request) for request in requests}
+                responses = [response for request, response in zip(spread, found, strict=False) if id(request) in real]
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -181,6 +205,11 @@ class Batch:
             try:
                 if response.error is not None:
                     raise response.error
+                if self._steps is not None:
+                    self._steps.keep(index, response)
+                    if response.again:
+                        self.executed.again.add(index)
+                        continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
             except CharoniaError as error:
                 self.fail([index], error, BACKEND)

@@ -29,6 +29,8 @@ from .accounting import Death, Executed
 from .assembly import Planner
 from .execution import Batch
 from .job import Job, died
+from .sequence_batch import BatchSteps
+from .sequences import Sequences
 from .stream_workers import StreamWorker
 from .turns import Turns, Turnstile
 from .workers import TaskWorker, ThreadWorker
@@ -46,7 +48,7 @@ class InstancePool:
 
     A batch that a thread has run for `ceiling_s` (0: no limit) is handed to `on_hung`, once, and counts as finished
     here: its thread is lost, so whoever listens must end the process soon. With a `turnstile`, a rate limiter says when
-    an instance may take the next batch (Q1-Q4).
+    an instance may take the next batch (Q1-Q4). With `sequences` a batch is for one instance (S34).
     """
 
     interface: ModelInterface
@@ -55,6 +57,7 @@ class InstancePool:
     ceiling_s: float = 0.0
     on_hung: Hung | None = None
     turnstile: Turnstile | None = None
+    sequences: Sequences | None = None
     planner: Planner = field(init=False)
     unfinished: int = 0
     used_ns: int = 0
@@ -71,8 +74,31 @@ class InstancePool:
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
         if self.turnstile is not None:
-            self._turns = Turns(self.turnstile)
+            self._turns = Turns(self.turnstile, self._bound if self._is_bound else None)
         self._idle.set()
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether batches are for one instance."""
+        return self.interface.sequence_batching is not None
+
+    def _bound(self, job: Job) -> ThreadWorker | TaskWorker | StreamWorker:
+        """The worker whose batch it is."""
+        active = [worker for worker in self._workers if not worker.passive]
+        places = job.header.sequences if job.header is not None else None
+        return active[places.instance % len(active) if places is not None else 0]
+
+    def steps(self, job: Job, life: int) -> BatchSteps | None:
+        """What a worker's instance, in this life, is told of the sequences of a batch."""
+        places = job.header.sequences if job.header is not None else None
+        if self.sequences is None or places is None:
+            return None
+        return self.sequences.begin(places, job.records, life)
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether its instances say that they remember nothing from one execution to the next."""
+        return all(worker.is_stateless for worker in self._workers)
 
     @property
     def slots(self) -> int:
@@ -92,7 +118,7 @@ class InstancePool:
         group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
         worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
-            jobs = self._blocking if self._turns is None else queue.SimpleQueue()
+            jobs = self._blocking if self._turns is None and not self._is_bound else queue.SimpleQueue()
             worker = ThreadWorker(self, spec, instance, group.passive, jobs)
         elif isinstance(instance, StreamingInstance) and (
             self.interface.decoupled or not isinstance(instance, RequestInstance)
@@ -101,7 +127,7 @@ class InstancePool:
             worker = StreamWorker(self, spec, instance, group.passive, own)
             self.streams = True
         else:
-            own = self._cooperative if self._turns is None else asyncio.Queue()
+            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
         self._workers.append(worker)
         if self._turns is not None:
@@ -122,6 +148,8 @@ class InstancePool:
         self._idle.clear()
         if self._turns is not None:
             self._turns.submit(job)
+        elif self._is_bound:
+            self._bound(job).give(job)
         elif self._workers and isinstance(self._workers[0], TaskWorker | StreamWorker):
             self._cooperative.put_nowait(job)
         else:
@@ -218,6 +246,8 @@ class InstancePool:
 
     def _take_queued(self) -> list[Job]:
         taken: list[Job] = [] if self._turns is None else self._turns.take_all()
+        if self._is_bound:
+            return taken + [job for worker in self._workers for job in worker.take_queued()]
         ends = 0
         with contextlib.suppress(queue.Empty):
             while True:

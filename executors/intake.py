@@ -146,6 +146,10 @@ class Intake:
             if incarnation is None:
                 self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
                 continue
+            sequences = incarnation.pool.sequences
+            if sequences is not None and header.sequences is None:
+                self.give_back(header, entry_id, f"'{header.model}' has a sequence batcher now")
+                continue
             flags = 0
             for record in records:
                 flags |= record.flags
@@ -156,17 +160,34 @@ class Intake:
                 job.responses = Responses(self._responses, partial(self._settle_part, incarnation))
             self._held.add(entry_id)
             self._taken[header.batch_id] = (job, incarnation)
-            if flags & FLAG_REFERENCE and (blobs := self._payloads.map(records)):
-                self._spawn(self._submit_fetched(job, incarnation, blobs))
+            blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
+            names = sequences.missing(header, records) if sequences is not None else []
+            if blobs or names:
+                self._spawn(self._submit_fetched(job, incarnation, blobs, names))
             else:
                 incarnation.pool.submit(job)
 
-    async def _submit_fetched(self, job: Job, incarnation: Incarnation, blobs: list[RequestRecord]) -> None:
-        await self._payloads.fetch(blobs)
+    async def _submit_fetched(
+        self, job: Job, incarnation: Incarnation, blobs: list[RequestRecord], names: list[bytes]
+    ) -> None:
+        if blobs:
+            await self._payloads.fetch(blobs)
+        if names:
+            await self._restore(incarnation, names)
         if self._stopped:
             self.give_back(self._forget(job), job.entry_id, "executor drains")
         else:
             incarnation.pool.submit(job)
+
+    async def _restore(self, incarnation: Incarnation, names: list[bytes]) -> None:
+        """Read the states of sequences that this executor takes over."""
+        sequences = incarnation.pool.sequences
+        assert sequences is not None
+
+        async def read() -> None:
+            sequences.restore(names, await self._log.sequence_states(incarnation.model, names))
+
+        await insist(read, f"states of sequences of '{incarnation.model}' cannot be read")
 
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):
@@ -205,6 +226,13 @@ class Intake:
     def _executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         failpoints.hit("executor.executed")
         self._forget(job)
+        sequences = incarnation.pool.sequences
+        if sequences is not None and job.steps is not None and job.header is not None:
+            ended = {index for index, answer in enumerate(executed.answers) if answer}
+            failed = {failure.index for failure in executed.failures}
+            job.written, job.before = sequences.commit(
+                *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
+            )
         self._metrics.executed(incarnation.model, incarnation.version, executed)
         if executed.death is not None:
             self._metrics.died(incarnation.model, incarnation.version)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from charonia.errors import InternalError
+from charonia.sequences import SequenceStep
 from charonia.wire import BatchHeader, RequestRecord
 
 from .accounting import Executed
 from .execution import Batch
+from .sequence_batch import BatchSteps
+from .sequences import Remembered
 
 if TYPE_CHECKING:
     from .responding import Responses
@@ -39,6 +42,14 @@ class Job:
     responses: Responses | None = None
     ended: set[bytes] = field(default_factory=set)
     """The requests of such a batch that had their final response, by id."""
+    steps: BatchSteps | None = None
+    """Those of its sequences, once it runs, with an instance in this `life`."""
+    life: int = 0
+    written: dict[bytes, SequenceStep] = field(default_factory=dict)
+    """What the log is to remember of its sequences, by request id."""
+    before: dict[int, Remembered | None] = field(default_factory=dict)
+    unsure: bool = False
+    """A settlement of it went unanswered: it may have been the one that counted."""
     abandoned: bool = False
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
 

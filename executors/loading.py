@@ -32,6 +32,8 @@ from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
 from .registry import BackendRegistry, prefers_gpu
+from .sequence_tensors import SequenceTensors
+from .sequences import Memory, Sequences
 from .turns import Turnstile
 from .warmup import warmup_records
 
@@ -150,6 +152,8 @@ class Loader:
         pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self._turnstile)
         try:
             await self._instances(backend, source, pool)
+            if interface.sequence_batching is not None:
+                pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
             warmed = await pool.warm_up(batches)
         except CharoniaError:
@@ -261,3 +265,9 @@ def _warmups(interface: ModelInterface, source: ModelSource) -> list[list[Reques
     for warmup in interface.warmups:
         batches.extend([warmup_records(interface, source.version, source.directory, warmup)] * warmup.count)
     return batches
+
+
+def _sequences(interface: ModelInterface, source: ModelSource, pool: InstancePool) -> Sequences:
+    tensors = SequenceTensors(interface, source.directory)
+    memory: Memory = "states" if tensors.states else "nothing" if pool.is_stateless else "instances"
+    return Sequences(interface, source.version, tensors, memory)

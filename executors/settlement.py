@@ -13,7 +13,14 @@ from typing import Any, cast
 
 from charonia import keys
 from charonia.eventlog.port import Reply
-from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, BatchFinished, pack_fact
+from charonia.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
+    BatchFinished,
+    RequestsRescheduled,
+    pack_fact,
+)
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
 from charonia.wire import (
@@ -181,6 +188,14 @@ def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes])
         return [FIELD_FACT, pack_fact(shared)]
     fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, joined)
     return [FIELD_FACT, pack_fact(fact)]
+
+
+def requests_rescheduled(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
+) -> list[bytes]:
+    """The fact that a model wants another turn of these requests (S41)."""
+    ids = b"".join(records[index].id for index in sorted(executed.again))
+    return [FIELD_FACT, pack_fact(RequestsRescheduled(executor, header.batch_id, ids))]
 
 
 def started(

@@ -29,6 +29,7 @@ from .settlement import (
     batch_finished_here,
     replies,
     replies_of,
+    requests_rescheduled,
     settlement,
     timed,
 )
@@ -86,10 +87,14 @@ class Settler:
         if ending.jobs:
             answered = [index for index in answered if index not in ending.jobs]
         facts = [Reply(header.report_to, self._fact(job, executed, answers, ending, won))] if last else []
+        if executed.again:
+            facts.insert(0, Reply(header.report_to, requests_rescheduled(self._executor, header, records, executed)))
         now = replies(records, answers, answered)
         if before:
             now = [*replies_of(before), *now]
         won |= await self._write(job, executed, ending, now, together, facts)
+        if job.steps is not None:
+            self._settle_sequences(job, won, incarnation)
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
@@ -98,6 +103,16 @@ class Settler:
         if not via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
+
+    @staticmethod
+    def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:
+        """What was not won has not happened: the log does not have it either."""
+        sequences = incarnation.pool.sequences
+        assert sequences is not None
+        lost = {index: known for index, known in job.before.items() if not won.get(index, False)}
+        sequences.go_back(job.records, lost)
+        if job.unsure:
+            sequences.forget(job.records, job.before)
 
     def _fact(
         self, job: Job, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
@@ -145,9 +160,10 @@ class Settler:
                     facts,
                     ends=ending.ends or None,
                     outcomes=ending.outcomes,
+                    sequences=job.written or None,
                 )
             except LogUnavailable:
-                unsure = True
+                unsure = job.unsure = True
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")

@@ -53,9 +53,13 @@ class Turnstile:
 
 
 class Turns:
-    """The waiting batches of one pool and its workers, each of which gets one batch at a time."""
+    """The waiting batches of one pool and its workers, each of which gets one batch at a time.
 
-    def __init__(self, turnstile: Turnstile) -> None:
+    `bound` says whose a batch is, where it is not anybody's.
+    """
+
+    def __init__(self, turnstile: Turnstile, bound: Callable[[Job], Worker] | None = None) -> None:
+        self._bound = bound
         self._turnstile = turnstile
         self._limiter = turnstile.limiter
         self._workers: list[Worker] = []
@@ -103,8 +107,9 @@ class Turns:
         busy = set(self._running.values())
         free = [worker for worker in self._workers if worker not in busy and not worker.down]
         free.sort(key=self._limiter.turn)
+        wanted = {self._bound(job) for job in self._waiting} if self._bound is not None else None
         for index, worker in enumerate(free):
-            if index < len(self._waiting):
+            if index < len(self._waiting) if wanted is None else worker in wanted:
                 self._limiter.ask(worker)
             else:
                 self._limiter.withdraw(worker)
@@ -113,7 +118,14 @@ class Turns:
     def _start(self, worker: Worker) -> bool:
         if not self._waiting or worker.down:
             return False
-        job = self._waiting.popleft()
+        if self._bound is None:
+            job = self._waiting.popleft()
+        else:
+            mine = next((job for job in self._waiting if self._bound(job) is worker), None)
+            if mine is None:
+                return False
+            self._waiting.remove(mine)
+            job = mine
         self._running[job] = worker
         worker.give(job)
         return True

@@ -43,6 +43,8 @@ class Worker(ABC):
 
     def __init__(self, pool: InstancePool, spec: InstanceSpec, passive: bool) -> None:
         self.spec, self.passive, self.down = spec, passive, False
+        self.life = 1
+        """Counts the instances it has had: each has forgotten what the one before knew."""
         self._pool = pool
         self._closing = asyncio.Event()
 
@@ -70,6 +72,25 @@ class Worker(ABC):
     async def _unload(self) -> None:
         """Close the instance, if there is one; problems are logged."""
 
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the instance says that it remembers nothing from one execution to the next."""
+        return False
+
+    def take_queued(self) -> list[Job]:
+        """The batches in its own queue, where it has one, which it will not get."""
+        return []
+
+    def _batch(self, job: Job) -> Batch:
+        job.life = self.life
+        job.steps = self._pool.steps(job, self.life)
+        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps)
+
+    def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
+        sequences = self._pool.sequences
+        steps = sequences.warm_up(len(records)) if sequences is not None else None
+        return Batch(self._pool.planner, self._pool.version, records, steps=steps)
+
     def _died(self, batch: Batch, death: InstanceDied) -> Executed:
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         # while closing it was told to end, whatever it was doing
@@ -85,6 +106,7 @@ class Worker(ABC):
     async def _replace(self) -> None:
         """Make the instance anew, with back-off, until it works or the pool closes."""
         self.down = True
+        self.life += 1
         await self._unload()
         delay_s = _FIRST_BACKOFF_S
         while not await _set_within(self._closing, delay_s):
@@ -128,8 +150,26 @@ class ThreadWorker(Worker):
     def give(self, job: Job) -> None:
         self._jobs.put(job)
 
+    @property
+    def is_stateless(self) -> bool:
+        return bool(getattr(self._instance, "stateless", False))
+
+    def take_queued(self) -> list[Job]:
+        taken: list[Job] = []
+        ends = 0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is None:
+                    ends += 1
+                else:
+                    taken.append(job)
+        for _ in range(ends):  # it waits for these
+            self._jobs.put(None)
+        return taken
+
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        return await asyncio.to_thread(self._execute, Batch(self._pool.planner, self._pool.version, records))
+        return await asyncio.to_thread(self._execute, self._warm_up(records))
 
     async def close(self) -> None:
         self._closing.set()
@@ -174,7 +214,7 @@ class ThreadWorker(Worker):
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _run(self, job: Job) -> Executed:
-        batch = Batch(self._pool.planner, self._pool.version, job.records, job.unwanted)
+        batch = self._batch(job)
         if job.begun is not None and batch.planned:
             self._loop.call_soon_threadsafe(job.begun, job, batch)
         self.running = (job, monotonic_ns())
@@ -212,8 +252,26 @@ class TaskWorker(Worker):
     def give(self, job: Job) -> None:
         self._jobs.put_nowait(job)
 
+    @property
+    def is_stateless(self) -> bool:
+        return bool(getattr(self._instance, "stateless", False))
+
+    def take_queued(self) -> list[Job]:
+        taken: list[Job] = []
+        ends = 0
+        with contextlib.suppress(asyncio.QueueEmpty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is None:
+                    ends += 1
+                else:
+                    taken.append(job)
+        for _ in range(ends):
+            self._jobs.put_nowait(None)
+        return taken
+
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        return await self._execute(Batch(self._pool.planner, self._pool.version, records))
+        return await self._execute(self._warm_up(records))
 
     async def close(self) -> None:
         self._closing.set()
@@ -263,7 +321,7 @@ class TaskWorker(Worker):
                 await self._replace()
 
     async def _run(self, job: Job) -> Executed:
-        batch = job.batch = Batch(self._pool.planner, self._pool.version, job.records, job.unwanted)
+        batch = job.batch = self._batch(job)
         self._job = job
         if job.begun is not None and batch.planned:
             job.begun(job, batch)

@@ -23,8 +23,6 @@ def unsupported_features(config: ModelConfig) -> list[str]:
 
 
 def _features(config: ModelConfig) -> Iterator[str]:
-    if config.HasField("sequence_batching"):
-        yield "'sequence_batching'"
     if config.model_transaction_policy.decoupled:
         yield from _of_decoupled(config)
     if config.platform == _TENSORRT:

@@ -160,6 +160,9 @@ class OnnxRuntimeBackend:
 class OnnxRuntimeInstance:
     """A `BatchInstance` over a session."""
 
+    stateless = True
+    """A graph remembers nothing: sequences are what their implicit states are (S39)."""
+
     def __init__(self, interface: ModelInterface, opened: _Session, release: Callable[[], None] | None) -> None:
         self.session: Any = opened.session
         self._run_options = opened.run_options

@@ -1,0 +1,98 @@
+"""The sequences of one batch while it runs: what its arrays and requests get beside the clients' tensors, and what is
+taken out of the results (S34, S39). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from charonia.backend import Array, ModelRequest, ModelResponse
+from charonia.errors import CharoniaError
+from charonia.tensors import Tensor
+
+from .assembly import RequestPlan
+from .sequence_tensors import SequenceTensors, Step
+
+Planned = tuple[int, RequestPlan]
+
+
+@dataclass(slots=True)
+class BatchSteps:
+    """The steps of a batch, one for each record; `errors` are those of records that cannot be run.
+
+    `rows` is how many slots each execution covers, 0 for just its members (`charonia.wire.BatchPlaces`).
+    """
+
+    tensors: SequenceTensors
+    rows: int
+    steps: list[Step]
+    errors: dict[int, CharoniaError]
+
+    def groups(self, runs: Iterable[list[Planned]]) -> Iterator[list[Planned]]:
+        """Runs in which the states have one shape too."""
+        for run in runs:
+            by_shape: dict[tuple[tuple[int, ...], ...], list[Planned]] = {}
+            for pair in run:
+                by_shape.setdefault(self.tensors.shapes(self.steps[pair[0]]), []).append(pair)
+            yield from by_shape.values()
+
+    # -- arrays -------------------------------------------------------------------------------------------------------
+
+    def feed(
+        self, indices: Sequence[int], arrays: Mapping[str, Array], outputs: Sequence[str]
+    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """The arrays of an execution of these records with controls and states, and the outputs to ask for."""
+        return self.tensors.feed(self._of(indices), self.rows, arrays), self.tensors.wanted(outputs)
+
+    def take(self, indices: Sequence[int], results: Mapping[str, Array]) -> dict[str, Array]:
+        """The results of the members; their new states are kept. Raises `InternalError`."""
+        return self.tensors.take(self._of(indices), self.rows, results)
+
+    def _of(self, indices: Sequence[int]) -> list[Step]:
+        return [self.steps[index] for index in indices]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def tell(self, index: int, request: ModelRequest) -> None:
+        """A request's correlation id, flags, controls and states."""
+        step = self.steps[index]
+        request.correlation_id, request.flags = step.correlation_id, step.flags
+        request.inputs = [*request.inputs, *_tensors(self.tensors.beside(step))]
+        request.outputs = self.tensors.wanted(request.outputs)
+
+    def spread(self, indices: Sequence[int], requests: Sequence[ModelRequest]) -> list[ModelRequest]:
+        """The requests at their slots, with null requests between, that look like the first one (S34)."""
+        if not self.rows:
+            return list(requests)
+        slots: dict[int, ModelRequest] = {self.steps[i].slot: r for i, r in zip(indices, requests, strict=True)}
+        return [slots.get(slot) or self._null(requests[0]) for slot in range(self.rows)]
+
+    def _null(self, like: ModelRequest) -> ModelRequest:
+        beside = _tensors(self.tensors.beside(None))
+        names = {tensor.name for tensor in beside}
+        empty = [
+            Tensor(t.name, t.datatype, t.shape, bytes(len(t.data)))
+            if t.datatype.size_bytes
+            else Tensor.of(t.name, np.full(t.shape, b"", dtype=np.object_))
+            for t in like.inputs
+            if t.name not in names
+        ]
+        return ModelRequest(
+            id="", correlation_id=0, inputs=[*empty, *beside], outputs=like.outputs, parameters={}, timeout_us=0
+        )
+
+    def keep(self, index: int, response: ModelResponse) -> None:
+        """Keep the new states that a response brings. Raises `InternalError` when it lacks one."""
+        if self.tensors.states:
+            found = {tensor.name: tensor.array() for tensor in response.outputs}
+            if response.again and not any(name in found for name in self.tensors.state_outputs):
+                self.steps[index].state_after = self.steps[index].state_before
+            else:
+                self.tensors.keep(self.steps[index], found)
+
+
+def _tensors(arrays: Mapping[str, Array]) -> list[Tensor]:
+    return [Tensor.of(name, array) for name, array in arrays.items()]

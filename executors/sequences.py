@@ -1,0 +1,247 @@
+"""The sequences that have their place on this executor: what is remembered of each, for one loaded version (S39).
+
+A model with implicit states can be given any sequence whose state is known: it is here, or in the log's record, which
+is written as requests are settled. A model that remembers its sequences itself, in its process, can only go on with
+those it has seen; a model that remembers nothing, with all. What is gone is answered with an error that says so, never
+with a number (design section 3). Used in the event loop alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from charonia.backend import Array
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InternalError, InvalidRecord
+from charonia.models.interface import ModelInterface
+from charonia.sequences import SequenceAbout, SequenceState, SequenceStep, sequence_key
+from charonia.tensors import Tensor
+from charonia.wire import BatchHeader, BatchPlaces, RequestRecord, SequenceMark, SequencePlace
+
+from .sequence_batch import BatchSteps
+from .sequence_tensors import SequenceTensors, Step, Tensors
+
+LOST = (
+    "sequence {id} of model '{model}' has lost its state with the executor that held it: it must be started again, "
+    "with the START flag"
+)
+
+_SWEEP_EVERY = 1024
+_KEPT_LONGER_US = 60_000_000
+
+Memory = Literal["states", "instances", "nothing"]
+"""Where a model's sequences are remembered: implicit states, the instances' own memory, or there is nothing to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A sequence as the last settled request left it; `turn` are the states of one that is not finished (S41).
+
+    `life` is that of its instance: another one has forgotten it.
+    """
+
+    run: bytes
+    binding: int
+    instance: int
+    life: int
+    step: int
+    tensors: Tensors
+    used_us: int
+    turn: Tensors | None = None
+
+
+class Sequences:
+    """What one incarnation of a version remembers."""
+
+    def __init__(self, interface: ModelInterface, version: int, tensors: SequenceTensors, memory: Memory) -> None:
+        block = interface.sequence_batching
+        assert block is not None
+        self._model = interface.name
+        self._version = version
+        self._every = block.checkpoint_every
+        self._iterative = block.iterative
+        self.tensors = tensors
+        self._memory = memory
+        self._known: dict[bytes, Remembered] = {}
+        self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
+        self._since_sweep = 0
+        self.lost = 0
+        """Requests that were told that their sequence's state is gone."""
+
+    def missing(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
+        """The keys of the sequences whose state has to be read from the log first."""
+        if header.sequences is None or self._memory != "states":
+            return []
+        return [
+            self._key(record)
+            for record, place in zip(records, header.sequences.places, strict=True)
+            if not (_mark(record).start and not place.again) and not self._is_here(self._key(record), place)
+        ]
+
+    def restore(self, names: Sequence[bytes], found: Sequence[tuple[bytes, bytes] | None]) -> None:
+        """What the log knows of these, as far as it is the state after the last settled request."""
+        for key, one in zip(names, found, strict=True):
+            self._known.pop(key, None)
+            if one is None:
+                continue
+            try:
+                about, state = SequenceAbout.unpack(key, one[0]), SequenceState.unpack(one[1])
+            except InvalidRecord:
+                continue
+            tensors = {tensor.name: _array(tensor) for tensor in state.tensors}
+            if (state.run, state.step) == (about.run, about.step) and self._fit(tensors):
+                self._known[key] = Remembered(about.run, -1, -1, 0, about.step, tensors, wall_ns() // 1000)
+
+    def begin(self, places: BatchPlaces, records: Sequence[RequestRecord], life: int) -> BatchSteps:
+        """The steps of a batch that its instance, in this life, is about to run."""
+        steps: list[Step] = []
+        errors: dict[int, CharoniaError] = {}
+        for index, (record, place) in enumerate(zip(records, places.places, strict=True)):
+            mark = _mark(record)
+            start = mark.start and not place.again
+            # the end of an iterative request without an id of its own is when it asks for no further turn
+            end = mark.end and not (self._iterative and mark.start)
+            before: Tensors | None = self.tensors.initial
+            if not start:
+                before = self._before(self._key(record), place, places.instance, life)
+            if before is None:
+                self.lost += 1
+                errors[index] = InternalError(LOST.format(id=mark.correlation_id, model=self._model))
+                before = self.tensors.initial
+            steps.append(Step(mark.correlation_id, start, end, place.slot, before))
+        return BatchSteps(self.tensors, places.rows, steps, errors)
+
+    def warm_up(self, count: int) -> BatchSteps:
+        """The steps of made-up requests: each is a whole sequence (C17)."""
+        steps = [Step(number + 1, True, True, number, self.tensors.initial) for number in range(count)]
+        return BatchSteps(self.tensors, 0, steps, {})
+
+    def _before(self, key: bytes, place: SequencePlace, instance: int, life: int) -> Tensors | None:
+        """The states a request begins with; None when they are gone."""
+        known = self._known.get(key)
+        if self._memory == "nothing":
+            return self.tensors.initial
+        if known is None or known.run != place.run:
+            return None
+        if self._memory == "instances":
+            here = (known.binding, known.instance, known.life) == (place.binding, instance, life)
+            return self.tensors.initial if here else None
+        return known.turn if place.again and known.turn is not None else known.tensors
+
+    def _is_here(self, key: bytes, place: SequencePlace) -> bool:
+        known = self._known.get(key)
+        return known is not None and (known.run, known.binding) == (place.run, place.binding)
+
+    def _fit(self, tensors: Mapping[str, Array]) -> bool:
+        """Whether a state of another incarnation is one of this."""
+        for state in self.tensors.states:
+            array = tensors.get(state.input_name)
+            if array is None or array.dtype != state.datatype.numpy or len(array.shape) != len(state.dims):
+                return False
+            if any(want not in (-1, have) for have, want in zip(array.shape, state.dims, strict=True)):
+                return False
+        return True
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        header: BatchHeader,
+        records: Sequence[RequestRecord],
+        steps: BatchSteps,
+        ended: Collection[int],
+        failed: Collection[int],
+        again: Collection[int],
+        executor: str,
+        life: int,
+    ) -> tuple[dict[bytes, SequenceStep], dict[int, Remembered | None]]:
+        """Remember what a batch left: `ended` are indices of requests with an answer, `failed` those with an error.
+
+        Returns what the log is to remember of the former, by request id, and what to go `back` to for each should it
+        not take the answer.
+        """
+        assert header.sequences is not None
+        written: dict[bytes, SequenceStep] = {}
+        before: dict[int, Remembered | None] = {}
+        used_us = wall_ns() // 1000
+        self._sweep(used_us, len(records))
+        for index, (record, place) in enumerate(zip(records, header.sequences.places, strict=True)):
+            step, key = steps.steps[index], self._key(record)
+            known = self._known.get(key)
+            if index in again:
+                self._keep_turn(key, place, step, header.sequences.instance, life)
+                continue
+            if index not in ended:
+                continue
+            before[index] = known
+            if _mark(record).end:
+                self._known.pop(key, None)
+                written[record.id] = SequenceStep(key, b"")
+                continue
+            if index in steps.errors:
+                del before[index]
+                continue
+            changed = index not in failed
+            number = 0 if step.start or known is None else known.step
+            tensors = step.state_after if changed and step.state_after is not None else step.state_before
+            if place.again and not changed:  # the turns it had are undone
+                tensors = known.tensors if known is not None else self.tensors.initial
+            number += changed
+            place_of = (header.sequences.instance, place.slot, place.binding)
+            self._known[key] = Remembered(place.run, place.binding, place_of[0], life, number, tensors, used_us)
+            about = SequenceAbout(
+                key, place.run, self._version, header.content_hash, executor, *place_of, number, used_us
+            )
+            due = self._memory == "states" and self._every > 0 and (number % self._every == 0 or number == 0)
+            state = self._packed(place.run, number, tensors) if due and (changed or step.start) else None
+            written[record.id] = SequenceStep(key, about.pack(), state)
+        return written, before
+
+    def _keep_turn(self, key: bytes, place: SequencePlace, step: Step, instance: int, life: int) -> None:
+        known = self._known.get(key)
+        if known is None or known.run != place.run or step.start:
+            known = Remembered(place.run, place.binding, instance, life, 0, self.tensors.initial, 0)
+        used_us = wall_ns() // 1000
+        self._known[key] = Remembered(
+            known.run, place.binding, instance, life, known.step, known.tensors, used_us, step.state_after
+        )
+
+    def go_back(self, records: Sequence[RequestRecord], before: Mapping[int, Remembered | None]) -> None:
+        """Requests of a batch were ended by somebody else: their sequences are as they were."""
+        for index, known in before.items():
+            if known is None:
+                self._known.pop(self._key(records[index]), None)
+            else:
+                self._known[self._key(records[index])] = known
+
+    def forget(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
+        """Nobody knows whether the log has the last step of these: it is asked the next time."""
+        if self._memory == "states":
+            for index in indices:
+                self._known.pop(self._key(records[index]), None)
+
+    def _sweep(self, now_us: int, more: int) -> None:
+        """Forget now and then what nobody has used for so long that its owner has given it up."""
+        self._since_sweep += more
+        if self._since_sweep >= _SWEEP_EVERY:
+            self._since_sweep = 0
+            for key in [key for key, known in self._known.items() if known.used_us + self._kept_us < now_us]:
+                del self._known[key]
+
+    def _packed(self, run: bytes, number: int, tensors: Tensors) -> bytes:
+        return SequenceState(run, number, tuple(Tensor.of(name, array) for name, array in tensors.items())).pack()
+
+    def _key(self, record: RequestRecord) -> bytes:
+        return sequence_key(self._version, _mark(record).key)
+
+
+def _mark(record: RequestRecord) -> SequenceMark:
+    # the owner gives out only requests that have one
+    return record.sequence or SequenceMark(0)
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.array()
+    return array
