@@ -207,9 +207,10 @@ class Batch:
                     raise response.error
                 if self._steps is not None:
                     self._steps.keep(index, response)
-                    if response.again:
-                        self.executed.again.add(index)
-                        continue
+                if response.again:
+                    self._check_again()
+                    self.executed.again.add(index)
+                    continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
             except CharoniaError as error:
                 self.fail([index], error, BACKEND)
@@ -221,6 +222,12 @@ class Batch:
         if succeeded:
             rows = sum(plan.rows for _, plan in sent)
             self._count(succeeded, rows, start_wall, (started, joined, inferred))
+
+    def _check_again(self) -> None:
+        """S41 is for models that say so."""
+        block = self.interface.sequence_batching
+        if block is None or not block.iterative:
+            raise InternalError(f"model '{self._model}' reschedules a request but does not set 'iterative_sequence'")
 
     def _count(self, indices: list[int], rows: int, start_wall: int, marks: tuple[int, int, int]) -> None:
         started, joined, inferred = marks

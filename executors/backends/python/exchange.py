@@ -3,7 +3,7 @@
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
-                                                      DONE  [[[code, message] or nil, parameters, tensors], ...]
+                                                      DONE  [[[code, message] or nil, parameters, tensors, again], ...]
     CANCEL         [index of a request, ...]          no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
@@ -69,9 +69,9 @@ def responses_of(frame: Frame) -> list[ModelResponse]:
 
 def _responses(frame: Frame) -> list[ModelResponse]:
     replies = frame.content()
-    offsets = iter(places([size for _, _, tensors in replies for _, _, _, size in tensors]))
+    offsets = iter(places([size for _, _, tensors, *_ in replies for _, _, _, size in tensors]))
     responses = []
-    for failure, parameters, tensors in replies:
+    for failure, parameters, tensors, *again in replies:
         if failure is not None:
             code, message = failure
             responses.append(ModelResponse(parameters=parameters, error=CharoniaError.of(code, message)))
@@ -83,7 +83,7 @@ def _responses(frame: Frame) -> list[ModelResponse]:
             if len(data) != size:
                 raise FrameError("the replies of a model process describe more bytes than it sent")
             outputs.append(Tensor(name, DataType.of_number(number), tuple(shape), data))
-        responses.append(ModelResponse(outputs=outputs, parameters=parameters))
+        responses.append(ModelResponse(outputs=outputs, parameters=parameters, again=bool(again and again[0])))
     return responses
 
 

@@ -128,7 +128,7 @@ class ModelHost:
                 import asyncio  # only now: most models never need it, and it is large
 
                 answers = asyncio.run(_result_of(answers))
-            return _replies(requests, _checked(answers, len(requests)))
+            return _replies(requests, _checked(answers, requests))
         except _WrongAnswer as error:
             raise ModelFailure(self._batch_failure(str(error))) from None
         except BaseException as error:
@@ -203,7 +203,8 @@ async def _result_of(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _checked(answers: Any, expected: int) -> list[InferenceResponse]:
+def _checked(answers: Any, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
+    expected = len(requests)
     if not isinstance(answers, list):
         raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
     if len(answers) != expected:
@@ -211,8 +212,10 @@ def _checked(answers: Any, expected: int) -> list[InferenceResponse]:
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
             f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
-    for answer in answers:
-        if not isinstance(answer, InferenceResponse):
+    for place, answer in enumerate(answers):
+        if answer is None and requests[place].is_rescheduled():
+            answers[place] = InferenceResponse()
+        elif not isinstance(answer, InferenceResponse):
             raise _WrongAnswer(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(answer)}'."
@@ -236,7 +239,8 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
             encoded = tensor.encoded()
             described.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
             data.append(encoded)
-        replies.append([None, answer.checked_parameters, described])
+        reply = [None, answer.checked_parameters, described]
+        replies.append([*reply, True] if request.is_rescheduled() else reply)
     return replies, data
 
 

@@ -67,6 +67,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory or PreferredMemory()
         self._trace = trace or InferenceTrace()
+        self._rescheduled = False
         self._is_cancelled: Callable[[], bool] | None = None
         self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
 
@@ -122,9 +123,17 @@ class InferenceRequest:
         not_supported_yet("InferenceRequest.get_response_sender()")
 
     def set_release_flags(self, flags: int) -> None:
-        """Only RELEASE_ALL, the default; rescheduling comes with iterative sequences."""
-        if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            not_supported_yet("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE")
+        """RELEASE_ALL is the default; RELEASE_RESCHEDULE asks for another turn, without an answer now (S41)."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                f"Invalid release flag {flags}: expected TRITONSERVER_REQUEST_RELEASE_ALL or "
+                "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE."
+            )
+        self._rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def is_rescheduled(self) -> bool:
+        """Whether the model wants another turn; not for models."""
+        return self._rescheduled
 
     def exec(self, decoupled: bool = False) -> Any:
         """Call the model this request names and wait: its response, or with `decoupled` an iterator over all (P13).

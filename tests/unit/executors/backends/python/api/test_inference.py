@@ -59,9 +59,14 @@ def test_what_is_no_tensor_or_error_is_refused() -> None:
 def test_the_names_of_later_issues_exist_and_say_so() -> None:
     request = InferenceRequest("m", ["O"], [ONE], preferred_memory=api.PreferredMemory(api.TRITONSERVER_MEMORY_GPU, 0))
     request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
-    for call in (
-        request.get_response_sender,
-        lambda: request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
-    ):
-        with pytest.raises(TritonModelException, match="is not supported yet by this server's python backend"):
-            call()
+    with pytest.raises(TritonModelException, match="is not supported yet by this server's python backend"):
+        request.get_response_sender()
+
+
+def test_a_request_may_be_rescheduled() -> None:
+    request = InferenceRequest("m", ["O"], [ONE])
+    assert not request.is_rescheduled()
+    request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    assert request.is_rescheduled()
+    with pytest.raises(TritonModelException, match="Invalid release flag 3"):
+        request.set_release_flags(3)
