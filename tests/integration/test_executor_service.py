@@ -246,7 +246,10 @@ async def test_warm_up_runs_on_every_instance_and_is_counted(tmp_path: Path) -> 
             "unable to read 'missing'",
         ),
         ('input { name: "q" data_type: TYPE_FP32 dims: 16 }', "unexpected inference input 'q'"),
-        ("sequence_batching {}", "'sequence_batching' is not supported yet"),
+        (
+            "model_operations { op_library_filename: 'ops.so' }",
+            "'model_operations.op_library_filename' is not supported",
+        ),
         ('backend: "nobody"', "unable to find backend 'nobody'"),
         ("instance_group { kind: KIND_GPU count: 1 gpus: 0 }", "GPU"),
         ("version_policy { specific { versions: 7 } }", "at least one version must be available"),

@@ -9,7 +9,6 @@ from charonia.models.pbtxt import parse
 
 TENSORRT = "platform: 'tensorrt_plan' "
 CASES = [
-    ("sequence_batching { }", "'sequence_batching' is not supported yet"),
     (
         "model_transaction_policy { decoupled: true } dynamic_batching { preserve_ordering: true }",
         "'dynamic_batching.preserve_ordering' with the 'decoupled' transaction policy is not supported yet",
