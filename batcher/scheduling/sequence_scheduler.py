@@ -278,11 +278,17 @@ class SequenceScheduler:
         sequence.closed = mark.end
         sequence.queue.append(request)
         self._wait(request, sequence)
-        if request.timeout_us and sequence.instance is None:
+        self._time(request, sequence)
+        self._touch(sequence, now_ns)
+
+    def _time(self, request: QueuedRequest, sequence: LiveSequence) -> None:
+        """Arm what may come due; without a slot a request waits no longer than its time-out (S37)."""
+        # until the model is known, what runs and what is bound is not known either (recovery)
+        waits = self._rules is not None and sequence.instance is None and sequence.wanted is None
+        if request.timeout_us and waits:
             request.timeout_ns = request.enqueued_ns + request.timeout_us * 1000
         if request.timeout_ns or request.deadline_ns:
             self._due.arm(request)
-        self._touch(sequence, now_ns)
 
     def _wait(self, request: QueuedRequest, sequence: LiveSequence) -> None:
         request.state = QUEUED
@@ -485,7 +491,10 @@ class SequenceScheduler:
         rules = SequenceRules.of(interface)
         if rules == self._rules:
             return
-        self._rules = rules
+        first, self._rules = self._rules is None, rules
+        for request, sequence in list(self._known.values()) if first else ():
+            if request.state is QUEUED and not request.due_ns:
+                self._time(request, sequence)
         for version in self._versions.values():
             if rules is not None:
                 for executor in {instance.executor for instance in version.instances.all()}:
