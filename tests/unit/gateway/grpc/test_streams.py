@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import CharoniaError, NotFound
-from gateway.grpc.streams import OrderedStream
+from gateway.grpc.streams import AnswerStream
 
 
 class Peer:
@@ -60,10 +60,10 @@ class Work:
         return NotFound(message.decode()) if message in self.errors else message
 
 
-def stream(work: Work, peer: Peer, **bounds: int) -> OrderedStream:
+def stream(work: Work, peer: Peer, **bounds: int) -> AnswerStream:
     answer: Callable[[bytes], Any] = work.__call__
     write: Callable[[bytes], Awaitable[None]] = peer.write
-    return OrderedStream(answer, write, **bounds)
+    return AnswerStream(answer, write, **bounds)
 
 
 async def settle() -> None:
@@ -158,7 +158,7 @@ async def test_a_failing_write_ends_it() -> None:
     async def write(_answer: bytes) -> None:
         raise ConnectionError
 
-    running = asyncio.create_task(OrderedStream(work.__call__, write).run(peer.__aiter__()))
+    running = asyncio.create_task(AnswerStream(work.__call__, write).run(peer.__aiter__()))
     await settle()
     work.gates[b"0"].set()
     with pytest.raises(ConnectionError):
@@ -196,7 +196,7 @@ async def test_small_requests_with_large_answers_are_bounded() -> None:
     async def answer(_message: bytes) -> bytes:
         return b"y" * 1000
 
-    running = asyncio.create_task(OrderedStream(answer, peer.write, max_held_bytes=2500).run(peer.__aiter__()))
+    running = asyncio.create_task(AnswerStream(answer, peer.write, max_held_bytes=2500).run(peer.__aiter__()))
     await settle()
     assert peer.read <= 5
     peer.taking.set()
