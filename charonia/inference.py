@@ -57,3 +57,8 @@ class InferenceResponse:
     error: CharoniaError | None = None
     final: bool = True
     place: tuple[int, int] | None = None
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it says only that there are no more responses (G24)."""
+        return self.final and not self.outputs and not self.parameters and self.error is None

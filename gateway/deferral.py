@@ -7,12 +7,13 @@ stand and how an answer looks is each front's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, Unsupported
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from charonia.models.interface import ModelInterface
 
@@ -54,8 +55,12 @@ class Deferral:
         *,
         flush_interval_s: float = 0.0,
         call_deadline_ns: int = 0,
+        only_later: str = "",
     ) -> Answered | Accepted:
         """`call_deadline_ns` is the call's own deadline, which holds for the request unless it is answered later.
+
+        `only_later` is the text of the `Unsupported` for a request that is to be answered at once, which its model
+        cannot: one that answers more than once.
 
         Raises what the handler raises, and `InvalidArgument` for `words` that say nothing sensible.
 
@@ -64,10 +69,40 @@ class Deferral:
         wish = read_wish(words, wall_ns(), form=form, caller=caller)
         request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)
         if wish.options.respond_async:
-            return await self._submit(request, wish)
+            return await self._submit(request, _at_once(wish) if only_later else wish)
+        if only_later:
+            raise Unsupported(only_later)
         request.deadline_ns = earlier(request.deadline_ns, call_deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=flush_interval_s, options=wish.options)
         return Answered(response)
+
+    async def stream(
+        self,
+        request: InferenceRequest,
+        words: Parameters,
+        caller: Caller,
+        form: Mapping[str, Any],
+        *,
+        flush_interval_s: float = 0.0,
+        call_deadline_ns: int = 0,
+    ) -> AsyncGenerator[InferenceResponse | Accepted]:
+        """As `answer`, the responses of any model as they come (`Handler.stream`); or the job that will have them."""
+        handler, options = self._handler, None
+        if words or handler.identifies:
+            wish = read_wish(words, wall_ns(), form=form, caller=caller)
+            request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)
+            options = wish.options
+            if options.respond_async:
+                accepted = await self._submit(request, _at_once(wish))
+                assert isinstance(accepted, Accepted)
+                yield accepted
+                return
+        request.deadline_ns = earlier(request.deadline_ns, call_deadline_ns)
+        responses = handler.stream(request, flush_interval_s=flush_interval_s, options=options)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                yield response
+                del response  # the next one may be long in coming
 
     async def _submit(self, request: InferenceRequest, wish: Wish) -> Answered | Accepted:
         handler, options = self._handler, wish.options
@@ -98,6 +133,11 @@ class Deferral:
         task = asyncio.get_running_loop().create_task(cancel())
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+
+
+def _at_once(wish: Wish) -> Wish:
+    """The wish without its wait: whoever wants several responses follows the job."""
+    return replace(wish, wait_s=0.0, applied="respond-async")
 
 
 def served_of(handler: Handler, view: JobView) -> ServedModel:

@@ -122,6 +122,8 @@ class JobView:
     """`DeliveryOptions.form` of the submission."""
     webhook: Mapping[str, Any] = field(default_factory=dict)
     """How far the webhook of an ended job has come (`gateway.webhooks.deliveries`); empty without one, and in lists."""
+    decoupled: bool = False
+    """Whether its model may answer more than once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Fronts translate and do nothing else: no front knows the log, no handler knows a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -185,14 +185,26 @@ class Handler(Protocol):
     async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
         """The answer of an ended job, None when it has not ended within `wait_s`.
 
-        A job that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`.
+        A job that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`;
+        one that did not answer exactly once `Unsupported`.
         `InferenceResponse.id` is the id that the job's caller gave.
         """
 
-    async def job_events(self, job_id: str, caller: Caller = ANYONE, after_number: int = 0) -> AsyncIterator[JobEvent]:
+    def job_responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
+        """The responses of a job above an index, as they come; one that its model answered once has index 0.
+
+        Raises in the end what the job ended with when it did not succeed. Close it or exhaust it.
+        """
+
+    async def job_events(
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         """Awaiting it raises what is to be raised; then the events above `after_number`, as they happen.
 
-        Ends after the terminal event. Close it (`aclose`) or exhaust it.
+        Of a job whose model may answer more than once also the responses above `after_index`, placed. Ends after the
+        terminal event. Close it (`aclose`) or exhaust it.
         """
 
     async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]: ...

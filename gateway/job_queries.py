@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InvalidArgument, NotFound
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
 from charonia.eventlog.port import EventLog
 from charonia.inference import InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, parse_public_id
@@ -17,8 +18,10 @@ from charonia.wire import ResponseRecord
 from .delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from .estimates import Paces, queued_eta_s, running_eta_s
 from .job_outcomes import outcome_of
+from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, visible, wait_reason
 from .job_watches import JobWatches
+from .streaming import wanted_outputs
 from .webhooks.deliveries import Delivery, called, delivery_of
 
 MAX_LIMIT = 1000
@@ -36,6 +39,7 @@ class JobQueries:
         self._catalog = catalog
         self._watches = watches
         self._paces = Paces(log)
+        self._streams = JobStreams(log, watches)
         self._not_found = JOB_NOT_FOUND
 
     def begin_anew(self) -> None:
@@ -107,13 +111,26 @@ class JobQueries:
             return None
         if outcome.error is not None:
             raise outcome.error
-        client_id = record.about.get("client_id", "")
-        outputs = outcome.outputs
-        wanted = record.about.get("outputs")
-        if wanted and len(outputs) > 1:
-            by_name = {t.name: t for t in outputs}
-            outputs = [by_name[name] for name in wanted if name in by_name]
-        return InferenceResponse(record.model, outcome.version, outputs, client_id, outcome.parameters)
+        if not record.about.get("decoupled"):
+            return _response(record, outcome)
+        async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
+            return _only([_response(record, response) async for response in responses])
+
+    async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+        """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
+        record = await self.record(job_id, caller)
+        async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
+            async for response in responses:
+                yield _response(record, response)
+
+    async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
+        """As `responses` from the first one, of a job of this gateway's own caller."""
+        record = await self._log.job(model, job_id)
+        if record is None:
+            raise NotFound(self._not_found)
+        async with contextlib.aclosing(self._streams.responses(record, ANYONE, -1)) as responses:
+            async for response in responses:
+                yield response
 
     async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
         """The answer of a job, however long it takes. Raises what `job_outcomes.outcome_of` does."""
@@ -132,30 +149,22 @@ class JobQueries:
                 if watch.record.state.terminal:
                     return watch.record
 
-    async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
+    async def events(
+        self, job_id: str, caller: Caller, after_number: int, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         record = await self.record(job_id, caller)
-        return self._follow(record, caller, after_number)
+        return self._follow(record, caller, after_number, after_index)
 
-    async def _follow(self, record: JobRecord, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
-        for event in record.events:
-            if event.number > after_number:
-                after_number = event.number
-                yield event
-        if record.state.terminal:
-            return
-        async with self._watches.watching(record.model, record.id, caller) as watch:
-            seen = 0
-            while True:
-                seen = await watch.look(seen)
-                known = watch.record
-                if known is None:
-                    return
-                for event in known.events:
-                    if event.number > after_number:
-                        after_number = event.number
-                        yield event
-                if known.state.terminal:
-                    return
+    async def _follow(
+        self, record: JobRecord, caller: Caller, after_number: int, after_index: int
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        happenings = self._streams.happenings(record, caller, after_number, after_index)
+        async with contextlib.aclosing(happenings):
+            async for happening in happenings:
+                yield happening if isinstance(happening, JobEvent) else _response(record, happening)
+
+    async def close(self) -> None:
+        await self._streams.close()
 
     # -- many jobs ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +201,30 @@ class JobQueries:
                 if not found:
                     at = _next(at, models, phases)
         return JobPage(tuple(views), "")
+
+
+def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
+    """As the job's caller would have had it."""
+    return InferenceResponse(
+        record.model,
+        response.version,
+        wanted_outputs(response.outputs, tuple(record.about.get("outputs", ()))),
+        record.about.get("client_id", ""),
+        response.parameters,
+        response.error,
+        response.final,
+        response.place,
+    )
+
+
+def _only(responses: list[InferenceResponse]) -> InferenceResponse:
+    """The one answer of a job that may give several. Raises `Unsupported` when there is another number of them."""
+    real = [response for response in responses if not response.is_flag]
+    if len(real) != 1:
+        raise Unsupported(f"the job has {len(real)} responses: follow its events, or ask for it in a stream")
+    if real[0].error is not None:
+        raise real[0].error
+    return real[0]
 
 
 def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:

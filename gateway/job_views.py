@@ -51,6 +51,7 @@ def job_view(record: JobRecord, outlook: Outlook, now_us: int) -> JobView:
         has_result=record.result_size_bytes > 0,
         expires_us=record.ended_us + record.retention_s * 1_000_000 if record.state.terminal else 0,
         form=about["form"] if isinstance(about.get("form"), dict) else {},
+        decoupled=about.get("decoupled") is True,
     )
 
 

@@ -42,6 +42,18 @@ class JobWatch:
         self._version = 0
         self._error: CharoniaError | None = None
         self._changed = asyncio.Event()
+        self.followers: set[asyncio.Event] = set()
+        """Set when there is more to see."""
+
+    def check(self) -> None:
+        """Raise the error that the last reading of the record ended with."""
+        if self._error is not None:
+            raise type(self._error)(self._error.message)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the log does not know the job."""
+        return self._version > 0 and self._error is None and self.record is None
 
     async def look(self, seen: int) -> int:
         """Wait until there is more to see than at `seen` (0 at first); the number to come back with.
@@ -50,8 +62,7 @@ class JobWatch:
         """
         while self._version <= seen:
             await self._changed.wait()
-        if self._error is not None:
-            raise type(self._error)(self._error.message)
+        self.check()
         return self._version
 
     def read(self, record: JobRecord | None) -> None:
@@ -74,6 +85,8 @@ class JobWatch:
         self._version += 1
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
+        for follower in self.followers:
+            follower.set()
 
     @property
     def over(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,7 @@ class Jobs:
                 self._served_changed(model)
 
     async def close(self) -> None:
+        await self._queries.close()
         await self._watches.close()
 
     def begin_anew(self) -> None:
@@ -159,6 +160,46 @@ class Jobs:
                 timer.cancel()
             entering.cancel()
             self._pending.remove(waiter)
+
+    async def stream(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> AsyncGenerator[ResponseRecord]:
+        """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
+
+        They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
+        """
+        job = await self._prepare(request, admitted, level, served, options, b"")
+        model, created, complete = served.model, False, False
+        # settles the job at its deadline: the follower sees that it has expired
+        waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
+        waiter.sent = True
+        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        try:
+            ticket = await self._accept(model, job)
+            created = waiter.accepted = ticket.created
+            waiter.follows = not created
+            following = self._queries.answers(model, ticket.id)
+            if timer is not None:
+                following = _until(waiter.future, following)
+            async with contextlib.aclosing(following) as answers:
+                async for answer in answers:
+                    complete = answer.final
+                    yield answer
+        except CharoniaError:
+            complete = True
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not waiter.future.cancel() and not waiter.future.cancelled():
+                waiter.future.exception()  # seen
+            if created and not complete and options.on_disconnect == "cancel":
+                self._dataplane.spawn(self._abandon(model, job.new.id))
 
     async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
         """Record a waiter's job; when its key stands for another call's job, answer with that one's outcome."""
@@ -311,11 +352,37 @@ class Jobs:
         failpoints.hit("gateway.read")
         return answer
 
-    async def events(self, job_id: str, caller: Caller, after_number: int) -> AsyncIterator[JobEvent]:
-        return await self._queries.events(job_id, caller, after_number)
+    def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+        return self._queries.responses(job_id, caller, after_index)
+
+    async def events(
+        self, job_id: str, caller: Caller, after_number: int, after_index: int
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        return await self._queries.events(job_id, caller, after_number, after_index)
 
     async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
         return await self._queries.page(which, caller, cursor, limit)
+
+
+async def _until(
+    end: asyncio.Future[ResponseRecord], answers: AsyncGenerator[ResponseRecord]
+) -> AsyncGenerator[ResponseRecord]:
+    """The answers, until there are no more or `end` fails."""
+    async with contextlib.aclosing(answers):
+        while True:
+            coming = asyncio.ensure_future(anext(answers))
+            try:
+                await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    await end
+            finally:
+                coming.cancel()
+                await asyncio.wait({coming})
+            try:
+                answer = coming.result()
+            except StopAsyncIteration:
+                return
+            yield answer
 
 
 def _about(
@@ -330,6 +397,8 @@ def _about(
         about["outputs"] = list(request.outputs)
     if request.deadline_ns:
         about["deadline_us"] = request.deadline_ns // 1000
+    if served.interface.decoupled:
+        about["decoupled"] = True
     if options.on_disconnect:
         about["on_disconnect"] = options.on_disconnect
     if options.webhook is not None:

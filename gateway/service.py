@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -247,7 +247,10 @@ class GatewayService:
         started_ns = monotonic_ns()
         served, counts, admission, admitted = self._admit(request, started_ns)
         level = admission.level(request.priority)
-        records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
+        if options is None or not is_job(options):
+            records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
+        else:
+            records = self.jobs.stream(request, admitted, level, served, options)
         async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
             async for response in responses:
                 yield response
@@ -323,8 +326,15 @@ class GatewayService:
     async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
         return await self.jobs.result(job_id, caller, wait_s)
 
-    async def job_events(self, job_id: str, caller: Caller = ANYONE, after_number: int = 0) -> AsyncIterator[JobEvent]:
-        return await self.jobs.events(job_id, caller, after_number)
+    def job_responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
+        return self.jobs.responses(job_id, caller, after_index)
+
+    async def job_events(
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        return await self.jobs.events(job_id, caller, after_number, after_index)
 
     async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
         return await self.jobs.timeline(job_id, caller)

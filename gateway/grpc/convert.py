@@ -57,9 +57,10 @@ _FIELD_OF: dict[DataType, str] = {
 _TAG_ID = b"\x1a"  # field 3, length-delimited
 _TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
 _TAG_INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse, length-delimited
-_FINAL = pb.ModelInferResponse(
-    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
-).SerializeToString()
+_FINAL, _NOT_FINAL = (
+    pb.ModelInferResponse(parameters={"triton_final_response": pb.InferParameter(bool_param=final)}).SerializeToString()
+    for final in (True, False)
+)
 _SIGNATURES_REMEMBERED = 1024
 
 Classes = dict[str, int]
@@ -231,9 +232,10 @@ class ResponseEncoder:
         return b"".join(parts)
 
 
-def stream_answer(reply: bytes) -> bytes:
-    """A serialised `ModelStreamInferResponse` of a serialised reply that is its request's last (G8, G24)."""
-    return b"".join((_TAG_INFER_RESPONSE, _varint(len(reply) + len(_FINAL)), reply, _FINAL))
+def stream_answer(reply: bytes, *, final: bool = True) -> bytes:
+    """A serialised `ModelStreamInferResponse` of a serialised reply, which is its request's last or not (G8, G24)."""
+    flag = _FINAL if final else _NOT_FINAL
+    return b"".join((_TAG_INFER_RESPONSE, _varint(len(reply) + len(flag)), reply, flag))
 
 
 def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:

@@ -7,25 +7,27 @@ for the job: its answer is the result, its error, or such a response as long as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 from charonia.errors import InvalidArgument
-from charonia.inference import InferenceRequest, Parameters
+from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from gateway.deferral import Accepted, Deferral, served_of
 from gateway.delivery import Caller, JobReceipt, JobView
 from gateway.handler import Handler, ServedModel
 from gateway.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, PREFER
 from protos import grpc_service_pb2 as pb
 
-from .convert import Classes, ResponseEncoder, write_parameters
+from .convert import EMPTY_FINAL, Classes, ResponseEncoder, stream_answer, stream_error, write_parameters
 
 JOB_ID = "charonia_job_id"
 WAIT = "charonia_wait_s"
 CANCEL = "charonia_cancel"
+AFTER_INDEX = "charonia_after_index"
 
 _METADATA: Mapping[str, str] = {name.decode(): parameter for name, parameter in HEADERS.items()}
-_FETCHING = frozenset((JOB_ID, WAIT, CANCEL))
+_FETCHING = frozenset((JOB_ID, WAIT, CANCEL, AFTER_INDEX, EMPTY_FINAL))
 
 
 def asks_for_job(message: pb.ModelInferRequest) -> bool:
@@ -64,22 +66,70 @@ class JobCalls:
         words: Parameters,
         caller: Caller,
         call_deadline_ns: int,
+        only_later: str = "",
     ) -> bytes:
         """The serialised answer, or the description of the job that will have it."""
-        form: dict[str, Any] = {}
-        if classes:
-            form = {"classes": dict(classes), "batching": served.interface.batching}
         answer = await self._deferral.answer(
             request,
             words,
             caller,
-            form,
+            _form(classes, served),
             flush_interval_s=self._flush_interval_s,
             call_deadline_ns=call_deadline_ns,
+            only_later=only_later,
         )
         if isinstance(answer, Accepted):
             return _accepted(answer.receipt, answer.state, request.id, served.version)
         return self._encoder.encode(answer.response, classes, served)
+
+    def stream(
+        self,
+        request: InferenceRequest,
+        classes: Classes,
+        served: ServedModel,
+        words: Parameters,
+        caller: Caller,
+        call_deadline_ns: int,
+    ) -> AsyncGenerator[InferenceResponse | Accepted]:
+        """The responses of a decoupled model, or the job that will have them. Those of a job say where they stand."""
+        return self._deferral.stream(
+            request,
+            words,
+            caller,
+            _form(classes, served),
+            flush_interval_s=self._flush_interval_s,
+            call_deadline_ns=call_deadline_ns,
+        )
+
+    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes:
+        return self._encoder.encode(response, classes, served)
+
+    def describe(self, accepted: Accepted, request_id: str, version: int) -> bytes:
+        return _accepted(accepted.receipt, accepted.state, request_id, version)
+
+    async def follow(self, message: pb.ModelInferRequest, caller: Caller) -> AsyncGenerator[bytes]:
+        """The answers of a stream to a request for a job: all responses of one that may have several, as they come.
+
+        Those after `charonia_after_index` when that is given. Any other job is fetched as by a unary call.
+        """
+        job_id, _, cancel = _read_fetch(message)
+        view = await self._handler.job(job_id, caller)
+        if cancel or not view.decoupled:
+            yield stream_answer(await self.fetch(message, caller))
+            return
+        if message.model_name not in ("", view.model):
+            raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
+        classes: Classes = dict(view.form.get("classes", {}))
+        served = served_of(self._handler, view)
+        empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+        responses = self._handler.job_responses(job_id, caller, _after_index(message))
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                if response.error is not None:
+                    yield stream_error(response.error.message, message)
+                elif empty_final or not response.is_flag:
+                    response.parameters |= placed(response)
+                    yield stream_answer(self.encode(response, classes, served), final=response.final)
 
     async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> bytes:
         """The serialised result of the job that is asked for, or its state while it has none.
@@ -98,6 +148,27 @@ class JobCalls:
             return _described(await handler.job(job_id, caller) if wait_s else view)
         classes: Classes = dict(view.form.get("classes", {}))
         return self._encoder.encode(response, classes, served_of(self._handler, view))
+
+
+def placed(response: InferenceResponse) -> Parameters:
+    """What a response of a job says of its place, by which a reader that comes back goes on."""
+    if response.place is None:
+        return {}
+    attempt, index = response.place
+    return {"charonia_attempt": attempt, "charonia_index": index}
+
+
+def _form(classes: Classes, served: ServedModel) -> dict[str, Any]:
+    return {"classes": dict(classes), "batching": served.interface.batching} if classes else {}
+
+
+def _after_index(message: pb.ModelInferRequest) -> int:
+    if AFTER_INDEX not in message.parameters:
+        return -1
+    value = _value(message, AFTER_INDEX)
+    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 2**31:
+        raise InvalidArgument(f"parameter '{AFTER_INDEX}' must be the index of a response, or -1")
+    return value
 
 
 def _accepted(receipt: JobReceipt, state: str, request_id: str, version: int) -> bytes:

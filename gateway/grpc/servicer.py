@@ -14,15 +14,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
-from charonia.inference import LATEST_VERSION
+from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.settings import GatewaySettings
 from gateway import log_settings
 from gateway.delivery import ANYONE
-from gateway.handler import Handler
+from gateway.handler import Handler, ServedModel
 from gateway.preferences import earlier
 from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED, TRACING_UNBUILT
 from gateway.restrictions import HeaderForwarding, Restrictions
@@ -30,22 +29,19 @@ from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .convert import ResponseEncoder, infer_request, stream_answer, stream_error
+from .calling import Context, headers_of, parse
+from .convert import Classes, ResponseEncoder, infer_request
 from .errors import INTERNAL, Refusal, refusal
 from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
-from .streams import OrderedStream
+from .stream_calls import SHUTTING_DOWN, StreamCalls
+from .streams import AnswerStream
 
 _log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-STREAM_DECOUPLED = "models with decoupled transaction policy are not built yet"
 _LATEST = ("", "-1")
-_NOTHING = pb.ModelInferRequest()
 _OURS: Refusal = (grpc.StatusCode.INTERNAL, INTERNAL, ())
-
-Context = Any  # grpc.aio.ServicerContext, generic in types that generic handlers do not have
 
 
 class Servicer:
@@ -75,7 +71,7 @@ class Servicer:
         }
         for name, (group, call) in self._control_calls().items():
             inference[name] = grpc.unary_unary_rpc_method_handler(
-                self._unary(group, partial(_parse, getattr(pb, f"{name}Request")), call),
+                self._unary(group, partial(parse, getattr(pb, f"{name}Request")), call),
                 response_serializer=getattr(pb, f"{name}Response").SerializeToString,
             )
         check = grpc.unary_unary_rpc_method_handler(
@@ -100,56 +96,59 @@ class Servicer:
     async def _answer(self, data: bytes, context: Context) -> bytes | Refusal:
         try:
             if self._restrictions:
-                self._restrictions.check("inference", _headers(context))
+                self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
-            return await self._infer(_parse(pb.ModelInferRequest, data), context, DECOUPLED, metadata)
+            return await self.infer(parse(pb.ModelInferRequest, data), context, metadata)
         except CharoniaError as error:
             return refusal(error)
         except Exception:
             _log.exception("an inference call failed")
             return _OURS
 
-    async def _infer(
+    async def infer(
         self,
         message: pb.ModelInferRequest,
         context: Context,
-        decoupled: str,
         metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> bytes:
-        """The serialised reply. `decoupled` is the text for a model that answers more than once.
-
-        `metadata` may hold words about delivery: that of a stream says nothing about one of its requests.
+        """The serialised reply. `metadata` may hold words about delivery: that of a stream says nothing about one of
+        its requests.
         """
-        caller = self._handler.identify(_headers(context)) if self._identifies else ANYONE
+        caller = self._handler.identify(headers_of(context)) if self._identifies else ANYONE
         if asks_for_job(message):
             return await self._jobs.fetch(message, caller)
         served = self._handler.served_model(message.model_name, message.model_version)
-        if served.interface.decoupled:
-            raise Unsupported(decoupled)
-        # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
-        version = LATEST_VERSION if message.model_version in _LATEST else served.version
-        request, classes = infer_request(message, version)
-        if self._forwarding:
-            self._forwarding.forward(_headers(context), request.parameters)
-        remaining_s = context.time_remaining()
-        deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
         words = words_of_metadata(metadata)
         if message.parameters:
             words = {**words_of_parameters(message), **words}
+        if served.interface.decoupled and not words:
+            raise Unsupported(DECOUPLED)
+        request, classes, deadline_ns = self.read(message, served, context)
         if words or self._identifies:
-            return await self._jobs.answer(request, classes, served, words, caller, deadline_ns)
+            refusal_text = DECOUPLED if served.interface.decoupled else ""
+            return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
         return self._encoder.encode(response, classes, served)
 
+    def read(
+        self, message: pb.ModelInferRequest, served: ServedModel, context: Context
+    ) -> tuple[InferenceRequest, Classes, int]:
+        """The request, the classes wanted of it, and the deadline of the call it came with (0 for none)."""
+        # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
+        version = LATEST_VERSION if message.model_version in _LATEST else served.version
+        request, classes = infer_request(message, version)
+        if self._forwarding:
+            self._forwarding.forward(headers_of(context), request.parameters)
+        remaining_s = context.time_remaining()
+        deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
+        return request, classes, deadline_ns
+
     async def _model_stream_infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        """Each request on its own, answers in request order, errors in-band (G22-G25)."""
+        """Each request on its own, errors in-band (G22-G25)."""
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
-        ends_on_error = ("triton_grpc_error", "true") in _metadata(context)
-
-        async def answer(data: bytes) -> bytes | CharoniaError:
-            return await self._stream_answer(data, context, ends_on_error)
+        calls = StreamCalls(self, self._handler, self._jobs, context)
 
         async def write(data: bytes) -> None:
             try:
@@ -159,8 +158,8 @@ class Servicer:
 
         try:
             if self._restrictions:
-                self._restrictions.check("inference", _headers(context))
-            error = await OrderedStream(answer, write).run(messages)
+                self._restrictions.check("inference", headers_of(context))
+            error = await AnswerStream(calls.answer, write).run(messages)
         except CharoniaError as known:
             error = known
         except Exception:
@@ -170,20 +169,6 @@ class Servicer:
             answer_to_it = refusal(error)
             error = None  # it holds the request it came from, see `_model_infer`
             await context.abort(*answer_to_it)
-
-    async def _stream_answer(self, data: bytes, context: Context, ends_on_error: bool) -> bytes | CharoniaError:
-        message = _NOTHING
-        error: CharoniaError
-        try:
-            message = _parse(pb.ModelInferRequest, data)
-            return stream_answer(await self._infer(message, context, STREAM_DECOUPLED))
-        except CharoniaError as known:
-            error = known
-            error.__traceback__ = None  # it holds this frame, and this frame the message
-        except Exception:
-            _log.exception("a request of a stream failed")
-            error = InternalError(INTERNAL)
-        return error if ends_on_error else stream_error(error.message, message)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +180,7 @@ class Servicer:
         async def answer(data: bytes, context: Context) -> Any:
             try:
                 if self._restrictions:
-                    self._restrictions.check(group, _headers(context))
+                    self._restrictions.check(group, headers_of(context))
                 return await call(parse(data))
             except CharoniaError as error:
                 return refusal(error)
@@ -297,14 +282,6 @@ class Servicer:
         return control.log_settings(switches)
 
 
-def _parse(kind: Any, data: bytes) -> Any:
-    """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it, as for JSON (E4)."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InternalError(f"failed to parse the {kind.DESCRIPTOR.name} message") from None
-
-
 def _parse_health(data: bytes) -> str:
     try:
         return health.parse_request(data)
@@ -315,14 +292,3 @@ def _parse_health(data: bytes) -> str:
 def _check_repository(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-def _metadata(context: Context) -> list[tuple[str, str | bytes]]:
-    return list(context.invocation_metadata() or ())
-
-
-def _headers(context: Context) -> list[tuple[bytes, bytes]]:
-    return [
-        (name.encode("latin-1", "replace"), value if isinstance(value, bytes) else value.encode())
-        for name, value in _metadata(context)
-    ]

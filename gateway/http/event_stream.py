@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from starlette.responses import Response
 
 from charonia.errors import CharoniaError
+from charonia.inference import InferenceResponse
 from charonia.jobs import JobEvent
 
 from .bodies import Receive, Scope, Send
-from .job_json import server_sent
+from .job_stream_json import EventWriter
 
 HEARTBEAT_S = 15.0
 """Proxies close connections that are silent for a minute, and a client that is gone is noticed by writing to it."""
@@ -25,23 +26,33 @@ HEARTBEAT_S = 15.0
 _RETRY_MS = 1000
 _HEARTBEAT = b": the job goes on\n\n"
 
+Happening = JobEvent | InferenceResponse
+
 logger = logging.getLogger("charonia.gateway.http")
 
 
 class EventStream(Response):
     """Streams `events` until they end; `closed` is called once, whatever ends it."""
 
-    def __init__(self, events: AsyncIterator[JobEvent], closed: Callable[[], None], *, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[Happening],
+        writer: EventWriter,
+        closed: Callable[[], None],
+        *,
+        heartbeat_s: float,
+    ) -> None:
         super().__init__(
             headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type="text/event-stream"
         )
         del self.headers["content-length"]
         self._events = events
+        self._writer = writer
         self._closed = closed
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        coming: asyncio.Task[JobEvent | None] | None = None
+        coming: asyncio.Task[Happening | None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, b"retry: %d\n\n" % _RETRY_MS)
@@ -55,7 +66,7 @@ class EventStream(Response):
                 coming = None
                 if event is None:
                     break
-                await _write(send, server_sent(event))
+                await _write(send, self._writer.write(event))
         except CharoniaError as error:
             # headers are out: ending without a last event makes the reader come again, to another gateway perhaps
             logger.info("an event stream ended early: %s", error.message)
@@ -65,13 +76,13 @@ class EventStream(Response):
             await self._end(coming)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _next(self) -> JobEvent | None:
+    async def _next(self) -> Happening | None:
         try:
             return await anext(self._events)
         except StopAsyncIteration:
             return None
 
-    async def _end(self, coming: asyncio.Task[JobEvent | None] | None) -> None:
+    async def _end(self, coming: asyncio.Task[Happening | None] | None) -> None:
         if coming is not None:
             coming.cancel()
             await asyncio.wait({coming})

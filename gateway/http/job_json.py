@@ -96,11 +96,12 @@ def timeline_json(view: JobView, events: tuple[JobEvent, ...]) -> dict[str, Any]
     return {**view_json(view), "events": [event_json(event, accepted_us) for event in events]}
 
 
-def server_sent(event: JobEvent) -> bytes:
-    """One event of an event stream; its number is what Last-Event-ID brings back."""
+def server_sent(event: JobEvent, place: bytes = b"") -> bytes:
+    """One event of an event stream; `place`, or its number, is what Last-Event-ID brings back."""
     data = orjson.dumps({"number": event.number, "time_us": event.time_us, "detail": plain(event.detail)})
     kind = "".join(c for c in event.kind if c.isprintable())
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode("utf-8", "replace"), data)
+    place = place or b"%d" % event.number
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (place, kind.encode("utf-8", "replace"), data)
 
 
 def plain(value: Any) -> Any:

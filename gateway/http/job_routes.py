@@ -5,16 +5,20 @@ What they say is `job_json`'s, how a result is written `response_codec`'s; how j
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 
 from charonia.errors import InvalidArgument, ResourceExhausted
+from charonia.inference import InferenceResponse
 from charonia.jobs import JobState
 from gateway.deferral import served_of
-from gateway.delivery import ANYONE, Caller, JobFilter
+from gateway.delivery import ANYONE, Caller, JobFilter, JobView
 from gateway.handler import Handler
 from gateway.preferences import MAX_WAIT_S
 
@@ -22,6 +26,7 @@ from .bodies import deflate
 from .compression import IDENTITY, choose_encoding
 from .event_stream import HEARTBEAT_S, EventStream
 from .job_json import JOBS, location, page_json, timeline_json, view_json
+from .job_stream_json import EventWriter, responses_json
 from .response_codec import ReplyForm, ResponseEncoder
 
 MAX_EVENT_STREAMS = 4096
@@ -32,6 +37,7 @@ DEFAULT_PAGE = 100
 _JOB = JOBS + "/{job_id}"
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_PLACE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 _FILTERS = ("model", "state", "tenant")
 
@@ -124,7 +130,16 @@ class _Jobs:
         binary = _binary(query, request)
         caller = self._caller(request)
         view = await self._handler.job(job_id, caller)
-        response = await self._handler.job_result(job_id, caller, min(float(wait), MAX_WAIT_S))
+        wait_s = min(float(wait), MAX_WAIT_S)
+        if view.decoupled:
+            response: Any = await self._all_responses(view, caller, wait_s)
+        else:
+            response = await self._handler.job_result(job_id, caller, wait_s)
+        if isinstance(response, Sequence):
+            return Response(
+                responses_json(response, ReplyForm.of_note(view.form, False), served_of(self._handler, view)),
+                media_type="application/json",
+            )
         if response is None:
             body = view_json(await self._handler.job(job_id, caller) if float(wait) else view)
             return _json(body, 202, {"location": location(view.id)})
@@ -137,25 +152,52 @@ class _Jobs:
             plain["content-encoding"] = encoding
         return Response(reply, 200, plain)
 
+    async def _all_responses(
+        self, view: JobView, caller: Caller, wait_s: float
+    ) -> InferenceResponse | Sequence[InferenceResponse] | None:
+        """All responses of a job, its only one, or None when it has not ended in time. Raises what it failed with."""
+        if not view.state.terminal and not wait_s:
+            return None
+        responses: list[InferenceResponse] = []
+        try:
+            async with (
+                asyncio.timeout(None if view.state.terminal else wait_s),
+                contextlib.aclosing(self._handler.job_responses(view.id, caller)) as coming,
+            ):
+                async for response in coming:
+                    if not response.is_flag:
+                        responses.append(response)
+        except TimeoutError:
+            return None
+        if len(responses) != 1:
+            return responses
+        if responses[0].error is not None:
+            raise responses[0].error
+        return responses[0]
+
     async def events(self, job_id: str, request: Request) -> Response:
         query = _query(request, "after")
         seen = request.headers.get("last-event-id", "") or query.get("after", "0")
-        if not _NUMBER.fullmatch(seen):
-            raise InvalidArgument("Last-Event-ID must be the number of an event")
+        place = _PLACE.fullmatch(seen)
+        if place is None:
+            raise InvalidArgument("Last-Event-ID must be the id of an event")
+        number, responses = int(place[1]), int(place[2] or 0)
         caller = self._caller(request)
-        if int(seen):
+        if number:
             view, events = await self._handler.job_timeline(job_id, caller)
-            if view.state.terminal and all(event.number <= int(seen) for event in events):
+            if view.state.terminal and all(event.number <= number for event in events):
                 return Response(status_code=204)  # by which an EventSource knows not to come again
         if self._streams >= MAX_EVENT_STREAMS:
             raise ResourceExhausted(f"this gateway has {self._streams} event streams open, which is its bound")
         self._streams += 1
         try:
-            following = await self._handler.job_events(job_id, caller, int(seen))
+            following = await self._handler.job_events(job_id, caller, number, responses - 1)
+            view = await self._handler.job(job_id, caller)
         except BaseException:
             self._closed()
             raise
-        return EventStream(following, self._closed, heartbeat_s=self._heartbeat_s)
+        writer = EventWriter(ReplyForm.of_note(view.form, False), served_of(self._handler, view), number, responses)
+        return EventStream(following, writer, self._closed, heartbeat_s=self._heartbeat_s)
 
     def _closed(self) -> None:
         self._streams -= 1

@@ -474,13 +474,6 @@ class TestStreams:
         await front.close(LIMIT_S)
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
-    async def test_a_decoupled_model_is_refused_in_band(self, channel: grpc.aio.Channel) -> None:
-        stream = stream_stub(channel)()
-        await stream.write(request("d", model="stream", size=4))
-        answer = await stream.read()
-        assert answer.error_message == "models with decoupled transaction policy are not built yet"
-        stream.cancel()
-
 
 class TestShutdown:
     async def test_draining_refuses_streams_and_turns_readiness_off(

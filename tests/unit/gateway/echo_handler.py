@@ -6,8 +6,10 @@ It admits like the real one where the wire shows it (unknown models, sizes that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from math import prod
+
+import numpy as np
 
 from charonia.datatypes import DataType
 from charonia.errors import Cancelled, CharoniaError, InvalidArgument, KeyReused, NotFound, Unauthenticated
@@ -124,6 +126,7 @@ class EchoHandler:
         self.waits_s: list[float] = []
         self.filters: list[JobFilter] = []
         self.followers_closed = 0
+        self.scripts: dict[str, list[int | asyncio.Event | CharoniaError | InferenceResponse | None]] = {}
         self._jobs: dict[str, _Job] = {}
         self._keys: dict[str, str] = {}
 
@@ -201,6 +204,51 @@ class EchoHandler:
                 outputs.append(Tensor(output, tensor.datatype, tensor.shape, tensor.data))
         return InferenceResponse(request.model, 1, outputs, request.id, dict(self.response_parameters))
 
+    async def stream(
+        self,
+        request: InferenceRequest,
+        *,
+        flush_interval_s: float = 0.0,
+        options: DeliveryOptions | None = None,
+    ) -> AsyncGenerator[InferenceResponse]:
+        """Model "stream" gives the items of `scripts` under the request's id: a number is a response, an event is
+        waited for, an error of `InferenceResponse` is one failed response, any other is raised, None is the end alone.
+        Without a script it answers with 0, 1, ... up to its input, and the end alone.
+        """
+        if not MODELS[request.model].decoupled:
+            yield await self.infer(request, flush_interval_s=flush_interval_s, options=options)
+            return
+        self.requests.append(request)
+        self.options.append(options)
+        self.waiting.set()
+        count = int(request.inputs[0].array().ravel()[0]) if request.inputs else 0
+        script = self.scripts.get(request.id, [*range(count), None])
+        index = 0
+        ended = False
+        try:
+            for at, item in enumerate(script):
+                last = at == len(script) - 1
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                    continue
+                if isinstance(item, CharoniaError):
+                    ended = True
+                    raise item
+                response = InferenceResponse(request.model, 1, [], request.id, final=last, place=(1, index))
+                if isinstance(item, InferenceResponse):
+                    response.error = item.error
+                elif item is not None:
+                    data = np.array([[item]], np.float32).tobytes()
+                    response.outputs = [Tensor("OUTPUT0", DataType.FP32, (1, 1), data)]
+                    response.parameters = dict(self.response_parameters)
+                index += 1
+                ended = last
+                yield response
+        finally:
+            if not ended:
+                self.cancelled_ids.append(request.id)
+                self.cancelled.set()
+
     # -- jobs: tasks that run `infer`, numbered in the order of their coming ------------------------------------------
 
     @property
@@ -272,10 +320,21 @@ class EchoHandler:
             raise outcome
         return outcome
 
-    async def job_events(self, job_id: str, caller: Caller = ANYONE, after_number: int = 0) -> AsyncIterator[JobEvent]:
+    async def job_responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
+        outcome = await asyncio.shield(self._job(job_id, caller).task)
+        if isinstance(outcome, CharoniaError):
+            raise outcome
+        if after_index < 0:
+            yield outcome
+
+    async def job_events(
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent]:
         job = self._job(job_id, caller)
 
-        async def follow() -> AsyncIterator[JobEvent]:
+        async def follow() -> AsyncGenerator[JobEvent]:
             at = after_number
             try:
                 while True:

@@ -241,7 +241,7 @@ class TestEvents:
         ("GET", "/v2/jobs/x/result?wait=-1", "query parameter 'wait' must be a number of seconds"),
         ("GET", "/v2/jobs/x/result?wait=1e9", "query parameter 'wait' must be a number of seconds"),
         ("GET", "/v2/jobs/x/result?binary=maybe", "query parameter 'binary' must be true or false"),
-        ("GET", "/v2/jobs/x/events?after=x", "Last-Event-ID must be the number of an event"),
+        ("GET", "/v2/jobs/x/events?after=x", "Last-Event-ID must be the id of an event"),
     ],
 )  # fmt: skip
 async def test_bad_queries(client: httpx2.AsyncClient, method: str, url: str, error: str) -> None:

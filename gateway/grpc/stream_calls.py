@@ -1,0 +1,135 @@
+"""What the requests of one `ModelStreamInfer` call mean and how their answers look (G22-G25, G36).
+
+Models that answer once answer in the order of the requests; decoupled ones, and jobs that are followed, as they come.
+Who waits for whom is `streams`'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from charonia.errors import CharoniaError, InternalError, Unavailable
+from charonia.inference import InferenceRequest
+from gateway.deferral import Accepted
+from gateway.delivery import ANYONE, Caller
+from gateway.handler import Handler, ServedModel
+from protos import grpc_service_pb2 as pb
+
+from .calling import Context, headers_of, metadata_of, parse
+from .convert import EMPTY_FINAL, Classes, stream_answer, stream_error
+from .errors import INTERNAL
+from .jobs import JobCalls, asks_for_job, placed, words_of_parameters
+from .streams import Answer, Answering
+
+_log = logging.getLogger(__name__)
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+"""G36."""
+
+ENDS_ON_ERROR = ("triton_grpc_error", "true")
+"""Metadata by which the first error ends the stream with its status (G25)."""
+
+_NOTHING = pb.ModelInferRequest()
+
+
+class Inferring(Protocol):
+    """The part of the front that a stream shares with unary calls."""
+
+    draining: bool
+
+    async def infer(self, message: pb.ModelInferRequest, context: Context) -> bytes: ...
+
+    def read(
+        self, message: pb.ModelInferRequest, served: ServedModel, context: Context
+    ) -> tuple[InferenceRequest, Classes, int]: ...
+
+
+class StreamCalls:
+    """The requests of one call."""
+
+    def __init__(self, front: Inferring, handler: Handler, jobs: JobCalls, context: Context) -> None:
+        self._front = front
+        self._handler = handler
+        self._jobs = jobs
+        self._context = context
+        self._ends_on_error = ENDS_ON_ERROR in metadata_of(context)
+
+    def answer(self, data: bytes) -> Answering:
+        """The answers to one message, as `streams.AnswerStream` takes them."""
+        message = _NOTHING
+        try:
+            message = parse(pb.ModelInferRequest, data)
+            if self._front.draining:
+                raise Unavailable(SHUTTING_DOWN)
+            if asks_for_job(message):
+                return self._told(message, self._jobs.follow(message, self._caller()))
+            served = self._handler.served_model(message.model_name, message.model_version)
+            if served.interface.decoupled:
+                return self._told(message, self._responses(message, served))
+        except CharoniaError as error:
+            return self._refused(error, message)
+        except Exception:
+            _log.exception("a request of a stream failed")
+            return self._refused(InternalError(INTERNAL), message)
+        return self._one(message)
+
+    def _caller(self) -> Caller:
+        return self._handler.identify(headers_of(self._context)) if self._handler.identifies else ANYONE
+
+    async def _refused(self, error: CharoniaError, message: pb.ModelInferRequest) -> Answer:
+        return self._error(error, message)
+
+    async def _one(self, message: pb.ModelInferRequest) -> Answer:
+        """The answer of a model that gives one."""
+        try:
+            return stream_answer(await self._front.infer(message, self._context))
+        except CharoniaError as error:
+            return self._error(error, message)
+        except Exception:
+            _log.exception("a request of a stream failed")
+            return self._error(InternalError(INTERNAL), message)
+
+    async def _responses(self, message: pb.ModelInferRequest, served: ServedModel) -> AsyncGenerator[bytes]:
+        """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
+        caller = self._caller()
+        request, classes, deadline_ns = self._front.read(message, served, self._context)
+        words = words_of_parameters(message) if message.parameters else {}
+        empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+        responses = self._jobs.stream(request, classes, served, words, caller, deadline_ns)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                if isinstance(response, Accepted):
+                    yield stream_answer(self._jobs.describe(response, request.id, served.version))
+                elif response.error is not None:
+                    if self._ends_on_error:
+                        raise response.error
+                    yield stream_error(response.error.message, message)
+                elif empty_final or not response.is_flag:
+                    if words:
+                        response.parameters |= placed(response)
+                    yield stream_answer(self._jobs.encode(response, classes, served), final=response.final)
+                del response  # the next one may be long in coming
+
+    async def _told(self, message: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
+        """The answers, and what is raised as the last one."""
+        error: CharoniaError
+        try:
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    yield answer
+            return
+        except CharoniaError as known:
+            error = known
+        except Exception:
+            _log.exception("a request of a stream failed")
+            error = InternalError(INTERNAL)
+        yield self._error(error, message)
+
+    def _error(self, error: CharoniaError, message: pb.ModelInferRequest) -> Answer:
+        if self._ends_on_error:
+            error.__traceback__ = None  # it holds frames, and they the message
+            return error
+        return stream_error(error.message, message)
