@@ -188,6 +188,10 @@ class ResponseStream(Protocol):
         `ValueError` for neither a response nor a final flag. A response with other outputs than configured fails.
         """
 
+    @property
+    def full(self) -> bool:
+        """Whether `drain` would wait."""
+
     async def drain(self) -> None:
         """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones.
 

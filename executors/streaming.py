@@ -81,7 +81,7 @@ class Writer(Protocol):
 class _Answering:
     """How far one request is."""
 
-    __slots__ = ("attempt", "begun", "ended", "error", "index", "place", "plan", "record", "request")
+    __slots__ = ("attempt", "begun", "cut", "ended", "error", "index", "place", "plan", "record", "request")
 
     def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int) -> None:
         self.index = index
@@ -91,6 +91,8 @@ class _Answering:
         self.place = 0
         self.begun = False
         self.ended = False
+        self.cut = False
+        """It ended without its instance having said so."""
         self.error: CharoniaError | None = None
         """Of the last response that said anything."""
         self.request: ModelRequest | None = None
@@ -138,6 +140,7 @@ class StreamedBatch:
         self.tell_cancelled(instance, ids)
         for one in self._answering.values():
             if one.record.id in ids and not one.ended and one.request is None:  # it will not start
+                one.cut = True
                 self._end_answering(one, b"")
 
     def tell_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
@@ -157,7 +160,7 @@ class StreamedBatch:
         """Give open requests (all, or these) a final failure."""
         for one in list(self._answering.values()):
             if not one.ended and (indices is None or one.index in indices):
-                one.error = error
+                one.error, one.cut = error, True
                 self._count_failure(one, error, reason)
                 self._answer(one, self._failure(one, error, final=True), final=True)
 
@@ -293,11 +296,15 @@ class StreamRun:
             raise ValueError("neither a response nor a final flag")
         one = self._answering[index]
         if one.ended:
-            if self._batch.wanted(one.index) and response is not None and self._batch.several:
+            if not one.cut and self._batch.several:
                 raise InternalError("a response came after the final one of its request")
             return
         if self._batch.respond(one, response, final=final) and one.error is None and self._batch.wanted(one.index):
             self._count(one)
+
+    @property
+    def full(self) -> bool:
+        return self._batch.flow.full
 
     async def drain(self) -> None:
         await self._batch.flow.room()

@@ -29,6 +29,10 @@ class KeptResponses:
             self.responses[index].append(response)
         self.ended[index] = final
 
+    @property
+    def full(self) -> bool:
+        return False
+
     async def drain(self) -> None:
         await asyncio.sleep(0)
 

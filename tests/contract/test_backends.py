@@ -10,10 +10,21 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from charonia.backend import Array, Backend, GraphSignature, InstanceSpec, ModelSource, TensorSignature
+from charonia.backend import (
+    Array,
+    Backend,
+    GraphSignature,
+    InstanceSpec,
+    ModelRequest,
+    ModelResponse,
+    ModelSource,
+    ResponseStream,
+    TensorSignature,
+)
 from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
+from charonia.tensors import Tensor
 from charonia.testing.backend_contract import CHECKS, Check, IdentityModel, check_backend
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.python import PythonBackend
@@ -37,6 +48,21 @@ class TritonPythonModel:
         return responses
 """
 
+STREAMED_PY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
+            if a.shape[-1] != 3:
+                raise ValueError("not three columns")
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("X", a), pb_utils.Tensor("Y", b)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 def inputs(first: float, rows: int | None) -> dict[str, Array]:
     """A request with values of its own: of `rows`, or without a batch dimension."""
@@ -46,8 +72,12 @@ def inputs(first: float, rows: int | None) -> dict[str, Array]:
     return {"A": numbers, "B": words} if rows else {"A": numbers[0], "B": words[0]}
 
 
-def identity(directory: Path, backend: str, batching: bool) -> IdentityModel:
+def identity(
+    directory: Path, backend: str, batching: bool, *, copies: int = 1, decoupled: bool = False
+) -> IdentityModel:
     text = f'name: "m" backend: "{backend}" max_batch_size: {8 if batching else 0} {TENSORS}'
+    if decoupled:
+        text += "model_transaction_policy { decoupled: true }"
     config = normalise(parse(text))
     rows = (2, 1, 3) if batching else (None, None, None)
     wrong = {**inputs(0, rows[0]), "A": np.zeros((2, 5) if batching else 5, np.float32)}
@@ -57,6 +87,7 @@ def identity(directory: Path, backend: str, batching: bool) -> IdentityModel:
         pairs=PAIRS,
         requests=[inputs(100 * number, count) for number, count in enumerate(rows)],
         failing=wrong,
+        copies=copies,
     )
 
 
@@ -78,11 +109,17 @@ def python_model(directory: Path, batching: bool) -> IdentityModel:
     return identity(directory, "python", batching)
 
 
+def decoupled_python_model(directory: Path, batching: bool) -> IdentityModel:
+    (directory / "1").mkdir()
+    (directory / "1" / "model.py").write_text(STREAMED_PY)
+    return identity(directory, "python", batching, copies=3, decoupled=True)
+
+
 @pytest.mark.parametrize("batching", [True, False], ids=["batching", "plain"])
 @pytest.mark.parametrize(
     ("make", "model"),
-    [(OnnxRuntimeBackend, onnx_model), (PythonBackend, python_model)],
-    ids=["onnxruntime", "python"],
+    [(OnnxRuntimeBackend, onnx_model), (PythonBackend, python_model), (PythonBackend, decoupled_python_model)],
+    ids=["onnxruntime", "python", "decoupled-python"],
 )
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_a_backend_of_the_tree_keeps_the_contract(
@@ -216,3 +253,59 @@ SHARED = Echo()
 async def test_the_suite_names_the_promise_a_backend_breaks(backend: Backend, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=sentence):
         await check_backend(backend, identity(tmp_path, "echo", batching=True))
+
+
+class Streaming:
+    """The smallest `StreamingInstance` that keeps the contract, and what may go wrong in one."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        if any(tensor.shape[-1] != 3 for r in requests for tensor in r.inputs if tensor.name == "A"):
+            raise ValueError("not three columns")
+        for index, request in enumerate(requests):
+            by_name = {tensor.name: tensor for tensor in request.inputs}
+            wanted = request.outputs or tuple(PAIRS)
+            outputs = [
+                Tensor(name, (given := by_name[PAIRS[name]]).datatype, given.shape, given.data)
+                for name in wanted
+                if name in PAIRS
+            ]
+            for _ in range(1 if self.fault == "one too few" else 2):
+                responses.send(index, ModelResponse(outputs), final=False)
+                await responses.drain()
+            if self.fault != "no final":
+                responses.send(index, None, final=True)
+            if self.fault == "after the final":
+                responses.send(index, ModelResponse(outputs), final=False)
+
+    async def close_instance(self) -> None: ...
+
+
+class StreamingBackend(EchoBackend):
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+    async def create_instance(self, spec: InstanceSpec) -> Streaming:  # type: ignore[override]
+        return Streaming(self.fault)
+
+
+async def test_a_streaming_instance_that_keeps_the_contract_is_found_good(tmp_path: Path) -> None:
+    await check_backend(StreamingBackend(), identity(tmp_path, "echo", True, copies=2, decoupled=True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [
+        (StreamingBackend("one too few"), "a request had 1 responses, its model gives 2"),
+        (StreamingBackend("no final"), "execute_stream returned before the final response of request 1"),
+        (StreamingBackend("after the final"), "the instance sent to request 1 after its final response"),
+        (EchoBackend(), "must be a StreamingInstance"),
+    ],
+)
+async def test_a_streaming_instance_that_does_not_is_told_why(
+    backend: EchoBackend, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        await check_backend(backend, identity(tmp_path, "echo", True, copies=2, decoupled=True))

@@ -18,7 +18,7 @@ import pytest
 from google.protobuf import text_format
 
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource, RequestInstance
-from charonia.errors import CharoniaError, ErrorCode, InternalError, InvalidArgument, Unsupported
+from charonia.errors import CharoniaError, ErrorCode, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.python import PythonBackend
@@ -265,7 +265,10 @@ async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str
         ("sys.exit(3)", "SystemExit: 3\n\nAt:"),
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
         ("pb_utils.Tensor('', np.ones(1))", "Tensor name cannot be an empty string."),
-        ("requests[0].get_response_sender()", "not supported yet"),
+        (
+            "pb_utils.InferenceRequest('x', ['y'], []).get_response_sender()",
+            "Only a request that was given to 'execute' has a response sender.",
+        ),
         ("pb_utils.MetricFamily('a', 'b', 3)", "Failed to create the metric family 'a': unknown kind 3"),
     ],
 )
@@ -391,8 +394,6 @@ async def test_a_process_that_does_not_start_in_time_is_ended(load: Load) -> Non
 
 
 async def test_settings_of_later_issues_are_refused_in_words(load: Load) -> None:
-    with pytest.raises(Unsupported, match="decoupled transaction policy, which is not supported yet"):
-        await load(ECHO, IDENTITY + " model_transaction_policy { decoupled: true }")
     with pytest.raises(InvalidArgument, match="shm-default-byte-size can't be smaller than 4 MiBs"):
         await load(ECHO, shm_default_byte_size="1000")
 

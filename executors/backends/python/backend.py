@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from charonia.backend import InstanceSpec, ModelSource
-from charonia.errors import InternalError, Unsupported
+from charonia.errors import InternalError
 from charonia.models.autocomplete import invalid_result, merge
 from protos.model_config_pb2 import ModelConfig
 
@@ -41,9 +41,4 @@ class PythonBackend:
 
     async def create_instance(self, spec: InstanceSpec) -> PythonInstance:
         """Load the model in a new process. Raises a `CharoniaError` whose text is the reason (P3, P12)."""
-        if spec.interface.decoupled:
-            raise Unsupported(
-                f"model '{spec.source.name}' uses the decoupled transaction policy, which is not supported yet for "
-                "python models"
-            )
         return await load_instance(spec, self._metrics)

@@ -40,6 +40,8 @@ class Channel:
         self._starting = threading.Lock()
         self._cancelled: dict[int, set[int]] = {}
         self._finished = 0
+        self._lingering: set[int] = set()
+        """Calls that were answered, of whose requests responses are still to come."""
         # A forked child of the model must neither write into the stream nor keep it open after our end.
         os.register_at_fork(after_in_child=self._drop_after_fork)
         self._owner = os.getpid()
@@ -110,8 +112,16 @@ class Channel:
 
     def finished(self, call: int) -> None:
         """An EXECUTE has been answered: what is cancelled of it is of no interest any more."""
-        self._finished = call
+        if call in self._lingering:
+            self._lingering.discard(call)
+        else:
+            self._finished = call
         self._cancelled.pop(call, None)
+
+    def lingers(self, call: int) -> None:
+        """The model has returned from an EXECUTE; responses are to come, so cancels of it still matter."""
+        self._lingering.add(call)
+        self._finished = call
 
     def _read(self, flags: int) -> None:
         """Take in what has come. Raises `BlockingIOError` when that is nothing and `flags` say not to wait."""
@@ -129,7 +139,7 @@ class Channel:
                     self._answered(frame)
             elif frame.kind is not Kind.CANCEL:
                 self._frames.put(frame)
-            elif frame.call != self._finished:  # else it crossed the answer; the executor has no other call before it
+            elif frame.call in self._lingering or frame.call != self._finished:  # else it crossed the answer
                 self._cancelled.setdefault(frame.call, set()).update(frame.content())
 
     def _drop_after_fork(self) -> None:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from charonia.backend import InstanceDied
 
@@ -33,6 +33,14 @@ _TRACEBACK_S = 0.2
 
 _ASKED = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
 _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+
+class StreamOf(Protocol):
+    """Who takes the responses of one call: RESPONSE frames, before its reply and after."""
+
+    def response(self, frame: Frame) -> None: ...
+
+    def died(self, death: InstanceDied) -> None: ...
 
 
 class ChildProcess:
@@ -55,6 +63,10 @@ class ChildProcess:
         self._gone: Callable[[], None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._streams: dict[int, StreamOf] = {}
+        self._heard_s: dict[int, float] = {}
+        """When an unfinished call gave its last response."""
+        self._unread = False
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._closing = False
         self._kill_reason = ""
@@ -136,8 +148,7 @@ class ChildProcess:
         if kind is Kind.HEALTH:
             self._checks.add(number)
         if ceiling_s > 0:
-            reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
-            self._timers[number] = self._loop.call_later(ceiling_s, self._expire, reason)
+            self._timers[number] = self._loop.call_later(ceiling_s, self._expire, number, ceiling_s, ceiling)
         self._write(buffers)
         return number, reply
 
@@ -149,7 +160,7 @@ class ChildProcess:
 
     def tell(self, kind: Kind, call: int, content: Any) -> None:
         """Say something about a call in flight that gets no reply; nothing when it is over."""
-        if self._death is None and call in self._calls:
+        if self._death is None and (call in self._calls or call in self._streams):
             self._write(pack(kind, call, content))
 
     def asks(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
@@ -164,6 +175,24 @@ class ChildProcess:
     async def drained(self) -> None:
         """Wait until the process has read most of what was written to it."""
         await self._writable.wait()
+
+    def stream(self, call: int, stream: StreamOf | None) -> None:
+        """Who takes the responses of a call from now on; None for nobody any more."""
+        if stream is None:
+            self._streams.pop(call, None)
+        elif self._death is not None:
+            stream.died(self._death)
+        else:
+            self._streams[call] = stream
+
+    def read(self, reading: bool) -> None:
+        """Whether to read what the process sends: when it is not, the process waits once the socket is full."""
+        self._unread = not reading
+        with contextlib.suppress(RuntimeError):
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def kill(self, reason: str) -> None:
         """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
@@ -230,8 +259,17 @@ class ChildProcess:
             raise
         self._watch = self._loop.create_task(self._until_gone(), name=f"watch {self.name}")
 
-    def _expire(self, reason: str) -> None:
-        """End a call that takes too long, after the process has printed where it hangs."""
+    def _expire(self, call: int, ceiling_s: float, ceiling: str) -> None:
+        """End a call that takes too long, after the process has printed where it hangs.
+
+        One that gives responses is given time anew with each; and it cannot while nobody reads them.
+        """
+        heard_s = self._loop.time() if self._unread else self._heard_s.get(call, 0.0)
+        left_s = heard_s + ceiling_s - self._loop.time()
+        if left_s > 0:
+            self._timers[call] = self._loop.call_later(left_s, self._expire, call, ceiling_s, ceiling)
+            return
+        reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
         self._kill_reason = self._kill_reason or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(TRACEBACK_SIGNAL)
@@ -261,6 +299,9 @@ class ChildProcess:
         self._writable.set()
         if self._gone is not None:
             self._gone()
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.died(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         if self._board is not None:
             self._board.close(died=not self._closing)
 
@@ -285,9 +326,17 @@ class ChildProcess:
             if self._asked is not None:
                 self._asked(frame)
             return
+        if frame.kind is Kind.RESPONSE:
+            stream = self._streams.get(frame.call)
+            if frame.call in self._timers:
+                self._heard_s[frame.call] = self._loop.time()
+            if stream is not None:
+                stream.response(frame)
+            return
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
             timer.cancel()
+            self._heard_s.pop(frame.call, None)
         self._checks.discard(frame.call)
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():

@@ -3,7 +3,9 @@
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
-                                                      DONE  [[[code, message] or nil, parameters, tensors, again], ...]
+                                                      DONE  [[[code, message] or nil, parameters, tensors, again] or
+                                                      nil, ...], nil for what RESPONSEs answer; nil of decoupled models
+                                                      RESPONSE  [index, final, one of DONE's or nil for no response]
     CANCEL         [index of a request, ...]          no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
@@ -59,19 +61,35 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
     return content, data
 
 
-def responses_of(frame: Frame) -> list[ModelResponse]:
-    """The responses of an EXECUTE's DONE; tensors are views of the frame. Raises `FrameError`."""
+def responses_of(frame: Frame) -> list[ModelResponse | None]:
+    """The responses of an EXECUTE's DONE; tensors are views of the frame. Raises `FrameError`.
+
+    None stands for one that comes, or came, as a RESPONSE.
+    """
     try:
-        return _responses(frame)
+        return _responses(frame, frame.content())
     except (ValueError, TypeError, IndexError, CharoniaError) as error:
         raise FrameError(f"the replies of a model process cannot be read: {error}") from None
 
 
-def _responses(frame: Frame) -> list[ModelResponse]:
-    replies = frame.content()
-    offsets = iter(places([size for _, _, tensors, *_ in replies for _, _, _, size in tensors]))
-    responses = []
-    for failure, parameters, tensors, *again in replies:
+def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
+    """(index, final, response) of a RESPONSE; tensors are views of the frame. Raises `FrameError`."""
+    try:
+        index, final, reply = frame.content()
+        (response,) = _responses(frame, [reply])
+        return int(index), bool(final), response
+    except (ValueError, TypeError, IndexError, CharoniaError) as error:
+        raise FrameError(f"the response of a model process cannot be read: {error}") from None
+
+
+def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | None]:
+    offsets = iter(places([size for reply in replies if reply is not None for _, _, _, size in reply[2]]))
+    responses: list[ModelResponse | None] = []
+    for reply in replies:
+        if reply is None:
+            responses.append(None)
+            continue
+        failure, parameters, tensors, *again = reply
         if failure is not None:
             code, message = failure
             responses.append(ModelResponse(parameters=parameters, error=CharoniaError.of(code, message)))

@@ -39,8 +39,9 @@ _JOIN_BYTES = 128 << 10
 class Kind(IntEnum):
     """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
 
-    CANCEL has the call number of the EXECUTE it is about and gets no reply. What a model asks of its executor (CALL,
-    CONTROL) it numbers itself; it is answered by ANSWERs and one LAST_ANSWER of that number.
+    CANCEL has the call number of the EXECUTE it is about and gets no reply; RESPONSE answers one request of an EXECUTE,
+    before its DONE or after it. What a model asks of its executor (CALL, CONTROL) it numbers itself; it is answered by
+    ANSWERs and one LAST_ANSWER of that number.
     """
 
     AUTO_COMPLETE = 1
@@ -55,6 +56,7 @@ class Kind(IntEnum):
     DONE = 17
     FAILED = 18
     LOG = 19
+    RESPONSE = 20
     CALL = 24
     GIVE_UP = 25
     CONTROL = 26

@@ -1,13 +1,24 @@
-"""A python model's instance: the `RequestInstance` over one model process, and how its load is worded when it fails."""
+"""A python model's instance: the `RequestInstance` and `StreamingInstance` over one model process.
+
+How its load is worded when it fails is here too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from charonia.backend import InstanceDied, InstanceSpec, ModelCalls, ModelRequest, ModelResponse, ModelSource
+from charonia.backend import (
+    InstanceDied,
+    InstanceSpec,
+    ModelCalls,
+    ModelRequest,
+    ModelResponse,
+    ModelSource,
+    ResponseStream,
+)
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
 from executors.ceilings import MAX_EXECUTION
@@ -20,6 +31,7 @@ from .frames import Frame, FrameError, Kind
 from .limits import Limits
 from .model_calls import AskedByModel
 from .runtime_file import code_file
+from .streams import SingleResponses, Stream
 
 _HEALTH_CEILING_S = 60.0
 """An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
@@ -51,6 +63,47 @@ class PythonInstance:
 
         Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
         """
+        call, reply = self._begin(requests)
+        sent = SingleResponses()
+        self._child.stream(call, sent)
+        try:
+            frame = await reply
+            if frame.kind is Kind.FAILED:
+                failure = failure_of(frame)
+                return [sent.get(index) or ModelResponse(error=failure) for index in range(len(requests))]
+            responses = responses_of(frame)
+            if len(responses) != len(requests):
+                raise FrameError(f"{len(responses)} replies to {len(requests)} requests")
+            if None in responses:
+                return await self._with_sent(responses, sent)
+            return cast("list[ModelResponse]", responses)
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end(call, requests)
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        """Of a decoupled model (P11): returns when every sender has sent its final response. Raises as above.
+
+        A failure of `execute` is raised; it is that of the requests without a final response (P12).
+        """
+        call, reply = self._begin(requests)
+        stream = Stream(self._child, responses, len(requests))
+        self._child.stream(call, stream)
+        try:
+            frame = await reply
+            if frame.kind is Kind.FAILED:
+                raise failure_of(frame)
+            responses.free()
+            await stream.ended
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end(call, requests)
+            if stream.ended.done() and not stream.ended.cancelled():
+                stream.ended.exception()
+
+    def _begin(self, requests: Sequence[ModelRequest]) -> tuple[int, asyncio.Future[Frame]]:
         content, data = requests_content(requests)
         call, reply = self._child.begin(
             Kind.EXECUTE,
@@ -62,26 +115,31 @@ class PythonInstance:
         for index, request in enumerate(requests):
             self._executing[id(request)] = (call, index)
         self._batches[call] = requests
+        return call, reply
+
+    def _end(self, call: int, requests: Sequence[ModelRequest]) -> None:
+        self._child.stream(call, None)
+        del self._batches[call]
+        self._wanted.pop(call, None)
+        for request in requests:
+            self._executing.pop(id(request), None)
+
+    async def _with_sent(
+        self, responses: Sequence[ModelResponse | None], sent: SingleResponses
+    ) -> Sequence[ModelResponse]:
+        """The responses with those of senders, some of which may be still to come."""
+        missing = {index for index, response in enumerate(responses) if response is None}
         try:
-            frame = await reply
-        finally:
-            del self._batches[call]
-            self._wanted.pop(call, None)
-            for request in requests:
-                self._executing.pop(id(request), None)
-        try:
-            if frame.kind is Kind.FAILED:
-                failure = failure_of(frame)
-                return [ModelResponse(error=failure) for _ in requests]
-            responses = responses_of(frame)
-            if len(responses) != len(requests):
-                raise FrameError(f"{len(responses)} replies to {len(requests)} requests")
-            return responses
-        except FrameError as error:
-            self._child.kill(f"it does not keep to the protocol: {error}")
-            raise InstanceDied(
-                f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines()
-            ) from None
+            async with asyncio.timeout(self._limits.max_execution_s or None):
+                await sent.wait_for(missing)
+        except TimeoutError:
+            text = f"it sent no response for {self._limits.max_execution_s:g} s ({MAX_EXECUTION})"
+            return [one or sent.get(index) or _failure(text) for index, one in enumerate(responses)]
+        return [one or sent.get(index) or _failure("") for index, one in enumerate(responses)]
+
+    def _broken(self, error: FrameError) -> InstanceDied:
+        self._child.kill(f"it does not keep to the protocol: {error}")
+        return InstanceDied(f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines())
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
         """Let `is_cancelled()` of these requests be true from now on.
@@ -197,6 +255,10 @@ async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limi
     except BaseException:
         child.kill("the load was cancelled")
         raise
+
+
+def _failure(text: str) -> ModelResponse:
+    return ModelResponse(error=InternalError(text))
 
 
 def _load_error(death: InstanceDied) -> CharoniaError:

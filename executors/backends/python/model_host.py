@@ -9,17 +9,19 @@ import importlib
 import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from . import api
+from .answering import Execution
 from .api.errors import TritonError, TritonModelException
 from .api.inference import InferenceRequest, InferenceResponse
 from .api.model_directory import set_model_dir
+from .api.response_sender import CLOSED
 from .api.tensor import Tensor
 from .frames import Buffer, places
 
@@ -54,6 +56,9 @@ class ModelHost:
         self._class: Any = None
         self._model: Any = None
         self._outputs: list[str] = []
+        self._loop: Any = None
+        self.decoupled = False
+        """Whether its requests are answered through response senders only."""
 
     @property
     def model(self) -> str:
@@ -88,6 +93,7 @@ class ModelHost:
         `outputs` are the names a request without names asks for.
         """
         self._outputs = outputs
+        self.decoupled = api.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         try:
             model = self._load()()
             if hasattr(model, "initialize"):
@@ -110,29 +116,60 @@ class ModelHost:
         return answer is True
 
     def execute(
-        self, content: list[Any], data: memoryview, is_cancelled: Callable[[int], bool]
-    ) -> tuple[list[Any], list[Buffer]]:
-        """Run one batch. The replies and their data; raises `ModelFailure` when the whole batch fails (P12).
+        self, execution: Execution, content: list[Any], data: memoryview
+    ) -> tuple[list[Any] | None, list[Buffer]]:
+        """Run one batch. The replies and their data, None of a decoupled model, whose requests `execution` answers.
 
-        `is_cancelled` tells it of a request by its place in the batch.
+        Raises `ModelFailure` when the whole batch fails (P12).
         """
+        requests: list[InferenceRequest] = []
         try:
-            requests = [self._request(item) for item in content]
+            requests += [self._request(item) for item in content]
             for index, request in enumerate(requests):
-                request.cancelled_by(partial(is_cancelled, index))
+                request.belongs_to(execution, index)
             self._attach(requests, content, data)
             if not hasattr(self._model, "execute"):
                 raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
             answers = self._model.execute(requests)
             if hasattr(answers, "__await__"):
+                if self.decoupled:
+                    self._begin(execution, requests, answers)
+                    return None, []
                 import asyncio  # only now: most models never need it, and it is large
 
                 answers = asyncio.run(_result_of(answers))
-            return _replies(requests, _checked(answers, requests))
-        except _WrongAnswer as error:
-            raise ModelFailure(self._batch_failure(str(error))) from None
+            if self.decoupled:
+                self._expect_none(answers)
+                return None, []
+            return _replies(requests, _checked(requests, answers))
         except BaseException as error:
-            raise ModelFailure(self._batch_failure(exception_text(error))) from error
+            _close(requests)
+            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            raise ModelFailure(self._batch_failure(text)) from (None if isinstance(error, _WrongAnswer) else error)
+
+    def _begin(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
+        """Let a coroutine of a decoupled model go on beside the next batches."""
+        import asyncio
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="charonia coroutines", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._loop)
+
+    async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
+        try:
+            self._expect_none(await answers)
+        except BaseException as error:
+            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            for index in _close(requests):
+                execution.fail(index, self._batch_failure(text))
+
+    def _expect_none(self, answers: Any) -> None:
+        if answers is not None:
+            raise _WrongAnswer(
+                f"Python model '{self._location.name}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
 
     def finalize(self) -> None:
         """Call the model's `finalize`, if any (P5). Raises `ModelFailure` when it fails."""
@@ -203,45 +240,66 @@ async def _result_of(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _checked(answers: Any, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
-    expected = len(requests)
+def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[InferenceResponse | None]:
     if not isinstance(answers, list):
         raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
-    if len(answers) != expected:
+    if len(answers) != len(requests):
         raise _WrongAnswer(
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(answers)}\n"
+            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
-    for place, answer in enumerate(answers):
-        if answer is None and requests[place].is_rescheduled():
+    for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        if answer is None and request.is_rescheduled():
             answers[place] = InferenceResponse()
-        elif not isinstance(answer, InferenceResponse):
+            continue
+        if answer is None and request.outcome is not None:
+            continue  # its sender answers it
+        if not isinstance(answer, InferenceResponse):
             raise _WrongAnswer(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(answer)}'."
             )
+        if request.outcome is not None and request.outcome.answered:
+            raise _WrongAnswer(CLOSED)
     return answers
 
 
-def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse]) -> tuple[list[Any], list[Buffer]]:
+def _replies(
+    requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
+) -> tuple[list[Any], list[Buffer]]:
     replies: list[Any] = []
     data: list[Buffer] = []
     for request, answer in zip(requests, answers, strict=True):
-        error = answer.error()
-        if error is not None:
-            replies.append([[error.code(), error.message()], answer.checked_parameters, []])
+        if answer is None:
+            replies.append(None)
             continue
-        wanted = request.requested_output_names()
-        described = []
-        for tensor in answer.output_tensors():
-            if wanted and tensor.name() not in wanted:
-                continue  # what nobody asked for is not sent (I6)
-            encoded = tensor.encoded()
-            described.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
-            data.append(encoded)
-        reply = [None, answer.checked_parameters, described]
+        if request.outcome is not None:
+            request.outcome.close()
+        reply, encoded = described(request.requested_output_names(), answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
+        data += encoded
     return replies, data
+
+
+def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:
+    """One response as `exchange` has it, and its data; `wanted` are the outputs asked for, empty for all (I6)."""
+    error = answer.error()
+    if error is not None:
+        return [[error.code(), error.message()], answer.checked_parameters, []], []
+    tensors = []
+    data: list[Buffer] = []
+    for tensor in answer.output_tensors():
+        if wanted and tensor.name() not in wanted:
+            continue
+        encoded = tensor.encoded()
+        tensors.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
+        data.append(encoded)
+    return [None, answer.checked_parameters, tensors], data
+
+
+def _close(requests: Sequence[InferenceRequest]) -> list[int]:
+    """Of these requests nothing more may be sent; which of them were open."""
+    return [index for index, request in enumerate(requests) if request.outcome is not None and request.outcome.close()]
 
 
 def _load_failure(error: BaseException) -> ModelFailure:

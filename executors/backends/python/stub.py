@@ -11,15 +11,15 @@ import os
 import signal
 import socket
 import sys
-from functools import partial
 
+from .answering import Abandoned, Execution
 from .api.calls import carry_with
 from .api.logger import send_lines_to
 from .api.metrics import write_to
 from .broker import Broker
 from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
-from .model_host import ModelFailure, ModelHost, ModelLocation
+from .model_host import ModelFailure, ModelHost, ModelLocation, described
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _PR_SET_PDEATHSIG = 1
@@ -51,15 +51,17 @@ def _serve(channel: Channel, instance_name: str) -> None:
     host: ModelHost | None = None
     broker = Broker(channel)
     carry_with(broker)
+    abandoned = Abandoned(ChannelClosed)
     while True:
         frame = channel.receive()
         try:
             if frame.kind is Kind.EXECUTE and host is not None:
                 broker.execute_call = frame.call
+                execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
                 try:
-                    replies, data = host.execute(frame.content(), frame.data, partial(channel.cancelled, frame.call))
+                    replies, data = host.execute(execution, frame.content(), frame.data)
                 finally:
-                    channel.finished(frame.call)
+                    execution.returned()
                 channel.send(Kind.DONE, frame.call, replies, data)
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from . import calls
-from .errors import TritonError, TritonModelException, not_supported_yet
+from .errors import TritonError, TritonModelException
+from .response_sender import Outcome, ResponseSender
 from .tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -33,6 +35,16 @@ class InferenceTrace:
 
     def get_context(self) -> str | None:
         return None
+
+
+class Execution(Protocol):
+    """The batch that a request came in."""
+
+    decoupled: bool
+
+    def is_cancelled(self, index: int) -> bool: ...
+
+    def outcome(self, index: int, names: list[str]) -> Outcome: ...
 
 
 class InferenceRequest:
@@ -68,7 +80,9 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory or PreferredMemory()
         self._trace = trace or InferenceTrace()
         self._rescheduled = False
-        self._is_cancelled: Callable[[], bool] | None = None
+        self._execution: Execution | None = None
+        self._index = 0
+        self._outcome: Outcome | None = None
         self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
 
     def inputs(self) -> list[Tensor]:
@@ -111,16 +125,31 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         return self._trace
 
-    def cancelled_by(self, is_cancelled: Callable[[], bool]) -> None:
-        """Where to look for a cancel; not for models."""
-        self._is_cancelled = is_cancelled
+    def belongs_to(self, execution: Execution, index: int) -> None:
+        """Which EXECUTE it is a request of, and where in it; not for models."""
+        self._execution, self._index = execution, index
+        if execution.decoupled:
+            self._outcome = execution.outcome(index, self._outputs)
 
     def is_cancelled(self) -> bool:
         """Whether the client has given up: then nobody reads the answer, and the model may stop working on it."""
-        return self._is_cancelled is not None and self._is_cancelled()
+        return self._execution is not None and self._execution.is_cancelled(self._index)
 
-    def get_response_sender(self) -> Any:
-        not_supported_yet("InferenceRequest.get_response_sender()")
+    def get_response_sender(self) -> ResponseSender:
+        """What answers this request, from any thread, also after `execute` (P11). Raises for a request of the model's.
+
+        Of a decoupled model any number of times; else once, and `execute` returns None in the place of its response.
+        """
+        if self._execution is None:
+            raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
+        if self._outcome is None:
+            self._outcome = self._execution.outcome(self._index, self._outputs)
+        return ResponseSender(self._outcome, partial(self._execution.is_cancelled, self._index))
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How far it is answered through senders; not for models."""
+        return self._outcome
 
     def set_release_flags(self, flags: int) -> None:
         """RELEASE_ALL is the default; RELEASE_RESCHEDULE asks for another turn, without an answer now (S41)."""

@@ -56,10 +56,10 @@ def test_what_is_no_tensor_or_error_is_refused() -> None:
         InferenceRequest("m", [""], [], "i")
 
 
-def test_the_names_of_later_issues_exist_and_say_so() -> None:
+def test_a_request_of_the_models_own_has_no_sender() -> None:
     request = InferenceRequest("m", ["O"], [ONE], preferred_memory=api.PreferredMemory(api.TRITONSERVER_MEMORY_GPU, 0))
     request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
-    with pytest.raises(TritonModelException, match="is not supported yet by this server's python backend"):
+    with pytest.raises(TritonModelException, match="Only a request that was given to 'execute'"):
         request.get_response_sender()
 
 
