@@ -1,0 +1,33 @@
+"""Model serving over the KServe v2 / Triton protocols on a durable event log.
+
+The names below are for who serves functions of a program of their own (`docs/howto/bind.md`); they are looked up when
+first used, so that importing a part of the kernel imports no service.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executors.backends.bound import Request
+
+    from .standalone.binding import Binding, TensorSpec, bind
+    from .standalone.bound import Server, serve
+
+_HOMES = {
+    "Binding": "charonia.standalone.binding",
+    "TensorSpec": "charonia.standalone.binding",
+    "bind": "charonia.standalone.binding",
+    "Server": "charonia.standalone.bound",
+    "serve": "charonia.standalone.bound",
+    "Request": "executors.backends.bound",
+}
+
+__all__ = ["Binding", "Request", "Server", "TensorSpec", "bind", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -84,7 +84,7 @@ class BackendRegistry:
         """The words of all backends that could be had, sorted. Reads every installed distribution's metadata."""
         from importlib.metadata import entry_points
 
-        words = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys()
+        words = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys() | self._given.keys()
         return sorted(word for word in words if self.has(word))
 
 

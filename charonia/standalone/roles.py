@@ -132,7 +132,7 @@ def _report(descriptor: int, message: object) -> None:
             os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
-def _log_settings(values: Values) -> LogSettings:
+def log_settings(values: Values) -> LogSettings:
     return LogSettings(url=values["log_url"], private=values["private_log"])
 
 
@@ -144,7 +144,7 @@ async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
 
     settings = gateway_settings(values)
     cache_log = await _cache_log(values)
-    app = GatewayApp(log, settings, _log_settings(values), cache_log)
+    app = GatewayApp(log, settings, log_settings(values), cache_log)
     await app.start()
 
     async def report_serving() -> None:
@@ -260,7 +260,7 @@ def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[st
 async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from batcher.app import BatcherApp
 
-    app = BatcherApp(log, _batcher_settings(values), _log_settings(values))
+    app = BatcherApp(log, batcher_settings(values), log_settings(values))
     await app.start()
 
     async def stop() -> bool:
@@ -270,7 +270,7 @@ async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
     return {}, stop
 
 
-def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSettings:
+def batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSettings:
     own_metrics = values["allow_metrics"] and not colocated
     return BatcherSettings(
         incarnation=incarnation("batcher"),
@@ -290,7 +290,7 @@ def _batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSett
 async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from gateway.webhooks.app import WebhooksApp
 
-    app = WebhooksApp(log, webhook_settings(values), _log_settings(values))
+    app = WebhooksApp(log, webhook_settings(values), log_settings(values))
     await app.start()
     return {}, app.stop
 
@@ -323,9 +323,9 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 
     watching = asyncio.create_task(watch_loop(), name="watchdog")
     settings = executor_settings(values)
-    log_settings = _log_settings(values)
+    shared = log_settings(values)
     if not settings.hosts_batcher:
-        executor = ExecutorApp(log, settings, log_settings)
+        executor = ExecutorApp(log, settings, shared)
         executor.service.on_failure = _stop_myself
         await executor.start()
 
@@ -341,10 +341,8 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     from batcher.app import BatcherApp
 
     joint = ColocatedLog(log, MemoryLog())
-    batcher = BatcherApp(
-        joint, _batcher_settings(values, colocated=True), log_settings, local_executor=settings.incarnation
-    )
-    executor = ExecutorApp(joint, settings, log_settings, control=batcher.control)
+    batcher = BatcherApp(joint, batcher_settings(values, colocated=True), shared, local_executor=settings.incarnation)
+    executor = ExecutorApp(joint, settings, shared, control=batcher.control)
     executor.service.on_failure = _stop_myself
     executor.add_metrics(batcher.metrics.render)
     # the batcher first: whoever is ready with models must find somebody who decides for them

@@ -79,15 +79,14 @@ class Supervisor:
     async def run(self) -> int:
         _check_repositories(self._values["model_repository"])
         lock = self._lock_state_dir()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+        self._listen_to_signals()
         self._shm_dir = self._values["shm_dir"] or _memory_directory(self._state_dir)
         self._runtime_dir = short_directory(self._state_dir)  # one that was killed is cleared away by its successor
         try:
             await self._start_log()
             self._start_children()
             await self._start_metrics()
+            await self._start_here()
             self._spawn(self._take_census())
             await self._wait(self._started)
             if self._started.is_set() and not self._failed:
@@ -102,6 +101,11 @@ class Supervisor:
             if not self._values["shm_dir"] and self._shm_dir:
                 shutil.rmtree(self._shm_dir, ignore_errors=True)
             lock.close()
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
         """The first signal drains, one that comes a second later or more no longer waits.
@@ -153,9 +157,14 @@ class Supervisor:
         self._log_started_at_s = loop.time()
         watch(loop, server.process, self._log_ended)
 
-    def _start_children(self) -> None:
+    def _part_values(self) -> Values:
+        """What the parts are told."""
         values = {**self._values, "log_url": self._log_url, "private_log": self._server is not None, "config": ""}
         values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state_dir)
+        return values
+
+    def _start_children(self) -> None:
+        values = self._part_values()
         executors = values["executors"]
         if executors < 1:
             raise StartupError(f"--executors must be at least 1, got {executors}")
@@ -170,6 +179,16 @@ class Supervisor:
             self._add(BATCHER, BATCHER, values)
         for _ in range(executors):
             self._add(EXECUTOR, "executor+batcher" if colocated else EXECUTOR, {**values, "with_batcher": colocated})
+        self._start_all(values)
+
+    async def _start_here(self) -> None:
+        """For who hosts a part in this process: it executes."""
+
+    async def _stop_here(self) -> bool:
+        """Drain and end what `_start_here` began; True: in time."""
+        return True
+
+    def _start_all(self, values: Values) -> None:
         for child in self._children:
             child.start()
         if values["allow_webhooks"]:
@@ -231,13 +250,13 @@ class Supervisor:
             self._started.set()
 
     def _write_endpoints(self) -> None:
-        reachable = {name: _reachable(where) for name, where in self._endpoints.items()}
-        _write_json(self._state_dir / "endpoints.json", {**reachable, "log": self._log_url})
+        where = {name: reachable(address) for name, address in self._endpoints.items()}
+        _write_json(self._state_dir / "endpoints.json", {**where, "log": self._log_url})
 
     def _announce(self) -> None:
         for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
             if name in self._endpoints:
-                print(f"{name:8} {scheme}{_reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
+                print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
             print(f"webhooks are signed with {self._state_dir / 'webhook-secret'}", flush=True)  # noqa: T201
         state = "ready" if self._ready else "up, not every model is ready"
@@ -358,6 +377,8 @@ class Supervisor:
             # one that was killed just before we asked has not failed to drain: its work is in the log
             clean = clean and gone.done() and all((child.status or 0) <= 0 for child in up)
             gone.cancel()
+            if EXECUTOR in roles:
+                clean = await self._stop_here() and clean
         hurry.cancel()
         if self._metrics is not None:
             await self._metrics.close()
@@ -424,7 +445,7 @@ def _check_repositories(paths: tuple[str, ...]) -> None:
             raise StartupError(f"model repository '{path}' is not a directory")
 
 
-def _reachable(where: str) -> str:
+def reachable(where: str) -> str:
     """An address a client on this machine can dial."""
     host, _, port = where.rpartition(":")
     return f"{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"

@@ -1,0 +1,279 @@
+"""The `bound` backend: models that are callables of this very process, handed over in memory (P21, R42).
+
+Not in the registry of words: whoever hosts the executor gives it a `BoundBackend` with its callables. An instance is a
+thread of its own that runs the callable, so it must release the interpreter lock or be quick. What users write, and how
+a callable becomes a model's configuration, is `charonia.standalone.binding`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from charonia.backend import (
+    Array,
+    BatchInstance,
+    InstanceSpec,
+    ModelRequest,
+    ModelResponse,
+    ModelSource,
+    RequestInstance,
+    ResponseStream,
+    StreamingInstance,
+)
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.inference import Parameters
+from charonia.tensors import Tensor
+
+WORD = "bound"
+
+Style = Literal["keywords", "dict", "requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as a callable of the style `requests` gets it; arrays have their batch dimension. Read only."""
+
+    inputs: Mapping[str, Array]
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    """The requested names, empty for all; more than these may be given."""
+    timeout_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """A callable and how it is called; `outputs` are the model's, in order."""
+
+    function: Callable[..., Any]
+    style: Style
+    outputs: tuple[str, ...]
+
+
+class BoundBackend:
+    """The callables by model name; they may be added while it is used."""
+
+    name = WORD
+
+    def __init__(self) -> None:
+        self.functions: dict[str, BoundFunction] = {}
+
+    async def probe(self, source: ModelSource) -> None:
+        """Nothing is completed: a binding says everything."""
+
+    async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
+        """An instance over the model's callable. Raises `InvalidArgument` when there is none."""
+        bound = self.functions.get(spec.source.name)
+        if bound is None:
+            raise InvalidArgument(f"nothing is bound as '{spec.source.name}' in this process")
+        if spec.interface.decoupled:
+            return BoundStream(bound, spec.name)
+        return BoundRequests(bound, spec.name) if bound.style == "requests" else BoundArrays(bound)
+
+
+class BoundArrays:
+    """An instance whose callable gets joined arrays, by keywords or as one dict."""
+
+    def __init__(self, bound: BoundFunction) -> None:
+        self._bound = bound
+        self._call = _Call(bound.function)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Call it in this thread; see `BatchInstance`."""
+        return _named(_given(self._call, self._bound.style, inputs), self._bound.outputs)
+
+    def close(self) -> None:
+        """End the event loop of a coroutine function, if it was ever called."""
+        self._call.close()
+
+
+class BoundRequests:
+    """An instance whose callable gets the list of requests and answers each by itself."""
+
+    def __init__(self, bound: BoundFunction, name: str) -> None:
+        self._bound = bound
+        self._call = _Call(bound.function)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {name}")
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        """Call it in the instance's thread; an exception in the place of an answer fails that request alone."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, requests)
+
+    async def close_instance(self) -> None:
+        """End the thread."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._thread.submit(self._call.close).result()
+        self._thread.shutdown()
+
+    def _answers(self, requests: Sequence[ModelRequest]) -> list[ModelResponse]:
+        given = [
+            Request(
+                {tensor.name: tensor.array() for tensor in request.inputs},
+                request.id,
+                request.parameters,
+                request.outputs,
+                request.timeout_us,
+            )
+            for request in requests
+        ]
+        answers = self._call(given)
+        if not isinstance(answers, Sequence) or len(answers) != len(given):
+            raise InternalError(
+                f"a function bound with style 'requests' must return a list of {len(given)} answers, one per request"
+            )
+        return [self._response(answer) for answer in answers]
+
+    def _response(self, answer: Any) -> ModelResponse:
+        if isinstance(answer, BaseException):
+            return ModelResponse(error=answer if isinstance(answer, CharoniaError) else _worded(answer))
+        try:
+            named = _named(answer, self._bound.outputs)
+            return ModelResponse([Tensor.of(name, np.asarray(array)) for name, array in named.items()])
+        except CharoniaError as error:
+            return ModelResponse(error=error)
+
+
+class BoundStream:
+    """An instance whose callable is a generator: one call for each request, a response for each thing it yields."""
+
+    def __init__(self, bound: BoundFunction, name: str) -> None:
+        self._bound = bound
+        self._call = _Call(bound.function)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {name}")
+        self._executing: set[int] = set()
+        self._cancelled: set[int] = set()
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        """One request after another, in the instance's thread; an exception ends its request alone."""
+        loop = asyncio.get_running_loop()
+        self._executing.update(id(request) for request in requests)
+        try:
+            for index, request in enumerate(requests):
+                send = partial(_send_from_thread, loop, responses, index)
+                await loop.run_in_executor(self._thread, self._stream, request, send)
+        finally:
+            for request in requests:
+                self._executing.discard(id(request))
+                self._cancelled.discard(id(request))
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        """Their generators are closed at the next thing they yield."""
+        self._cancelled.update(id(request) for request in requests if id(request) in self._executing)
+
+    async def close_instance(self) -> None:
+        """End the thread."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._thread.submit(self._call.close).result()
+        self._thread.shutdown()
+
+    def _stream(self, request: ModelRequest, send: Callable[[ModelResponse | None, bool], None]) -> None:
+        try:
+            inputs = {tensor.name: tensor.array() for tensor in request.inputs}
+            for answer in self._call.each(_given(self._call, self._bound.style, inputs)):
+                named = _named(answer, self._bound.outputs)
+                if id(request) in self._cancelled:
+                    break
+                wanted = {
+                    name: array for name, array in named.items() if not request.outputs or name in request.outputs
+                }
+                send(ModelResponse([Tensor.of(name, array) for name, array in wanted.items()]), False)
+        except CharoniaError as error:
+            send(ModelResponse(error=error), True)
+        else:
+            send(None, True)
+
+
+def _send_from_thread(
+    loop: asyncio.AbstractEventLoop, responses: ResponseStream, index: int, response: ModelResponse | None, final: bool
+) -> None:
+    """Hand a response to the event loop, and wait while there is too much of them."""
+
+    async def send() -> None:
+        responses.send(index, response, final=final)
+        await responses.drain()
+
+    asyncio.run_coroutine_threadsafe(send(), loop).result()
+
+
+def _given(call: _Call, style: Style, inputs: Mapping[str, Array]) -> Any:
+    return call(**inputs) if style == "keywords" else call(dict(inputs))
+
+
+class _Call:
+    """Calls a function, or runs a coroutine function to its end in an event loop of the calling thread's own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        self._runner = asyncio.Runner() if asynchronous else None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            result = self._function(*arguments, **named)
+            if self._runner is not None and inspect.iscoroutine(result):
+                return self._runner.run(result)
+            return result
+        except CharoniaError:
+            raise
+        except Exception as error:
+            raise _worded(error) from error
+
+    def each(self, generator: Any) -> Iterator[Any]:
+        """What a generator, or an asynchronous one, yields; closed when this is."""
+        try:
+            if self._runner is None:
+                with contextlib.closing(generator):
+                    yield from generator
+                return
+            try:
+                while True:
+                    try:
+                        answer = self._runner.run(_next_of(generator))
+                    except StopAsyncIteration:
+                        return
+                    yield answer
+            finally:
+                self._runner.run(generator.aclose())
+        except CharoniaError:
+            raise
+        except Exception as error:
+            raise _worded(error) from error
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+
+async def _next_of(generator: AsyncGenerator[Any, None]) -> Any:
+    return await anext(generator)
+
+
+def _worded(error: BaseException) -> InternalError:
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _named(result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
+    """What a callable returned, by name: a mapping, a list or tuple in the outputs' order, or the one output itself."""
+    if isinstance(result, Mapping):
+        return {str(name): np.asarray(array) for name, array in result.items()}
+    if isinstance(result, (list, tuple)) and len(result) == len(outputs):
+        return {name: np.asarray(array) for name, array in zip(outputs, result, strict=True)}
+    if isinstance(result, np.ndarray) and len(outputs) == 1:
+        return {outputs[0]: result}
+    raise InternalError(
+        f"a bound function must return a dict of arrays or the outputs {', '.join(outputs)} in this order, found type "
+        f"'{type(result)}'"
+    )
