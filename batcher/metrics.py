@@ -1,17 +1,46 @@
-"""What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2)."""
+"""What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2).
+
+Of ensembles also what is an executor's to tell of other models, for nobody else runs them (M1, M3, S56).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.models.catalog import Catalog
 from charonia.telemetry import log_epoch_changes, render
 
 from .adaptive_report import adaptive_of
+from .ensembles.owned import OwnedEnsemble
 from .service import BatcherService
+
+_OF_ENSEMBLES = (
+    ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count", 1),
+    ("nv_inference_exec_count", "Number of model executions performed", "execution_count", 1),
+    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns", 1000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds",
+        "compute_input_ns",
+        1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds",
+        "compute_infer_ns",
+        1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative compute output duration in microseconds",
+        "compute_output_ns",
+        1000,
+    ),
+)
+"""Family, help, the statistics increment it sums, what to divide it by."""
 
 
 class BatcherMetrics(Collector):
@@ -56,6 +85,7 @@ class BatcherMetrics(Collector):
             for version in self._catalog.held(model):
                 pending.add_metric([model, str(version)], waiting.get(version, 0))
             running.add_metric([model], owned.scheduler.outstanding_requests())
+        yield from self._of_ensembles()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
         yield from (family for family in adaptive if family.samples)
@@ -64,3 +94,15 @@ class BatcherMetrics(Collector):
         yield GaugeMetricFamily(
             "charonia_batcher_owned_models", "Models this batcher decides for", value=len(self._service.owned)
         )
+
+    def _of_ensembles(self) -> Iterable[Metric]:
+        ensembles = [(m, owned) for m, owned in self._service.owned.items() if isinstance(owned, OwnedEnsemble)]
+        if not ensembles:
+            return
+        for name, what, increment, divisor in _OF_ENSEMBLES:
+            family = CounterMetricFamily(name, what, labels=["model", "version"])
+            for model, owned in ensembles:
+                for version in {*self._catalog.held(model), *owned.counted}:
+                    counts = owned.counted.get(version, {})
+                    family.add_metric([model, str(version)], counts.get(increment, 0) // divisor)
+            yield family

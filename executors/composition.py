@@ -78,8 +78,10 @@ class Composition:
 
     def __init__(self, loads: Loads) -> None:
         self._loads = loads
+        self._parts: dict[str, frozenset[str]] = {}
+        """What the ensembles that were to be loaded last are composed of."""
         self._wanting: dict[str, frozenset[str]] = {}
-        """Ensembles whose load failed, with what they are composed of."""
+        """The same of those whose load failed."""
 
     async def prepare(self, directory: ModelDirectory) -> Find:
         """Load what an ensemble is composed of and is not served (R26).
@@ -90,7 +92,7 @@ class Composition:
         if config is None or not is_ensemble(config):
             return refuse_all
         models = composing_models(config)
-        self._wanting[name] = frozenset(models)
+        self._parts[name] = frozenset(models)
         round_about = await asyncio.to_thread(self._circle, name, config)
         if round_about:
             return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(round_about)}"))
@@ -119,7 +121,6 @@ class Composition:
 
     async def loaded(self, model: str) -> None:
         """A model was loaded, for the first time or anew: what is composed of it is checked again (R26)."""
-        self._wanting.pop(model, None)
         for ensemble in self.dependents(model):
             try:
                 await self._loads.reload(ensemble)
@@ -129,10 +130,16 @@ class Composition:
         for ensemble in [name for name, models in self._wanting.items() if model in models]:
             if self._loads.is_underway(ensemble):
                 continue  # it waits for this
+            del self._wanting[ensemble]
             try:
                 await self._loads.load(ensemble, None)
             except CharoniaError as error:
                 _log.info("ensemble '%s' is still not complete: %s", ensemble, error.message)
+
+    def failed(self, model: str) -> None:
+        """The load of a model failed; an ensemble is tried again when something is loaded that it is composed of."""
+        if model in self._parts:
+            self._wanting[model] = self._parts[model]
 
     def forget(self, model: str) -> None:
         """Nobody wants an ensemble any more that could not be loaded."""

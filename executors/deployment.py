@@ -153,8 +153,10 @@ class Deployment:
             loaded = await self._load(model, request)
         except CharoniaError as error:
             self._failed[model] = error
+            self._composition.failed(model)
             raise
         self._failed.pop(model, None)
+        self._composition.forget(model)
         if loaded:
             _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
             await self._composition.loaded(model)

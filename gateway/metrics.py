@@ -47,10 +47,12 @@ def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
         counts[model] = counts.get(model, 0) + amount
 
 
-def failure_reason(error: CharoniaError, *, executed: bool) -> str:
-    """M1's reason label of a failed request."""
+def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = False) -> str:
+    """M1's reason label of a failed request; what fails in an ensemble has its own where it failed (M11)."""
     if error.code is ErrorCode.CANCELLED:
         return "CANCELED"
+    if ensemble and executed:
+        return "OTHER"
     if error.code in _REJECTED_CODES:
         return "REJECTED"
     return "BACKEND" if executed else "OTHER"

@@ -27,6 +27,7 @@ from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceRespon
 from charonia.jobs import JobEvent
 from charonia.models.caching import CachingRules
 from charonia.models.catalog import ServedVersion
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.wire import ResponseRecord
 
@@ -224,7 +225,8 @@ class GatewayService:
             counts.failures["CANCELED"] += 1
             raise
         if record.error is not None:
-            counts.failures[failure_reason(record.error, executed=True)] += 1
+            ensemble = served.interface.scheduling == ENSEMBLE_SCHEDULING
+            counts.failures[failure_reason(record.error, executed=True, ensemble=ensemble)] += 1
             try:
                 raise record.error
             finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from batcher.carriers import carrier_of
 from batcher.scheduling.ensemble import AnswerRequest, FailRequest
 from batcher.scheduling.observations import QueuedRequest
-from charonia import failpoints, keys
+from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
@@ -110,7 +110,6 @@ class Endings:
 
     async def _end(self, ending: list[_End]) -> None:
         """Insist until the log has them."""
-        failpoints.hit("ensemble.finished")
         while True:
             try:
                 await self._settle(ending)

@@ -18,7 +18,7 @@ from batcher.carriers import carrier_of
 from batcher.scheduling.ensemble import SubmitStep
 from batcher.scheduling.ensemble_run import Path
 from batcher.scheduling.observations import QueuedRequest
-from charonia import failpoints, keys
+from charonia import keys
 from charonia.calls.admission import Admission
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
@@ -47,6 +47,9 @@ _MOST_TOGETHER_BYTES = 64 * 1024
 _UNBOUNDED = Limits()
 """A request that was accepted must be able to go on: its steps are bounded by what the ensemble lets in."""
 
+_Door = tuple[str, int, int, str]
+"""Model, level, lane and tenant: what an entry of a queue has in common."""
+
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -58,12 +61,13 @@ def step_id(request_id: bytes, step: int, path: Path) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One step that is awaited. `asked` once the log has it; `record` until then."""
+    """One step that is awaited. `asked` once the log has it; `record` until then, `beside_bytes` lie elsewhere."""
 
     id: bytes
     decision: SubmitStep
     level: int = 0
     record: bytes = b""
+    beside_bytes: int = 0
     asked: bool = False
     since_ns: int = 0
 
@@ -95,7 +99,7 @@ class Submission:
         self._own = own
         self._endpoint = keys.ensemble_endpoint(model).encode()
         self.flights: dict[bytes, Flight] = {}
-        self._doors: dict[tuple[str, int, int], list[Flight]] = {}
+        self._doors: dict[_Door, list[Flight]] = {}
         self._admissions: dict[tuple[str, int], tuple[ServedVersion, Admission, bool]] = {}
         self._scheduled = False
         self.closed = False
@@ -176,6 +180,7 @@ class Submission:
             reference = self._directory.write([tensor.data for tensor in tensors])
             if reference is not None:
                 self._own(request.id, reference)
+        flight.beside_bytes = reference.size_bytes if reference is not None else 0
         flight.record = pack_request(
             flight.id,
             self._endpoint,
@@ -190,6 +195,7 @@ class Submission:
             timeout_us=record.timeout_us,
             flags=flags,
             reference=reference,
+            lineage=record.lineage,
         )
 
     def _admission(self, model: str, version: int) -> tuple[ServedVersion, Admission, bool]:
@@ -220,7 +226,8 @@ class Submission:
 
     def _send(self, flight: Flight) -> None:
         """Steps that become ready in one turn of the loop leave together."""
-        key = (flight.model, flight.level, flight.request.lane)
+        lineage = carrier_of(flight.request).record.lineage
+        key = (flight.model, flight.level, flight.request.lane, lineage.tenant if lineage is not None else "")
         self._doors.setdefault(key, []).append(flight)
         if not self._scheduled:
             self._scheduled = True
@@ -231,32 +238,33 @@ class Submission:
         doors, self._doors = self._doors, {}
         if self.closed:
             return
-        for (model, level, lane), waiting in doors.items():
+        for door, waiting in doors.items():
             entry: list[Flight] = []
             size = 0
             for flight in waiting:
                 if flight.id not in self.flights:
                     continue
                 if entry and (len(entry) >= _MOST_TOGETHER or size + len(flight.record) > _MOST_TOGETHER_BYTES):
-                    self._spawn(self._accept(model, level, lane, entry))
+                    self._spawn(self._accept(door, entry))
                     entry, size = [], 0
                 entry.append(flight)
                 size += len(flight.record)
             if entry:
-                self._spawn(self._accept(model, level, lane, entry))
+                self._spawn(self._accept(door, entry))
 
-    async def _accept(self, model: str, level: int, lane: int, entry: list[Flight]) -> None:
+    async def _accept(self, door: _Door, entry: list[Flight]) -> None:
         """Insist until the log has them; what it may have taken is looked up, so that nothing is asked for twice."""
-        failpoints.hit("ensemble.submitted")
+        model, level, lane, tenant = door
         while entry:
             try:
                 await self._log.accept(
                     model,
                     level,
                     lane,
-                    [(flight.id, len(flight.record)) for flight in entry],
+                    [(flight.id, len(flight.record) + flight.beside_bytes) for flight in entry],
                     record_fields([flight.record for flight in entry]),
                     _UNBOUNDED,
+                    tenant=tenant,
                     journalled=any(_is_journalled(flight) for flight in entry),
                 )
             except CharoniaError as error:
@@ -284,7 +292,6 @@ class Submission:
     def _was_taken(self, flight: Flight) -> None:
         flight.asked = True
         flight.record = b""
-        failpoints.hit("ensemble.accepted")
         if flight.id not in self.flights and not self.closed:
             self._spawn(self._tell(flight))  # it was given up meanwhile
 

@@ -13,6 +13,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
@@ -22,6 +23,9 @@ from .sequences import check_length, check_sequence
 UNKNOWN_ID = "<id_unknown>"
 
 _SIGNATURES_REMEMBERED = 4096
+
+_MOST_LEVELS_OF_ENSEMBLES = 64
+"""An ensemble has no levels of its own; each that is named is a stream of the log."""
 
 _BATCH_HINT = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -95,6 +99,8 @@ class Admission:
     def level(self, priority: int) -> int:
         """The queue level of a request's `priority` parameter (S8); 0 for models without levels."""
         batching = self._interface.dynamic_batching
+        if self._interface.scheduling == ENSEMBLE_SCHEDULING:
+            return min(priority, _MOST_LEVELS_OF_ENSEMBLES)  # its steps inherit it (S52)
         if batching is None or batching.priority_levels == 0:
             return 0
         if priority == 0:

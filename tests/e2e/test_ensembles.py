@@ -1,0 +1,382 @@
+"""Ensembles, by the public clients: their graphs, failures, statistics, life cycle, and what a crash leaves standing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e_asking import client, index, infer, inputs, post, statistics, until
+from e2e_models import SCALING_IO, WIDTH, gated, put, python, scaling
+from e2e_server import Server, serving
+from tritonclient.utils import InferenceServerException
+
+ADDER = """
+import json
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            asked = json.loads(request.parameters())
+            if "fail" in asked:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(asked["fail"])))
+                continue
+            terms = [pb_utils.get_input_tensor_by_name(request, name) for name in ("A", "B", "C")]
+            total = sum(term.as_numpy() for term in terms if term is not None)
+            made = [] if "silent" in asked else [pb_utils.Tensor("SUM", total)]
+            responses.append(pb_utils.InferenceResponse(made))
+        return responses
+"""
+
+ADDER_CONFIG = f"""
+max_batch_size: 8
+input [
+  {{ name: "A" data_type: TYPE_FP32 dims: [ {WIDTH} ] }},
+  {{ name: "B" data_type: TYPE_FP32 dims: [ {WIDTH} ] optional: true }},
+  {{ name: "C" data_type: TYPE_FP32 dims: [ {WIDTH} ] optional: true }}
+]
+output [ {{ name: "SUM" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+
+
+def step(model: str, takes: dict[str, str], gives: dict[str, str]) -> str:
+    taken = " ".join(f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in takes.items())
+    given = " ".join(f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in gives.items())
+    return f'step {{ model_name: "{model}" model_version: -1 {taken} {given} }}'
+
+
+def ensemble(models: Path, name: str, *steps: str, io: str = SCALING_IO, more: str = "", batch: int = 8) -> None:
+    (models / name / "1").mkdir(parents=True)
+    scheduling = "ensemble_scheduling {\n" + "\n".join(steps) + "\n}"
+    put(models / name / "config.pbtxt", f'platform: "ensemble"\nmax_batch_size: {batch}\n{io}\n{scheduling}\n{more}\n')
+
+
+def tensor(name: str, type_: str = "TYPE_FP32", dims: object = WIDTH, more: str = "") -> str:
+    return f'{{ name: "{name}" data_type: {type_} dims: [ {dims} ] {more} }}'
+
+
+def build(models: Path) -> None:
+    scaling(models, "double", 2.0)
+    scaling(models, "triple", 3.0)
+    scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
+    python(models, "adder", ADDER, ADDER_CONFIG)
+    gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")
+    scale = {"INPUT0": "INPUT0"}
+    ensemble(
+        models,
+        "chain",
+        step("double", scale, {"OUTPUT0": "a"}),
+        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "b"}),
+        step("batched", {"INPUT0": "b"}, {"OUTPUT0": "OUTPUT0"}),
+    )
+    branches = (
+        step("double", scale, {"OUTPUT0": "a"}),
+        step("triple", scale, {"OUTPUT0": "b"}),
+        step("adder", {"A": "a", "B": "b", "C": "EXTRA"}, {"SUM": "SUM"}),
+    )
+    ensemble(
+        models,
+        "branches",
+        *branches,
+        io=f"input [ {tensor('INPUT0')}, {tensor('EXTRA', more='optional: true')} ]"
+        f"output [ {tensor('SUM')}, {tensor('a')} ]",
+    )
+    ensemble(
+        models,
+        "nested",
+        step("branches", {"INPUT0": "INPUT0"}, {"SUM": "five"}),
+        step("triple", {"INPUT0": "five"}, {"OUTPUT0": "OUTPUT0"}),
+    )
+    ensemble(
+        models,
+        "conditional",
+        step("double", scale, {"OUTPUT0": "doubled"}),
+        step("adder", {"A": "INPUT0", "B": "doubled"}, {"SUM": "SUM"}),
+        io=f"input [ {tensor('INPUT0')}, {tensor('RUN', 'TYPE_BOOL', 1)} ]"
+        f"output [ {tensor('SUM')}, {tensor('doubled')} ]",
+        more='parameters { key: "charonia.step_condition.double" value { string_value: "RUN" } }',
+    )
+    ensemble(
+        models,
+        "waiting",
+        step("triple", scale, {"OUTPUT0": "a"}),
+        step("gated", {"VALUE": "VALUE"}, {"ECHO": "echo"}),
+        step("adder", {"A": "a"}, {"SUM": "SUM"}),
+        io=f"input [ {tensor('INPUT0')}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
+        f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)} ]",
+    )
+    ensemble(models, "round", step("about", scale, {"OUTPUT0": "OUTPUT0"}))
+    ensemble(models, "about", step("round", scale, {"OUTPUT0": "OUTPUT0"}))
+    ensemble(models, "lacking", step("nobody", scale, {"OUTPUT0": "OUTPUT0"}))
+    wide = f"input [ {tensor('INPUT0', dims=WIDTH + 1)} ] output [ {tensor('OUTPUT0')} ]"
+    ensemble(models, "unfit", step("double", scale, {"OUTPUT0": "OUTPUT0"}), io=wide)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models = tmp_path_factory.mktemp("models")
+    build(models)
+    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting")]
+    with serving(
+        models, tmp_path_factory.mktemp("state"), "--batcher=separate", "--model-control-mode=explicit", *wanted
+    ) as running:
+        yield running
+
+
+def rows(count: int = 1) -> np.ndarray:
+    return np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH) + 1
+
+
+def ask(server: Server, model: str, kind: str = "grpc", **tensors: np.ndarray) -> Any:
+    return infer(server, model, kind, **(tensors or {"INPUT0": rows()}))
+
+
+def counted(server: Server, model: str) -> dict[str, int]:
+    """Executions, rows, successes and failures of a model."""
+    stats = statistics(server, model)
+    return {
+        "executions": int(stats.get("execution_count", 0)),
+        "rows": int(stats.get("inference_count", 0)),
+        "success": int(stats["inference_stats"]["success"].get("count", 0)),
+        "fail": int(stats["inference_stats"]["fail"].get("count", 0)),
+    }
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_chain_and_its_composing_models_which_it_loaded(server: Server, kind: str) -> None:
+    before = {model: counted(server, model) for model in ("chain", "double", "batched")}
+    answer = infer(server, "chain", kind, INPUT0=rows(2), options={"request_id": "mine"})
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), rows(2) * 42)
+    said = answer.get_response()
+    assert (said["id"] if kind == "http" else said.id) == "mine"
+    for model, counts in before.items():
+        after = counted(server, model)
+        assert after["executions"] == counts["executions"] + 1, model
+        assert after["rows"] == counts["rows"] + 2, model
+        assert after["success"] == counts["success"] + 1, model
+
+
+def test_what_it_looks_like(server: Server) -> None:
+    with client("grpc", server) as asking:
+        assert asking.is_model_ready("chain")
+        assert asking.get_model_metadata("chain").platform == "ensemble"
+        config = asking.get_model_config("chain").config
+    assert [step.model_name for step in config.ensemble_scheduling.step] == ["double", "triple", "batched"]
+    assert not config.HasField("optimization")
+    assert not config.instance_group
+
+
+def test_its_compute_times_are_the_sums_of_its_steps(server: Server) -> None:
+    ask(server, "nested")
+    whole = statistics(server, "nested")["inference_stats"]
+    for part in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert whole[part]["count"] == whole["success"]["count"]
+    parts = [statistics(server, model)["inference_stats"]["compute_infer"] for model in ("branches", "triple")]
+    means = sum(int(part["ns"]) / int(part["count"]) for part in parts)
+    assert 0 < int(whole["compute_infer"]["ns"]) / int(whole["success"]["count"]) < 20 * means
+    page = server.scrape()
+    assert f'nv_inference_exec_count{{model="nested",version="1"}} {whole["success"]["count"]}' in page.replace(
+        ".0\n", "\n"
+    )
+    assert 'nv_inference_pending_request_count{model="nested",version="1"} 0' in page
+
+
+def test_branches_meet_again_and_an_optional_input_may_be_left_out(server: Server) -> None:
+    answer = ask(server, "branches")
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 5)
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
+    answer = ask(server, "branches", INPUT0=rows(), EXTRA=rows() * 100)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 105)
+
+
+def test_a_nested_ensemble(server: Server) -> None:
+    np.testing.assert_array_equal(ask(server, "nested", "http").as_numpy("OUTPUT0"), rows() * 15)
+
+
+def test_only_what_is_asked_for_is_made(server: Server) -> None:
+    import tritonclient.grpc as grpcclient
+
+    before = counted(server, "adder")
+    with client("grpc", server) as asking:
+        answer = asking.infer(
+            "branches", inputs("grpc", INPUT0=rows()), outputs=[grpcclient.InferRequestedOutput("a")]
+        )
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
+    assert answer.as_numpy("SUM") is None
+    assert counted(server, "adder") == before
+
+
+def test_a_condition_decides_whether_a_step_runs(server: Server) -> None:
+    before = counted(server, "double")
+    answer = ask(server, "conditional", INPUT0=rows(), RUN=np.array([[False]]))
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows())
+    assert answer.as_numpy("doubled") is None
+    assert counted(server, "double") == before
+    answer = ask(server, "conditional", INPUT0=rows(), RUN=np.array([[True]]))
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
+    np.testing.assert_array_equal(answer.as_numpy("doubled"), rows() * 2)
+
+
+def test_steps_of_many_requests_share_batches(server: Server) -> None:
+    before = counted(server, "batched")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda n: ask(server, "chain", INPUT0=rows() * n), range(32)))
+    for number, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), rows() * number * 42)
+    after = counted(server, "batched")
+    assert after["success"] - before["success"] == 32
+    assert after["executions"] - before["executions"] <= 16
+
+
+def test_large_tensors_pass_through(server: Server) -> None:
+    value = np.arange(20_000, dtype=np.int32).reshape(1, -1)
+    answer = ask(server, "waiting", INPUT0=rows(), VALUE=value)
+    np.testing.assert_array_equal(answer.as_numpy("echo"), value)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_step_fails_its_request_alone(server: Server) -> None:
+    before = {model: counted(server, model) for model in ("branches", "nested", "adder")}
+    with ThreadPoolExecutor(8) as pool:
+        good = [pool.submit(ask, server, "nested") for _ in range(7)]
+        with pytest.raises(InferenceServerException) as failure:
+            infer(server, "nested", "grpc", options={"parameters": {"fail": "it broke"}}, INPUT0=rows())
+    assert failure.value.message() == "in ensemble 'nested', in ensemble 'branches', it broke"
+    assert failure.value.status() == "StatusCode.INTERNAL"
+    for task in good:
+        np.testing.assert_array_equal(task.result().as_numpy("OUTPUT0"), rows() * 15)
+    for model, counts in before.items():
+        after = counted(server, model)
+        assert after["fail"] == counts["fail"] + 1, model
+        assert after["success"] == counts["success"] + 7, model
+    assert 'nv_inference_request_failure{model="nested",reason="OTHER",version="1"} 1' in server.scrape().replace(
+        ".0\n", "\n"
+    )
+
+
+def test_an_output_that_nobody_makes(server: Server) -> None:
+    with pytest.raises(InferenceServerException) as failure:
+        infer(server, "branches", "grpc", options={"parameters": {"silent": "yes"}}, INPUT0=rows())
+    assert failure.value.message() == (
+        "in ensemble 'branches', unexpected deadlock, at least one output is not set while no more ensemble steps "
+        "can be made"
+    )
+
+
+def test_what_cannot_be_loaded_says_why(server: Server) -> None:
+    def refused(model: str) -> str:
+        status, answer = post(server, f"/v2/repository/models/{model}/load")
+        assert status == 400, answer
+        return str(answer["error"])
+
+    head = "load failed for model '{0}': version 1 is at UNAVAILABLE state: Invalid argument: {1};\n"
+    assert refused("lacking") == head.format(
+        "lacking", "ensemble lacking contains models that are not available or ambiguous: nobody"
+    )
+    assert refused("round") == head.format("round", "circular dependency between ensembles: round -> about -> round")
+    assert refused("unfit") == head.format(
+        "unfit",
+        "in ensemble unfit, ensemble tensor INPUT0: inconsistent shape: [5] is inferred from model unfit while [4] is "
+        "inferred from model double",
+    )
+
+
+# -- life and death ----------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """A request of `waiting`: its step `gated` waits for `open`, `entered` says that it has begun."""
+
+    def __init__(self, server: Server, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self._entered, self._gate = directory / "entered", directory / "gate"
+        asked = {"entered": str(self._entered), "gate": str(self._gate)}
+        value = np.array([[7]], np.int32)
+        self.task = pool.submit(
+            infer, server, "waiting", "grpc", options={"parameters": asked}, INPUT0=rows(), VALUE=value
+        )
+
+    def until_entered(self) -> None:
+        until("the gated step has begun", lambda: self._entered.exists() or self.task.done())
+
+    def forget_entered(self) -> None:
+        self._entered.unlink()
+
+    def open(self) -> None:
+        self._gate.touch()
+
+
+@pytest.mark.parametrize("role", ["batcher", "executor"])
+def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp_path: Path, role: str) -> None:
+    before = counted(server, "triple")
+    with ThreadPoolExecutor(1) as pool:
+        gate = Gate(server, tmp_path, pool)
+        gate.until_entered()
+        until("the first step is done", lambda: counted(server, "triple")["success"] == before["success"] + 1)
+        (pid,) = server.pids(role)
+        if role == "executor":
+            gate.forget_entered()
+        os.kill(pid, signal.SIGKILL)
+        until("it is started again", lambda: server.pids(role) not in ([], [pid]))
+        if role == "executor":
+            gate.until_entered()
+        gate.open()
+        answer = gate.task.result(90)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
+    np.testing.assert_array_equal(answer.as_numpy("echo"), [[7]])
+    assert counted(server, "triple")["executions"] == before["executions"] + 1
+    assert counted(server, "waiting")["success"] >= 1
+
+
+def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
+    before = counted(server, "gated")
+    with ThreadPoolExecutor(1) as pool:
+        held = Gate(server, tmp_path, pool)
+        held.until_entered()
+        entered = tmp_path / "second"
+        with pytest.raises(InferenceServerException, match="[Dd]eadline"):
+            infer(
+                server,
+                "waiting",
+                "grpc",
+                options={"parameters": {"entered": str(entered)}, "client_timeout": 0.5},
+                INPUT0=rows(),
+                VALUE=np.array([[8]], np.int32),
+            )
+        until("its step is given up", lambda: counted(server, "gated")["fail"] == before["fail"] + 1)
+        held.open()
+        held.task.result(60)
+    assert not entered.exists()
+
+
+def test_unloading_goes_up_and_down_the_graph(server: Server) -> None:
+    def unload(model: str, **parameters: object) -> None:
+        status, answer = post(server, f"/v2/repository/models/{model}/unload", {"parameters": parameters})
+        assert status == 200, answer
+
+    def ready() -> set[str]:
+        return {name for (name, _), row in index(server).items() if row.get("state") == "READY"}
+
+    assert {"chain", "nested", "branches", "double", "triple", "batched", "adder"} <= ready()
+    unload("branches")  # takes along what is composed of it
+    until("nested is unloaded", lambda: not ready() & {"branches", "nested"})
+    assert {"chain", "double", "triple", "adder"} <= ready()
+    unload("chain", unload_dependents=True)  # takes along what nobody else is composed of
+    until("chain and batched are unloaded", lambda: not ready() & {"chain", "batched"})
+    assert {"double", "triple"} <= ready()
+    status, _ = post(server, "/v2/repository/models/chain/load")
+    assert status == 200
+    assert {"chain", "batched"} <= ready()
+    np.testing.assert_array_equal(ask(server, "chain").as_numpy("OUTPUT0"), rows() * 42)
