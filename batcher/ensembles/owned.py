@@ -81,6 +81,8 @@ class OwnedEnsemble(OwnedModel):
         """The catalog's newest word about this ensemble."""
         if not self.closed:
             self._served = versions
+            # the planner forgets a version that is gone, and must be told of it anew should it come again
+            self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)
             self._learn_graphs()
 

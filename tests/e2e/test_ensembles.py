@@ -1,4 +1,4 @@
-"""Ensembles, by the public clients: their graphs, failures, statistics, life cycle, and what a crash leaves standing."""
+"""Ensembles, by the public clients: graphs, failures, statistics, life cycle, and what a crash leaves standing."""
 
 from __future__ import annotations
 
@@ -209,9 +209,7 @@ def test_only_what_is_asked_for_is_made(server: Server) -> None:
 
     before = counted(server, "adder")
     with client("grpc", server) as asking:
-        answer = asking.infer(
-            "branches", inputs("grpc", INPUT0=rows()), outputs=[grpcclient.InferRequestedOutput("a")]
-        )
+        answer = asking.infer("branches", inputs("grpc", INPUT0=rows()), outputs=[grpcclient.InferRequestedOutput("a")])
     np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
     assert answer.as_numpy("SUM") is None
     assert counted(server, "adder") == before
@@ -346,7 +344,7 @@ def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
         held = Gate(server, tmp_path, pool)
         held.until_entered()
         entered = tmp_path / "second"
-        with pytest.raises(InferenceServerException, match="[Dd]eadline"):
+        with pytest.raises(InferenceServerException, match=r"[Dd]eadline"):
             infer(
                 server,
                 "waiting",
