@@ -36,7 +36,7 @@ _WORTH = 0.03
 _KEEP = 0.05
 """A choice in time is kept unless another saves this share."""
 _SLACK = 1.15
-"""The current size may need so much more time to gather than there is, another one must need that much less."""
+"""The current size may need so much more time than there is, another one must be gathered in that much less."""
 _LEAST_MARGIN, _MOST_MARGIN = 0.3, 0.9
 _LATE = 0.01
 _JUDGED = 200
@@ -60,7 +60,9 @@ class _Cost:
 
     def add(self, duration_ns: int, now_ns: int) -> None:
         weight = max(0.1, 1 / (self.count + 1))
-        off = duration_ns - self.mean_ns
+        # One batch that took very long is an accident; were it none, others follow, and lateness is seen besides.
+        bound_ns = 5 * self.deviation_ns + 0.3 * self.mean_ns
+        off = min(bound_ns, max(-bound_ns, duration_ns - self.mean_ns))
         self.deviation_ns += weight * (abs(off) - self.deviation_ns)
         self.mean_ns += weight * off
         self.count += 1
@@ -91,6 +93,9 @@ class AdaptiveBatching:
         self._counted_from_ns = 0
         self._reviewed_ns = 0
         self.margin = 0.8
+        self._failed_margin = 1.0
+        """Where requests were late last; up to near it the margin grows faster."""
+        self._missed = False
         self._finished = self._late = 0
         self._judged_ns = 0
         self.choice = Choice("learning", 1, 0, rules.max_rows)
@@ -174,10 +179,14 @@ class AdaptiveBatching:
             return
         if self._finished:
             share = self._late / self._finished
-            if share > _LATE:
+            self._missed = share > _LATE
+            if not self._missed:
+                if share < _LATE / 3:
+                    near = self.margin > 0.9 * self._failed_margin
+                    self.margin = min(_MOST_MARGIN, self.margin * (1.01 if near else 1.05))
+            elif self.choice.delay_ns:  # without a delay it is not for waiting that they are late
+                self._failed_margin = self.margin
                 self.margin = max(_LEAST_MARGIN, self.margin * 0.85)
-            elif share < _LATE / 3:
-                self.margin = min(_MOST_MARGIN, self.margin * 1.02)
         self._finished = self._late = 0
         self._judged_ns = now_ns
 
@@ -194,13 +203,15 @@ class AdaptiveBatching:
         held: Choice | None = None
         _, natural_ns = self._cost(known, natural)
         if 2 * natural_ns <= budget_ns and natural <= most:  # what comes while a batch runs waits for it, then runs
-            best = Choice("in reach", 1, 0, most, self._row_ns(known, natural))
+            state: State = "out of reach" if self._missed and not self.choice.delay_ns else "in reach"
+            best = Choice(state, 1, 0, most, self._row_ns(known, natural))
             held = best if self.choice.size == 1 else None
         for size in sizes:
             mean_ns, high_ns = self._cost(known, size)
             busy = self._rate * mean_ns / (size * slots)
-            spare_ns = budget_ns - high_ns * (1 + min(1.0, busy) ** slots)
             slack = _SLACK if size == self.choice.size else 1 / _SLACK
+            allowed_ns = min(budget_ns * slack, _MOST_MARGIN * self.target_ns) if slack > 1 else budget_ns
+            spare_ns = allowed_ns - high_ns * (1 + min(1.0, busy) ** slots)
             if size <= natural or busy > _BUSY or spare_ns <= 0 or size - 1 > self._rate * spare_ns * slack:
                 continue
             choice = Choice("in reach", size, int(spare_ns), max(size, most), self._row_ns(known, size))
