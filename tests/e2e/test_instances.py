@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -55,6 +56,28 @@ output [ { name: "CORES" data_type: TYPE_INT32 dims: [ -1 ] } ]
 """
 
 
+SLEEPING = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.004)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())])
+            for r in requests
+        ]
+"""
+
+TARGET = """
+max_batch_size: 8 dynamic_batching { }
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "charonia.target_p99_ms" value { string_value: "5000" } }
+"""
+
+
 def ragged_graph() -> bytes:
     """SCALED = 3 * VALUES, flat; WHERE = ENDS."""
     import onnx
@@ -97,7 +120,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     python(models, "placed", PLACED, PLACED_IO + 'instance_group [ { kind: KIND_CPU host_policy: "last" } ]')
     python(models, "anywhere", PLACED, PLACED_IO + "instance_group [ { kind: KIND_CPU } ]")
-    loaded = [f"--load-model={name}" for name in ("ragged", "one", "other", "grouped", "placed", "anywhere")]
+    python(models, "targeted", SLEEPING, TARGET)
+    python(models, "hurried", SLEEPING, TARGET.replace("dynamic_batching { }", ""))
+    names = ("ragged", "one", "other", "grouped", "placed", "anywhere", "targeted")
+    loaded = [f"--load-model={name}" for name in names]
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=shared:2", f"--host-policy=last,cpu-cores={CORE}"]
     with serving(models, directory / "state", "--model-control-mode=explicit", *loaded, *flags) as running:
         yield running
@@ -173,3 +199,23 @@ def test_instances_run_on_the_cores_of_their_policy(server: Any) -> None:
     assert cores("placed") == [CORE, -1, CORE]
     everywhere = sorted(os.sched_getaffinity(0))
     assert cores("anywhere") == [*everywhere, -1, *everywhere]
+
+
+def test_a_model_with_a_target_says_what_was_chosen_for_it(server: Any) -> None:
+    def series(name: str) -> float | None:
+        found = re.search(rf'^charonia_adaptive_{name}{{model="targeted",version="1"}} (\S+)', server.scrape(), re.M)
+        return float(found[1]) if found else None
+
+    def chosen() -> bool:
+        with ThreadPoolExecutor(4) as pool:
+            echoed = list(pool.map(lambda n: infer(server, "targeted", X=value(n)).as_numpy("Y")[0, 0], range(8)))
+        assert echoed == list(range(8))
+        return series("in_reach") == 1
+
+    until("something is chosen", chosen)
+    assert 1 <= (series("batch_size") or 0) <= 8
+    assert 0 <= (series("delay_us") or 0) < 5_000_000
+    assert {batch for batch in batches(server, "targeted") if batch > 8} == set()
+    status, body = post(server, "/v2/repository/models/hurried/load")
+    assert status == 400
+    assert "parameter 'charonia.target_p99_ms' of model 'hurried' needs 'dynamic_batching'" in body["error"]
