@@ -32,7 +32,7 @@ command or script ever names keys of two slots.
     epoch                    the name of the log's contents
     fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
-    blob:<id>                large payloads and file overrides
+    blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     c:<hash>                 a cached response (`gateway.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`EventLog.keep_recent`)
@@ -56,6 +56,8 @@ CONTROL = b"ctl"
 EPOCH = b"epoch"
 FENCE = b"fence"
 LOCAL = b"local:"
+PASSING = "m-"
+"""What the names of blobs begin with that only work at the level `memory` needs."""
 
 
 @lru_cache(maxsize=1024)

@@ -64,6 +64,8 @@ OPTIONS: tuple[Option, ...] = (
         _ALL,
         "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the log; serve has its own",
     ),
+    Option("blob-url", "str", "", _ALL, "URL of a server beside the log for large payloads of work at level memory"),
+    Option("blob-password-file", "str", "", _ALL, "file that holds that server's password, instead of one in the URL"),
     Option(
         "shm-dir",
         "str",
@@ -241,7 +243,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("allow-vertex-ai"),
     _later("vertex-ai-port"),
     _later("vertex-ai-default-model"),
-    _later("blob-url"),
 )
 
 _ALIASES = {"model-store": "model-repository"}

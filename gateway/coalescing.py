@@ -69,6 +69,7 @@ class Coalescer:
         self._model = model
         self._level = level
         self._terms = terms
+        self.is_durable = terms.durability not in ("", "memory")
         self._counts = counts
         self.open_requests = 0
         """Requests of this queue whose callers wait; kept by the data plane."""

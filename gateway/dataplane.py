@@ -198,7 +198,8 @@ class DataPlane:
         if self._payloads is not None:
             flags |= self._payloads.flags(served)
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
-                reference = await self._payloads.lend([t.data for t in request.inputs], flags)
+                buffers = [t.data for t in request.inputs]
+                reference = await self._payloads.lend(buffers, flags, durable=door.is_durable)
         tenant = options.caller.tenant if options is not None else ""
         record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference, tenant=tenant)
         beside_bytes = reference.size_bytes if reference is not None else 0

@@ -51,17 +51,18 @@ class Payloads:
             for process in joined
         )
 
-    async def lend(self, buffers: Sequence[Buffer], flags: int) -> Reference | None:
+    async def lend(self, buffers: Sequence[Buffer], flags: int, *, durable: bool = False) -> Reference | None:
         """Put a request's tensor bytes beside the log when they are large; None: they travel in the record.
 
-        `flags` are those of `flags`. Raises `LogUnavailable`. Give back with `end`.
+        `flags` are those of `flags`, `durable` is work above the level `memory`. Raises `LogUnavailable`. Give it back
+        with `end`.
         """
         size = total_size(buffers)
         if size < BY_REFERENCE_BYTES:
             return None
         reference = self._directory.write(buffers) if flags & FLAG_REPLY_BY_REFERENCE else None
         if reference is None:
-            reference = new_blob(size)
+            reference = new_blob(size, durable=durable)
             await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
         return reference
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 from charonia.wire import BLOB, FILE, Reference
@@ -150,6 +151,9 @@ class PayloadDirectory:
                 shutil.rmtree(self._root / incarnation, ignore_errors=True)
 
 
-def new_blob(size_bytes: int) -> Reference:
-    """A reference to a blob of the log that nobody has written yet."""
-    return Reference(BLOB, secrets.token_hex(16), size_bytes)
+def new_blob(size_bytes: int, *, durable: bool = False) -> Reference:
+    """A reference to a blob that nobody has written yet: of work at the level `memory`, unless `durable`.
+
+    The blobs of such work may be kept on a server of their own (`charonia.eventlog.redis.blobs`).
+    """
+    return Reference(BLOB, ("" if durable else keys.PASSING) + secrets.token_hex(16), size_bytes)

@@ -62,9 +62,13 @@ def run_role(role: str, values: Values) -> int:
 async def _run(role: str, values: Values) -> int:
     from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.address import with_password
+    from charonia.eventlog.redis.blobs import BlobServer
 
     url = with_password(values["log_url"], values["log_password_file"])
     log = open_log(url, durability=values.get("durability", "memory"))
+    if values["blob_url"] and role != "webhooks":
+        log.blobs = BlobServer(open_log(with_password(values["blob_url"], values["blob_password_file"])))
+        await log.blobs.open()
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()
@@ -85,6 +89,8 @@ async def _run(role: str, values: Values) -> int:
     clean = await stop()
     with contextlib.suppress(Exception):
         await log.close()
+        if log.blobs is not None:
+            await log.blobs.close()
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1

@@ -16,6 +16,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
 
+from charonia.eventlog.embedded import PrivateServer, find_server
+
 BYTES = 4 * 1024 * 1024
 
 
@@ -56,6 +58,24 @@ def test_large_tensors_come_back_whole(flags: tuple[str, ...], in_log: int, mode
     np.testing.assert_array_equal(_ask(server, values), values)
     assert _received_by_log(server) - before < in_log * BYTES + 200_000
     _wait_given_back(server)
+
+
+def test_a_blob_server_spares_the_log(models: Path, serve: Any, tmp_path: Path) -> None:
+    beside = PrivateServer(tmp_path / "beside", find_server())
+    (tmp_path / "beside").mkdir()
+    beside.start()
+    try:
+        beside.wait_ready()
+        server = serve(models, "--shm-dir=/proc/none", f"--blob-url={beside.url}", "--batcher=separate")
+        values = np.arange(BYTES // 4, dtype=np.int32)
+        before = _received_by_log(server)
+        np.testing.assert_array_equal(_ask(server, values), values)
+        # the answer's three tensors come back in its reply, which is in the log
+        assert _received_by_log(server) - before < 3.5 * BYTES
+        with redis.Redis.from_url(beside.url) as client:
+            assert client.info("stats")["total_net_input_bytes"] > BYTES
+    finally:
+        beside.stop()
 
 
 def _wait_given_back(server: Any) -> None:

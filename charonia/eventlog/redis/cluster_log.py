@@ -19,6 +19,7 @@ from charonia.eventlog.port import START, Entry, Reply, StreamReader
 from charonia.tensors import Buffer
 
 from .address import Address, parse_address
+from .blobs import BlobServer, is_passing
 from .cluster_reader import ClusterReader
 from .epoch import Epoch
 from .log import RedisLog, level_of
@@ -71,6 +72,8 @@ class ClusterLog:
     """
 
     def __init__(self, url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory") -> None:
+        self.blobs: BlobServer | None = None
+        """Where the payloads of work at the level `memory` are, when they are not here."""
         self._address = parse_address(url)
         if not self._address.nodes:
             raise StartupError("the event log URL names no Redis Cluster")
@@ -219,9 +222,14 @@ class ClusterLog:
         await self._at(keys.alive(role, incarnation), lambda log: log.end_beat(role, incarnation))
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
+        if self.blobs is not None and is_passing(blob_id):
+            await self.blobs.put(blob_id, data, ttl_s)
+            return
         await self._at(keys.blob(blob_id), lambda log: log.put_blob(blob_id, data, ttl_s))
 
     async def blob(self, blob_id: str) -> bytes | None:
+        if self.blobs is not None and is_passing(blob_id):
+            return await self.blobs.get(blob_id)
         return await self._at(keys.blob(blob_id), lambda log: log.blob(blob_id))
 
     # -- several slots -------------------------------------------------------------------------------------------------
@@ -270,7 +278,7 @@ class ClusterLog:
         async def one(name: bytes) -> None:
             await self._at(name, lambda log: log.delete_keys([name]))
 
-        await asyncio.gather(*map(one, names))
+        await asyncio.gather(*map(one, names if self.blobs is None else await self.blobs.delete_its_own(names)))
 
 
 def open_log(

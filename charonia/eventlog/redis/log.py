@@ -21,6 +21,7 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .address import Address, parse_address
+from .blobs import BlobServer, is_passing
 from .commands import Commands, pack_append
 from .connection import Connection
 from .durability import QUESTIONS, Durability, Server
@@ -53,6 +54,8 @@ class RedisLog(Work, Jobs):
         durability: str = "memory",
         epoch: Epoch | None = None,
     ) -> None:
+        self.blobs: BlobServer | None = None
+        """Where the payloads of work at the level `memory` are, when they are not here."""
         self._address = parse_address(url) if isinstance(url, str) else url
         level = level_of(durability)
         self._prepare = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
@@ -250,12 +253,18 @@ class RedisLog(Work, Jobs):
         return {name.decode(): int(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
 
     async def delete_keys(self, keys: Iterable[bytes]) -> None:
-        await self._commands.each([("UNLINK", key) for key in keys])
+        names = keys if self.blobs is None else await self.blobs.delete_its_own(keys)
+        await self._commands.each([("UNLINK", name) for name in names])
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
+        if self.blobs is not None and is_passing(blob_id):
+            await self.blobs.put(blob_id, data, ttl_s)
+            return
         await self._connection.execute_pieces(pack_pieces(("SET", keys.blob(blob_id), data, "EX", ttl_s)))
 
     async def blob(self, blob_id: str) -> bytes | None:
+        if self.blobs is not None and is_passing(blob_id):
+            return await self.blobs.get(blob_id)
         data: bytes | None = await self._connection.execute("GET", keys.blob(blob_id))
         return data
 

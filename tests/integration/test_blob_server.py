@@ -1,0 +1,112 @@
+"""Payloads of work at the level `memory` on a server of their own: two real servers, one of which may forget."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from charonia import keys
+from charonia.calls.payloads import Payloads
+from charonia.errors import LogUnavailable, StartupError
+from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis.address import with_password
+from charonia.eventlog.redis.blobs import BlobServer
+
+_spec = importlib.util.spec_from_file_location("log_servers", Path(__file__).with_name("log_servers.py"))
+assert _spec is not None
+assert _spec.loader is not None
+servers: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(servers)
+
+pytestmark = pytest.mark.integration
+
+LARGE = bytes(range(256)) * 1024
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Any]:
+    """A log, and a blob server with a password."""
+    main, beside = servers.LogServer().start(), servers.LogServer(appendonly="no").start()
+    beside.ask("CONFIG", "SET", "requirepass", "p:w")
+    secret = tmp_path / "password"
+    secret.write_text("p:w\n")
+    log = RedisLog(main.url)
+    log.blobs = BlobServer(RedisLog(with_password(beside.url, str(secret))))
+    await log.open()
+    await log.blobs.open()
+    yield SimpleNamespace(log=log, main=main, beside=beside)
+    await log.close()
+    await log.blobs.close()
+    main.stop()
+    beside.stop()
+
+
+def names(server: Any, password: str | None = None) -> list[bytes]:
+    with redis.Redis("127.0.0.1", server.port, password=password) as client:
+        return sorted(key for key in client.keys("blob:*"))
+
+
+async def test_only_what_may_be_forgotten_is_kept_beside_the_log(two: Any) -> None:
+    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {})
+    passing = await payloads.lend([LARGE], 0)
+    durable = await payloads.lend([LARGE], 0, durable=True)
+    assert passing is not None
+    assert durable is not None
+    assert names(two.beside, "p:w") == [keys.blob(passing.name)]
+    assert names(two.main) == [keys.blob(durable.name)]
+    assert await two.log.blob(passing.name) == await two.log.blob(durable.name) == LARGE
+
+    other = RedisLog(two.main.url)  # one that was not told of the blob server
+    await other.open()
+    assert await other.blob(durable.name) == LARGE
+    assert await other.blob(passing.name) is None
+    await other.close()
+
+    await payloads.end(passing)
+    await payloads.end(durable)
+    assert names(two.beside, "p:w") == names(two.main) == []
+
+
+async def test_without_the_blob_server_requests_are_refused_and_the_log_goes_on(two: Any) -> None:
+    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {})
+    lent = await payloads.lend([LARGE], 0)
+    assert lent is not None
+    two.beside.kill()
+    async with asyncio.timeout(servers.PATIENCE_S):
+        while True:
+            try:
+                await payloads.lend([LARGE], 0)
+            except LogUnavailable as error:
+                if error.message == f"the blob server at {two.beside.url}/0 cannot be reached":
+                    break
+            await asyncio.sleep(0.01)
+    with pytest.raises(LogUnavailable, match=r"^the blob server at "):
+        await two.log.blob(lent.name)
+    await payloads.end(lent)  # it is gone either way
+    assert await payloads.lend([LARGE], 0, durable=True) is not None
+    two.beside.start()
+    async with asyncio.timeout(servers.PATIENCE_S):
+        while True:
+            try:
+                again = await payloads.lend([LARGE], 0)
+                break
+            except LogUnavailable:
+                await asyncio.sleep(0.01)
+    assert again is not None
+    assert await two.log.blob(lent.name) is None
+    assert await two.log.blob(again.name) == LARGE
+
+
+async def test_a_blob_server_that_cannot_be_used_is_named_so(two: Any) -> None:
+    blobs = BlobServer(RedisLog(two.beside.url.replace("redis://", "redis://:wrong@")))
+    with pytest.raises(StartupError, match="the blob server at"):
+        await blobs.open()
+    await blobs.close()
