@@ -18,11 +18,12 @@ def arrivals(
     attempts: Mapping[bytes, int] | None,
     windows: Windows,
     deletions: Deletions,
+    called: dict[bytes, RequestQueued],
 ) -> list[RequestQueued]:
     """The requests of these entries, in order; the entries count in the stream's window.
 
     `attempts`, of entries written before this owner, holds the attempt of each request and -1 for settled ones; these
-    are left out. An entry that carries nothing any more is deleted.
+    are left out. An entry that carries nothing any more is deleted. Requests that models made go into `called` as well.
     """
     now = monotonic_ns()
     offset = now - wall_ns()
@@ -56,4 +57,6 @@ def arrivals(
                     record.sequence,
                 )
             )
+            if record.lineage is not None:
+                called[record.id] = queued[-1]
     return queued

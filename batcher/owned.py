@@ -138,6 +138,8 @@ class OwnedModel:
         self._policy_hash = ""
         self._held: frozenset[int] | None = None
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
+        self.called: dict[bytes, seen.RequestQueued] = {}
+        """Requests that models made, by id; who looks at them forgets those that have ended (`deadlocks`)."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class OwnedModel:
         self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
     ) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
-        queued = arrivals(stream, entries, attempts, self.windows, self._deletions)
+        queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
         now = monotonic_ns()
         decisions = self.scheduler.observe_all(queued, now)
         if self._held is not None and any(request.version not in self._held for request in queued):
@@ -357,6 +359,13 @@ class OwnedModel:
         """The requests that are not worth going on with once nobody reads their responses."""
         # what answers once is soon done; what answers again and again may go on for ever
         return self.scheduler.unended() if self.streams else self.scheduler.waiting()
+
+    def instances(self) -> dict[int, dict[str, int]]:
+        """How many instances a version has at each executor, where any of them takes any request."""
+        found: dict[int, dict[str, int]] = {}
+        for (executor, version), (_, slots) in self._capacity.items() if not self.is_sequential else ():
+            found.setdefault(version, {})[executor] = slots
+        return found
 
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from charonia import keys
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
@@ -19,6 +20,7 @@ from charonia.models.interface import ModelInterface
 from charonia.settings import BatcherSettings
 
 from . import ownership
+from .deadlocks import DeadlockWatch
 from .demand import most_room
 from .ensembles.owned import OwnedEnsemble
 from .owned import OwnedModel
@@ -63,6 +65,7 @@ class BatcherService:
         self._gone_endpoints: set[str] = set()
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
+        self._deadlocks = DeadlockWatch()
         self._delays = delays
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
@@ -327,6 +330,7 @@ class BatcherService:
                     await owned.look_after()
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
+                self._deadlocks.look(self._owned.values(), monotonic_ns())
                 await self._tidy()
             except CharoniaError:
                 self._forgotten = True

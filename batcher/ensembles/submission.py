@@ -31,6 +31,7 @@ from charonia.wire import (
     FLAG_JOURNALLED,
     FLAG_REPLY_BY_REFERENCE,
     FLAG_TIMED,
+    Lineage,
     Reference,
     RequestRecord,
     pack_request,
@@ -93,6 +94,7 @@ class Submission:
         own: Callable[[bytes, Reference], None],
     ) -> None:
         self._log = log
+        self._ensemble = model
         self._catalog = catalog
         self._directory = directory
         self._spawn = spawn
@@ -195,8 +197,13 @@ class Submission:
             timeout_us=record.timeout_us,
             flags=flags,
             reference=reference,
-            lineage=record.lineage,
+            lineage=self._lineage(record),
         )
+
+    def _lineage(self, record: RequestRecord) -> Lineage | None:
+        """Of the steps of a request that a model made; else only its tenant goes on."""
+        lineage = record.lineage
+        return lineage.with_child(self._ensemble, record.id) if lineage is not None and lineage.ancestors else lineage
 
     def _admission(self, model: str, version: int) -> tuple[ServedVersion, Admission, bool]:
         """What a version is checked by, and whether its executors share the payload directory.

@@ -218,6 +218,10 @@ class EnsembleScheduler:
     def pending_count(self) -> int:
         return 0
 
+    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+        """No batches: an ensemble has no instances, the models of its steps have."""
+        return []
+
     def outstanding_requests(self) -> int:
         """Requests that are under way."""
         return self._begun

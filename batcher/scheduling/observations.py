@@ -244,6 +244,14 @@ class VersionsAbandoned:
     failures: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    """A request that a model made can never run (`deadlocks`): it is answered with UNAVAILABLE and `message`."""
+
+    id: bytes
+    message: str
+
+
 Observation = (
     RequestQueued
     | PolicyChanged
@@ -263,4 +271,5 @@ Observation = (
     | VersionsAbandoned
     | SlotFreed
     | ResponsesBegun
+    | CallRefused
 )

@@ -33,6 +33,7 @@ from .observations import (
     BatchLost,
     BatchReturned,
     BatchRunning,
+    CallRefused,
     ExecutorLost,
     Observation,
     PolicyChanged,
@@ -152,6 +153,10 @@ class ModelScheduler:
         """All requests that have not ended, in no particular order."""
         return list(self._state.ledger.known.values())
 
+    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+        """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor."""
+        return [(b.executor, b.version, b.requests) for b in self._state.batches.values() if not b.freed]
+
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""
         counts: dict[str, int] = {}
@@ -182,9 +187,12 @@ class ModelScheduler:
             case BatchLost():
                 self._recalls.lose_unseen(event, now_ns, decisions)
             case RequestCancelled():
-                self._cancel(event.id, decisions)
+                # the scheduler's cancellation has a code and no text (G26)
+                self._end_one(event.id, ErrorCode.CANCELLED, "", "CANCELED", decisions)
             case RequestSettled():
                 self._drop(event.id, decisions)
+            case CallRefused():
+                self._end_one(event.id, ErrorCode.UNAVAILABLE, event.message, "REJECTED", decisions)
             case QueueHeld():
                 self._dispatching.is_held = event.held
                 self._state.fresh_waits.clear()
@@ -288,16 +296,18 @@ class ModelScheduler:
             for request in batch.requests:
                 request.responding |= request.id in event.ids
 
-    def _cancel(self, request_id: bytes, decisions: list[Decision]) -> None:
+    def _end_one(
+        self, request_id: bytes, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """End a request wherever it is."""
         request = self._state.ledger.known.get(request_id)
         if request is None:
             return
         if request.state is DISPATCHED:
-            self._end_running(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+            self._end_running(request, code, message, reason, decisions)
             return
         self._state.remove(request)
-        # The scheduler's cancellation has a code and no text (G26).
-        self._state.ledger.reject(request, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+        self._state.ledger.reject(request, code, message, reason, decisions)
 
     def _drop(self, request_id: bytes, decisions: list[Decision]) -> None:
         request = self._state.ledger.known.get(request_id)

@@ -189,6 +189,10 @@ class SequenceScheduler:
         """All requests that have not ended, in no particular order."""
         return [request for request, _ in self._known.values()]
 
+    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+        """(executor, version, requests) of the batches that hold an instance."""
+        return [(b.executor, b.version, b.requests) for b in self._batches.values()]
+
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""
         counts: dict[str, int] = {}

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
+class Failed(Exception):
+    pass
+
+
 class TritonPythonModel:
     """X -> Y, SAID. Parameter `do` says how; `model` is called, with the parameters in `with`."""
 
@@ -75,6 +80,9 @@ class TritonPythonModel:
                 y, said = getattr(self, parameters["do"])(x, parameters)
             except pb_utils.TritonModelException as error:
                 y, said = x, ["raised", str(error)]
+            except Failed as failure:
+                responses.append(pb_utils.InferenceResponse(error=failure.args[0]))
+                continue
             responses.append(pb_utils.InferenceResponse([
                 pb_utils.Tensor("Y", y), pb_utils.Tensor("SAID", np.array([str(s) for s in said], dtype=object)),
             ]))
@@ -111,8 +119,10 @@ class TritonPythonModel:
         if not path:
             return x + 1, []
         rest = {"do": "relay", "path": ",".join(path[1:])}
-        y, said = self.said(x, self.request(path[0], x, rest).exec())
-        return (y, said) if said[:1] == ["error"] else (y + 1, said)
+        response = self.request(path[0], x, rest).exec()
+        if response.has_error():
+            raise Failed(response.error())
+        return self.said(x, response)[0] + 1, []
 
     def onnx(self, x, parameters):
         response = pb_utils.InferenceRequest(
@@ -287,6 +297,31 @@ def test_models_load_models(server: Any) -> None:
 
 def test_a_model_with_two_instances_calls_itself(server: Any) -> None:
     assert ask(server, "pair", do="relay", path="pair")[0].tolist() == (X + 2).tolist()
+
+
+def test_calls_that_wait_for_their_own_callers_are_ended(server: Any) -> None:
+    """A model of one instance, one with all of them held, and two callers that need what the other one holds."""
+
+    def told(model: str, path: str) -> str:
+        try:
+            return str(ask(server, model, do="relay", path=path)[0].tolist())
+        except InferenceServerException as error:
+            return f"{error.status()} {error.message()}"
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        models, paths = ["alone", "pair", "relay_a", "relay_b"], ["alone", "pair,pair", "relay_b", "relay_a"]
+        alone, pair, *crossed = pool.map(told, models, paths)
+    assert time.monotonic() - started < 30
+    why = "every instance of model '{0}' is held by a request that waits for calls like this one"
+    assert alone.startswith("503 [request id: <id_unknown>] deadlock: alone -> alone: " + why.format("alone"))
+    assert "deadlock: pair -> pair -> pair: " + why.format("pair") in pair
+    # ending one lets the other one go on
+    assert sorted("deadlock: relay_" in answer for answer in crossed) in ([False, True], [False, False])
+    assert str((X + 2).tolist()) in crossed
+    # and nothing is held any more
+    for model in models:
+        assert ask(server, model, do="relay", path="")[0].tolist() == (X + 1).tolist()
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

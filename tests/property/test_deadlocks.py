@@ -1,0 +1,130 @@
+"""Calls between models: what is said to be stuck can never run, and what is not said to be stuck can.
+
+The model is the machine itself: batches hold instances until all they wait for is answered; whatever may run, runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.scheduling.deadlocks import CalledRequest, Holder, stuck_calls
+
+MODELS = ("a", "b", "c")
+EXECUTORS = ("e", "f")
+
+
+@dataclass
+class Request:
+    """`place` is where its batch is, None while it waits in its queue."""
+
+    number: int
+    model: str
+    parent: Request | None = None
+    batch: Batch | None = None
+    children: list[Request] = field(default_factory=list)
+    answered: bool = False
+
+    @property
+    def id(self) -> bytes:
+        return self.number.to_bytes(16, "little")
+
+    def ancestors(self) -> tuple[bytes, ...]:
+        return () if self.parent is None else (*self.parent.ancestors(), self.parent.id)
+
+
+@dataclass
+class Batch:
+    model: str
+    executor: str
+    requests: list[Request]
+    done: bool = False
+
+
+@dataclass
+class World:
+    """Slots per model and executor; batches beyond them wait at their executor."""
+
+    slots: dict[tuple[str, str], int]
+    batches: list[Batch] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def running(self, place: tuple[str, str]) -> list[Batch]:
+        """In order of arrival: instances take what waits there longest."""
+        here = [b for b in self.batches if (b.model, b.executor) == place and not b.done]
+        return here[: self.slots[place]]
+
+    def runs(self, batch: Batch) -> bool:
+        return any(batch is other for other in self.running((batch.model, batch.executor)))
+
+    def step(self) -> bool:
+        """Let something happen that can; False when nothing can."""
+        for batch in self.batches:
+            if not batch.done and self.runs(batch) and all(c.answered for r in batch.requests for c in r.children):
+                batch.done = True
+                for request in batch.requests:
+                    request.answered = True
+                return True
+        for request in self.requests:
+            if request.batch is None:
+                for model, executor in self.slots:
+                    place = (model, executor)
+                    if model == request.model and len(self.running(place)) < self.slots[place]:
+                        request.batch = Batch(model, executor, [request])
+                        self.batches.append(request.batch)
+                        return True
+        return False
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    slots = {
+        (model, executor): draw(st.integers(0, 2), label=f"slots of {model} at {executor}")
+        for model in MODELS
+        for executor in EXECUTORS
+    }
+    world = World(slots)
+    for number in range(draw(st.integers(1, 10))):
+        callers = [r for b in world.batches if world.runs(b) for r in b.requests]
+        parent = draw(st.sampled_from([None, *callers])) if callers else None
+        request = Request(number, draw(st.sampled_from(MODELS)), parent)
+        world.requests.append(request)
+        if parent is not None:
+            parent.children.append(request)
+        # into its queue, into a batch of its own, or into one that has not begun
+        executor = draw(st.sampled_from(["", *EXECUTORS]))
+        place = (request.model, executor)
+        there = [b for b in world.batches if (b.model, b.executor) == place]
+        if executor and slots[place] and len(there) <= slots[place]:
+            joinable = [b for b in there if not any(r.children for r in b.requests)]
+            if joinable and draw(st.booleans()):
+                request.batch = joinable[-1]
+                request.batch.requests.append(request)
+            else:
+                request.batch = Batch(request.model, executor, [request])
+                world.batches.append(request.batch)
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds())
+def test_what_is_stuck_never_runs_and_all_else_does(world: World) -> None:
+    instances: dict[tuple[str, int], dict[str, int]] = {}
+    for (model, executor), count in world.slots.items():
+        instances.setdefault((model, 1), {})[executor] = count
+    holders = [Holder((b.model, 1), b.executor, frozenset(r.id for r in b.requests)) for b in world.batches]
+    called = [CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in world.requests if r.parent is not None]
+    found = {call.id for call in stuck_calls(instances, holders, called)}
+
+    while world.step():
+        pass
+    unserved = {model for model in MODELS if not any(world.slots[(model, executor)] for executor in EXECUTORS)}
+    for request in world.requests:
+        if request.id in found:
+            assert not request.answered, "it was said to be stuck"
+    left = [r for r in world.requests if not r.answered]
+    if left and not any(r.model in unserved for r in left):
+        # nobody's executor is missing: then a deadlock is all that can be the reason, and it is found
+        assert found

@@ -1,0 +1,81 @@
+"""Who waits for whom: the cases one can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from batcher.scheduling.deadlocks import CalledRequest, Holder, stuck_calls
+
+A, B, C = ("a", 1), ("b", 1), ("c", 1)
+
+
+def holder(version: tuple[str, int], *ids: str, executor: str = "e") -> Holder:
+    return Holder(version, executor, frozenset(name.encode() for name in ids))
+
+
+def call(version: tuple[str, int], name: str, *ancestors: str) -> CalledRequest:
+    return CalledRequest(name.encode(), version, tuple(ancestor.encode() for ancestor in ancestors))
+
+
+def stuck(instances: Mapping[tuple[str, int], int], holders: list[Holder], *called: CalledRequest) -> set[str]:
+    at_one = {version: {"e": count} for version, count in instances.items()}
+    return {found.id.decode() for found in stuck_calls(at_one, holders, called)}
+
+
+def test_a_model_of_one_instance_that_calls_itself_is_stuck() -> None:
+    assert stuck({A: 1}, [holder(A, "r")], call(A, "s", "r")) == {"s"}
+
+
+def test_with_another_instance_it_is_not() -> None:
+    assert stuck({A: 2}, [holder(A, "r")], call(A, "s", "r")) == set()
+    # nor when that one is busy with something else
+    assert stuck({A: 2}, [holder(A, "r"), holder(A, "other")], call(A, "s", "r")) == set()
+    # but with all of them held by callers that wait it is
+    both = [holder(A, "r"), holder(A, "q")]
+    assert stuck({A: 2}, both, call(A, "s", "r"), call(A, "t", "q")) == {"s", "t"}
+    # one of whom waits for something that moves
+    assert stuck({A: 2, B: 1}, [*both, holder(B, "t")], call(A, "s", "r"), call(B, "t", "q")) == set()
+
+
+def test_the_way_back_may_be_long() -> None:
+    holders = [holder(A, "r"), holder(B, "s"), holder(C, "t")]
+    chain = [call(B, "s", "r"), call(C, "t", "r", "s"), call(A, "u", "r", "s", "t")]
+    assert stuck({A: 1, B: 1, C: 1}, holders, *chain) == {"u"}
+    assert stuck({A: 1, B: 1, C: 1}, holders, *chain[:2]) == set()
+
+
+def test_two_chains_may_be_in_each_others_way() -> None:
+    holders = [holder(A, "r"), holder(B, "q")]
+    assert stuck({A: 1, B: 1}, holders, call(B, "s", "r"), call(A, "t", "q")) == {"s", "t"}
+    assert stuck({A: 1, B: 1}, holders, call(B, "s", "r")) == set()
+
+
+def test_a_batch_is_held_by_any_of_its_requests() -> None:
+    # s, which runs in b together with q, waits for q's call of a, whose instance waits for s
+    holders = [holder(A, "r"), holder(B, "s", "q")]
+    assert stuck({A: 1, B: 1}, holders, call(B, "s", "r"), call(A, "t", "q")) == {"t"}
+
+
+def test_what_waits_at_its_executor_waits_as_well() -> None:
+    holders = [holder(A, "r"), holder(A, "s")]
+    assert stuck({A: 1}, holders, call(A, "s", "r")) == {"s"}
+    # one of two executors has room
+    placed = [holder(A, "r", executor="e"), holder(A, "s", executor="f")]
+    assert stuck_calls({A: {"e": 1, "f": 1}}, placed, [call(A, "s", "r")]) == []
+
+
+def test_other_executors_are_hope_while_any_instance_there_may_end() -> None:
+    callers = [holder(A, "r", executor="e"), holder(A, "q", executor="f")]
+    waiting = [call(A, "s", "r"), call(A, "t", "q")]
+    assert len(stuck_calls({A: {"e": 1, "f": 1}}, callers, waiting)) == 2
+    assert stuck_calls({A: {"e": 1, "f": 2}}, callers, waiting) == []
+    assert stuck_calls({A: {"e": 1, "f": 1, "g": 1}}, callers, waiting) == []
+
+
+def test_a_model_that_nobody_serves_may_be_served_again() -> None:
+    assert stuck({}, [holder(B, "r")], call(A, "s", "r")) == set()
+    assert stuck({A: 0, B: 1}, [holder(B, "r")], call(A, "s", "r")) == set()
+
+
+def test_callers_that_hold_nothing_are_in_nobodys_way() -> None:
+    assert stuck({A: 1}, [holder(A, "other")], call(A, "s", "gone")) == set()
