@@ -157,11 +157,13 @@ class Handler(Protocol):
     ) -> AsyncGenerator[InferenceResponse]:
         """The responses to one inference as they come, of any model; one that answers once gives one response.
 
-        The last one is `final`, and of a decoupled model it may be empty (G24). A response with `error` is one failed
-        response, and others follow unless it is final; a failure of the request as a whole is raised, after the
-        responses before it. Closing the generator, or cancelling who iterates, cancels the request as in `infer`.
-        Raises what `infer` raises; `StreamInterrupted` when the run that gave the first responses is lost (design
-        section 3); `ResourceExhausted` for a reader who falls behind by more than `stream_buffer_size_bytes`.
+        Raises only what refuses the request before it enters the log. The last response is `final`: a failure of the
+        request, or an empty one of a decoupled model (G24), or an ordinary one. Others with an `error` are failed
+        responses that do not end it. Responses that an executor gave have a `place`. Closing the generator, or
+        cancelling who iterates, cancels the request as in `infer`.
+
+        A request ends with `StreamInterrupted` when the run that gave its first responses is lost (design section 3),
+        with `ResourceExhausted` when its reader falls behind by more than `stream_buffer_size_bytes`.
         """
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------

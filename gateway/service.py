@@ -51,7 +51,7 @@ from .request_rules import SERVER_EXITING
 from .response_cache import ResponseCache
 from .restrictions import RawHeaders
 from .statistics import model_statistics
-from .streaming import responses_of, wanted_outputs
+from .streaming import only, responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
 
@@ -208,16 +208,8 @@ class GatewayService:
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
         served, counts, admission, admitted = self._admit(request, started_ns)
-        level = admission.level(request.priority)
-        rules = admission.caching
         try:
-            if rules is not None and cachable(request, options):
-                send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
-                record = await self._cached(request, served, rules, options, send, counts)
-            elif options is None or not is_job(options):
-                record = await self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
-            else:
-                record = await self.jobs.infer(request, admitted, level, served, options)
+            record = await self._send(request, served, counts, admission, admitted, flush_interval_s, options)
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             raise
@@ -236,6 +228,26 @@ class GatewayService:
         outputs = wanted_outputs(record.outputs, request.outputs)
         return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
 
+    def _send(
+        self,
+        request: InferenceRequest,
+        served: ServedVersion,
+        counts: RequestCounts,
+        admission: Admission,
+        admitted: Admitted,
+        flush_interval_s: float,
+        options: DeliveryOptions | None,
+    ) -> Awaitable[ResponseRecord]:
+        """The one answer to an admitted request."""
+        level = admission.level(request.priority)
+        rules = admission.caching
+        if rules is not None and cachable(request, options):
+            send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
+            return self._cached(request, served, rules, options, send, counts)
+        if options is None or not is_job(options):
+            return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
+        return self.jobs.infer(request, admitted, level, served, options)
+
     async def stream(
         self,
         request: InferenceRequest,
@@ -243,16 +255,16 @@ class GatewayService:
         flush_interval_s: float = 0.0,
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
-        if not self._catalog.find(request.model, request.version).interface.decoupled:
-            yield await self.infer(request, flush_interval_s=flush_interval_s, options=options)
-            return
         started_ns = monotonic_ns()
         served, counts, admission, admitted = self._admit(request, started_ns)
-        level = admission.level(request.priority)
-        if options is None or not is_job(options):
-            records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
+        if not served.interface.decoupled:
+            records = only(self._send(request, served, counts, admission, admitted, flush_interval_s, options))
         else:
-            records = self.jobs.stream(request, admitted, level, served, options)
+            level = admission.level(request.priority)
+            if options is None or not is_job(options):
+                records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
+            else:
+                records = self.jobs.stream(request, admitted, level, served, options)
         async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
             async for response in responses:
                 yield response

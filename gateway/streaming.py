@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
@@ -16,19 +16,22 @@ from .dataplane import shed
 from .metrics import RequestCounts, failure_reason
 
 
+async def only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
+    """The one answer of a request as a stream of it."""
+    yield await coming
+
+
 async def responses_of(
     records: AsyncGenerator[ResponseRecord], request: InferenceRequest, counts: RequestCounts, started_ns: int
 ) -> AsyncGenerator[InferenceResponse]:
     """See `Handler.stream`. A request of which any response failed counts as failed."""
     failed: CharoniaError | None = None
     counted = False
+    seen = 0
     try:
         async with contextlib.aclosing(records):
             async for record in records:
-                if record.error is not None:
-                    failed = record.error
-                    if record.final:
-                        raise shed(record.error)
+                failed = record.error or failed
                 if record.final:  # before it is given: its reader may not come again
                     counted = True
                     _count_end(counts, failed, started_ns)
@@ -40,16 +43,22 @@ async def responses_of(
                     record.parameters,
                     record.error,
                     record.final,
-                    record.place,
+                    record.place or (0, seen),
                 )
+                seen += 1
                 del record  # the next one may be long in coming
     except CharoniaError as error:
-        counts.failures[failure_reason(error, executed=failed is not None)] += 1
-        raise
+        if counted:
+            return
+        counts.failures[failure_reason(error, executed=False)] += 1
+        ended = InferenceResponse(request.model, request.version, [], request.id, error=shed(error))
     except (asyncio.CancelledError, GeneratorExit):
         if not counted:
             counts.failures["CANCELED"] += 1
         raise
+    else:
+        return
+    yield ended
 
 
 def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: int) -> None:

@@ -113,9 +113,7 @@ class StreamWaiter(Waiter):
         if response.place is None:
             # the request as a whole: a failure, or the only answer of a model that gives one
             self.ended_by_reply = True
-            if response.error is not None:
-                self.failed(response.error)
-            elif self.visible.count:
+            if response.error is None and self.visible.count:
                 self.failed(InternalError("an answer without a place came after responses that have one"))
             else:
                 self._keep(response)

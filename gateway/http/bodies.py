@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .compression import IDENTITY, compress, content_encoding, decompress
-from .errors import HttpRefusal
+from .errors import Headers, HttpRefusal
 from .request_codec import json_too_large, parse_header_length, raw_too_large
 from .response_codec import HEADER_LENGTH
 
@@ -26,6 +26,13 @@ _OFF_LOOP_BYTES = 256 * 1024
 _DISCARD_LIMIT_FACTOR = 16
 """A refused body of at most this many times the limit is read and dropped, so that the client sees the refusal;
 a larger one has its connection closed."""
+
+
+RAW_HEADERS = "charonia.raw_headers"
+"""Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
+
+CLIENT_LEFT = "charonia.client_left"
+"""Key in the scope's state that says why the request was cancelled."""
 
 
 class ClientGone(Exception):
@@ -85,3 +92,15 @@ def _too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -
     if declared is not None and parse_header_length(declared) == 0:
         return raw_too_large(size_bytes, limit_bytes)
     return json_too_large(size_bytes, limit_bytes)
+
+
+async def reply_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a response that is there as a whole."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", b"%d" % len(body))],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

@@ -11,17 +11,30 @@ import asyncio
 import logging
 
 from charonia import failpoints
-from charonia.errors import CharoniaError, InvalidArgument, Unavailable, Unsupported
-from charonia.inference import LATEST_VERSION
+from charonia.errors import CharoniaError, Unavailable, Unsupported
 from charonia.settings import GatewaySettings
 from gateway.deferral import Accepted, Deferral
 from gateway.delivery import ANYONE
 from gateway.handler import Handler
-from gateway.preferences import HEADER_NAMES, words_of_headers
+from gateway.preferences import HEADER_NAMES, PREFER, words_of_headers
 from gateway.request_rules import SERVER_EXITING
 from gateway.restrictions import HeaderForwarding, Restrictions
 
-from .bodies import AsgiApp, ClientGone, Message, Receive, Scope, Send, check_declared, deflate, inflate, read_body
+from .bodies import (
+    CLIENT_LEFT,
+    RAW_HEADERS,
+    AsgiApp,
+    ClientGone,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    check_declared,
+    deflate,
+    inflate,
+    read_body,
+    reply_whole,
+)
 from .compression import IDENTITY, choose_encoding
 from .errors import (
     INTERNAL_BODY,
@@ -33,19 +46,14 @@ from .errors import (
     error_body,
     render_error,
 )
+from .generate import Generation
 from .job_json import PREFERENCE_APPLIED, accepted
-from .paths import GENERATE, INFER, LIVE, READY, Route, group_of, resolve
+from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .request_codec import RequestDecoder
 from .response_codec import HEADER_LENGTH, ResponseEncoder
 
-RAW_HEADERS = "charonia.raw_headers"
-"""Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
-
 RESPOND = "charonia.respond"
 """Key in the scope's state of the protocol's way to write a whole response at once."""
-
-CLIENT_LEFT = "charonia.client_left"
-"""Key in the scope's state that says why the request was cancelled."""
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """H22."""
@@ -57,7 +65,6 @@ _SHORT_LENGTH_DIGITS = 4
 """A Content-Length of so few digits is not worth a look before the body has come."""
 
 _ROUTES_LIMIT = 4096
-_MAX_VERSION_DIGITS = 19
 
 logger = logging.getLogger("charonia.gateway.http")
 
@@ -76,6 +83,7 @@ class HttpApplication:
         self._decoder = RequestDecoder(settings.http_max_input_size)
         self._encoder = ResponseEncoder()
         self._deferral = Deferral(handler)
+        self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
@@ -103,19 +111,21 @@ class HttpApplication:
                 await self._answer_control(scope, receive, send)
             elif route.kind is INFER and scope["method"] == "POST":
                 await self._answer_infer(route, scope, receive, send)
+            elif route.method == "POST" and scope["method"] == "POST":
+                await self._answer_generate(route, scope, receive, send)
             else:
                 await self._answer_simple(route, scope, send)
         except (CharoniaError, HttpRefusal) as error:
-            await _reply(send, *render_error(error))
+            await reply_whole(send, *render_error(error))
         except ClientGone:
             pass
         except asyncio.CancelledError:
             # Cancelled by the protocol because the client left, or by the server past its grace time.
             if not scope.get("state", {}).get(CLIENT_LEFT):
-                await _reply(send, *render_error(Unavailable(SERVER_EXITING)))
+                await reply_whole(send, *render_error(Unavailable(SERVER_EXITING)))
         except Exception:
             logger.exception("unexpected failure of %s %r", scope["method"], path[:256])
-            await _reply(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
+            await reply_whole(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
 
     # -- inference -----------------------------------------------------------------------------------------------------
 
@@ -135,11 +145,12 @@ class HttpApplication:
             body = await read_body(message, headers, receive, self._max_input_size_bytes)
         handler = self._handler
         served = handler.served_model(route.model, route.version)
-        if served.interface.decoupled:
-            raise Unsupported(DECOUPLED)
+        decoupled = served.interface.decoupled
+        if decoupled and b"prefer" not in headers and PREFER.encode() not in body:
+            raise Unsupported(DECOUPLED)  # whatever else the body says
         if b"content-encoding" in headers:
             body = await inflate(headers[b"content-encoding"], body, self._max_input_size_bytes)
-        version = _version(route.version)
+        version = version_of(route.version)
         request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
         if self._forwarding:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
@@ -148,11 +159,14 @@ class HttpApplication:
             caller = handler.identify(scope["headers"]) if self._identifies else ANYONE
             words = {**form.delivery, **words_of_headers(scope["headers"])}
             note = form.note(batching=served.interface.batching)
-            answer = await self._deferral.answer(request, words, caller, note)
+            only_later = DECOUPLED if decoupled else ""
+            answer = await self._deferral.answer(request, words, caller, note, only_later=only_later)
             if isinstance(answer, Accepted):
-                await _reply(send, 202, *accepted(answer))
+                await reply_whole(send, 202, *accepted(answer))
                 return
             response, applied = answer.response, answer.applied
+        elif decoupled:
+            raise Unsupported(DECOUPLED)
         else:
             response = await handler.infer(request)
         reply_headers, reply = self._encoder.encode(response, form, served)
@@ -165,26 +179,31 @@ class HttpApplication:
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         respond = scope["state"].get(RESPOND) if "state" in scope else None
         if respond is None or not respond(_head(reply_headers, len(reply)), reply):
-            await _reply(send, 200, reply_headers, reply)
+            await reply_whole(send, 200, reply_headers, reply)
+
+    async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._restrictions:
+            self._restrictions.check(route.group, scope["headers"])
+        if self.draining:
+            raise HttpRefusal(503, SERVER_EXITING, close=True)
+        await self._generation.answer(route, version_of(route.version), scope, receive, send)
 
     # -- health and what is not here -----------------------------------------------------------------------------------
 
     async def _answer_simple(self, route: Route, scope: Scope, send: Send) -> None:
         if scope["method"] != route.method:
-            await _reply(send, 405, [TEXT_CONTENT_TYPE], METHOD_NOT_ALLOWED_BODY)
+            await reply_whole(send, 405, [TEXT_CONTENT_TYPE], METHOD_NOT_ALLOWED_BODY)
             return
         if self._restrictions:
             self._restrictions.check(route.group, scope["headers"])
-        if route.kind is GENERATE:
-            raise Unsupported("the generate extension is not built yet")
         if route.kind is LIVE:
-            await _reply(send, 200 if self._handler.live() else 400, [], b"")
+            await reply_whole(send, 200 if self._handler.live() else 400, [], b"")
         elif route.kind is READY:
-            await _reply(send, 200 if not self.draining and self._handler.ready() else 400, [], b"")
+            await reply_whole(send, 200 if not self.draining and self._handler.ready() else 400, [], b"")
         elif not self.draining and self._handler.model_ready(route.model, route.version):
-            await _reply(send, 200, [], b"")
+            await reply_whole(send, 200, [], b"")
         else:
-            await _reply(send, 400, [JSON_CONTENT_TYPE], error_body("Model version not ready"))
+            await reply_whole(send, 400, [JSON_CONTENT_TYPE], error_body("Model version not ready"))
 
     def _load_control(self) -> AsgiApp:
         from .routes import control_app
@@ -231,30 +250,7 @@ def _restricted(header: str) -> HttpRefusal:
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
 
 
-async def _reply(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"content-length", b"%d" % len(body))],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
-
-
 def _head(headers: Headers, size_bytes: int) -> bytes:
     """The head of a successful HTTP/1.1 response."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (lines, size_bytes)
-
-
-def _version(digits: str) -> int:
-    """The number of a URL's version that the handler has already accepted."""
-    if not digits:
-        return LATEST_VERSION
-    if len(digits) > _MAX_VERSION_DIGITS:
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{digits[:64]}' (details: out of range), "
-            "version should be an integral value > 0"
-        )
-    return int(digits)

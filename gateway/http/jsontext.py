@@ -48,6 +48,22 @@ def parse_json(text: Buffer) -> Any:
         return _parse_tolerant(bytes(text))
 
 
+class Members(dict[str, Any]):
+    """An object whose keys may occur more than once: `pairs` has them all, in order."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
+def parse_members(text: Buffer) -> Any:
+    """As `parse_json`, with `Members` for objects."""
+    parse_json(text)  # for its complaints
+    return json.loads(bytes(text), object_pairs_hook=Members, parse_int=_integer, parse_float=_finite)
+
+
 def check_depth(text: Buffer) -> None:
     """Raise E8's `InvalidArgument` if arrays and objects nest deeper than `MAX_DEPTH`. Linear, whatever the text."""
     data = bytes(text)

@@ -8,13 +8,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from charonia.errors import InvalidArgument
+from charonia.inference import LATEST_VERSION
+
 INFER = "infer"
 GENERATE = "generate"
+GENERATE_STREAM = "generate_stream"
 LIVE = "live"
 READY = "ready"
 MODEL_READY = "model_ready"
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(infer|ready|generate|generate_stream))?")
+
+_MAX_VERSION_DIGITS = 19
 
 _FIXED_GROUPS = {"/v2": "metadata", "/v2/models/stats": "statistics", "/v2/logging": "logging"}
 _TAIL_GROUPS = {
@@ -58,7 +64,7 @@ def resolve(path: str) -> Route | None:
     if action == "ready":
         return Route(MODEL_READY, "GET", "health", model, version)
     if action is not None:
-        return Route(GENERATE, "POST", "inference", model, version)
+        return Route(action, "POST", "inference", model, version)
     return None
 
 
@@ -83,3 +89,15 @@ def group_of(path: str) -> str:
             return _TAIL_GROUPS.get(tail, "")
         case _:
             return ""
+
+
+def version_of(digits: str) -> int:
+    """The number of a URL's version that the handler has already accepted. Raises E6's `InvalidArgument`."""
+    if not digits:
+        return LATEST_VERSION
+    if len(digits) > _MAX_VERSION_DIGITS:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{digits[:64]}' (details: out of range), "
+            "version should be an integral value > 0"
+        )
+    return int(digits)

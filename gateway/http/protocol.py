@@ -15,8 +15,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from .bodies import CLIENT_LEFT, RAW_HEADERS
 from .errors import error_body
-from .fastpath import CLIENT_LEFT, RAW_HEADERS, RESPOND
+from .fastpath import RESPOND
 
 MAX_CHUNKS = 65_536
 """H24."""

@@ -74,7 +74,7 @@ def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) ->
             template.id = _string(document["id"], "id")
             check_request_id(template.id)
         if "parameters" in document:
-            _request_parameters(template, _members(document["parameters"]))
+            read_parameters(template, _members(document["parameters"]))
     for item in _array(document, "inputs"):
         slot = _input(item, binary, max_input_size_bytes)
         template.inputs.append(slot)
@@ -85,7 +85,8 @@ def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) ->
     return template
 
 
-def _request_parameters(template: Template, members: dict[str, Any]) -> None:
+def read_parameters(template: Template, members: dict[str, Any]) -> None:
+    """Take in parameters of the request (H20). Raises as `RequestDecoder.decode`."""
     for key, value in members.items():
         match key:
             case "sequence_id":

@@ -212,12 +212,19 @@ class EchoHandler:
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
         """Model "stream" gives the items of `scripts` under the request's id: a number is a response, an event is
-        waited for, an error of `InferenceResponse` is one failed response, any other is raised, None is the end alone.
+        waited for, an error of `InferenceResponse` is one failed response, any other ends it, None is the end alone.
         Without a script it answers with 0, 1, ... up to its input, and the end alone.
         """
         if not MODELS[request.model].decoupled:
-            yield await self.infer(request, flush_interval_s=flush_interval_s, options=options)
+            try:
+                yield await self.infer(request, flush_interval_s=flush_interval_s, options=options)
+            except CharoniaError as error:
+                if error is not self.failure:
+                    raise
+                yield InferenceResponse(request.model, 1, [], request.id, error=error, place=(1, 0))
             return
+        if self.refusal is not None:
+            raise self.refusal
         self.requests.append(request)
         self.options.append(options)
         self.waiting.set()
@@ -231,12 +238,12 @@ class EchoHandler:
                 if isinstance(item, asyncio.Event):
                     await item.wait()
                     continue
-                if isinstance(item, CharoniaError):
-                    ended = True
-                    raise item
                 response = InferenceResponse(request.model, 1, [], request.id, final=last, place=(1, index))
                 if isinstance(item, InferenceResponse):
                     response.error = item.error
+                elif isinstance(item, CharoniaError):
+                    response.error, response.place, last = item, None, True
+                    response.final = True
                 elif item is not None:
                     data = np.array([[item]], np.float32).tobytes()
                     response.outputs = [Tensor("OUTPUT0", DataType.FP32, (1, 1), data)]

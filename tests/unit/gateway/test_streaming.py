@@ -60,6 +60,8 @@ class Reader:
     async def _run(self) -> None:
         async with contextlib.aclosing(self._responses) as responses:
             async for response in responses:
+                if response.error is not None and response.final:
+                    raise response.error
                 self.read.append(response)
                 await self.pause.wait()
 
@@ -106,7 +108,7 @@ async def test_the_last_response_may_be_one() -> None:
     (record,) = await bench.comes()
     await bench.finish(record)
     await reader.task
-    assert [(r.final, r.place) for r in reader.read] == [(True, None)]
+    assert [(r.final, r.place) for r in reader.read] == [(True, (0, 0))]
     assert reader.values() == [7]
     await bench.close()
 

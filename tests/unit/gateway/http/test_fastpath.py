@@ -113,7 +113,6 @@ async def test_classification(client: httpx2.AsyncClient, handler: Any) -> None:
         ("/v2/models/simple/versions/abc/infer", document(), 404, "Not Found"),
         ("/v2/models/a/b/infer", document(), 404, "Not Found"),
         ("/api/infer/simple", document(), 404, "Not Found"),
-        ("/v2/models/simple/generate", b"{}", 501, "the generate extension is not built yet"),
     ],
 )  # fmt: skip
 async def test_observed_refusals(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.paths import GENERATE, INFER, LIVE, MODEL_READY, READY, group_of, resolve
+from gateway.http.paths import GENERATE_STREAM, INFER, LIVE, MODEL_READY, READY, group_of, resolve
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from gateway.http.paths import GENERATE, INFER, LIVE, MODEL_READY, READY, group_
         ("/v2/models/versions/infer", INFER, "versions", ""),
         ("/v2/models/m/ready", MODEL_READY, "m", ""),
         ("/v2/models/m/versions/2/ready", MODEL_READY, "m", "2"),
-        ("/v2/models/m/generate_stream", GENERATE, "m", ""),
+        ("/v2/models/m/generate_stream", GENERATE_STREAM, "m", ""),
         ("/v2/health/live", LIVE, "", ""),
         ("/v2/health/ready", READY, "", ""),
     ],

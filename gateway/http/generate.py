@@ -1,0 +1,154 @@
+"""`generate` and `generate_stream`: one JSON object in, one response or server-sent events out (H30-H37).
+
+What the JSON says is `generate_codec`'s. A reader that does not read holds the transport's buffer and what the handler
+keeps for it; one that leaves cancels its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from charonia.errors import CharoniaError, InvalidArgument
+from charonia.inference import InferenceResponse
+from charonia.settings import GatewaySettings
+from gateway.deferral import Accepted, Deferral
+from gateway.delivery import ANYONE
+from gateway.handler import Handler
+from gateway.preferences import HEADER_NAMES, words_of_headers
+from gateway.request_rules import SERVER_EXITING
+from gateway.restrictions import HeaderForwarding
+
+from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
+from .errors import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
+from .generate_codec import decode_generate, encode_generate
+from .job_json import accepted
+from .paths import GENERATE_STREAM, Route
+
+EVENT_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+logger = logging.getLogger("charonia.gateway.http")
+
+
+class Generation:
+    """The two endpoints of one front."""
+
+    def __init__(self, settings: GatewaySettings, handler: Handler, forwarding: HeaderForwarding) -> None:
+        self._handler = handler
+        self._forwarding = forwarding
+        self._deferral = Deferral(handler)
+        self._max_input_size_bytes = settings.http_max_input_size
+
+    async def answer(self, route: Route, version: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises what refuses it before inference."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        check_declared(headers, self._max_input_size_bytes)
+        body = await read_body(await receive(), headers, receive, self._max_input_size_bytes)
+        served = self._handler.served_model(route.model, route.version)
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        request, template = decode_generate(route.model, version, body, served.interface, self._max_input_size_bytes)
+        del body
+        if self._forwarding:
+            self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
+        handler = self._handler
+        caller = handler.identify(scope["headers"]) if handler.identifies else ANYONE
+        words = template.reply.delivery
+        if not HEADER_NAMES.isdisjoint(headers):
+            words = {**words, **words_of_headers(scope["headers"])}
+        responses = self._deferral.stream(request, words, caller, {})
+        async with contextlib.aclosing(responses):
+            if route.kind == GENERATE_STREAM:
+                await _Events(send).write_all(responses, scope)
+            else:
+                await _answer_once(responses, send)
+
+
+async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], send: Send) -> None:
+    """The one response, or H34's error with the status that the first response decided."""
+    given: list[InferenceResponse] = []
+    async for response in responses:
+        if isinstance(response, Accepted):
+            await reply_whole(send, 202, *accepted(response))
+            return
+        if not response.is_flag:
+            given.append(response)
+        if len(given) > 1:
+            break  # nobody is to read the others: they are not made
+    status, headers, body = 200, [JSON_CONTENT_TYPE], b""
+    if given:
+        status, headers, body = _rendered(given[0])
+    if len(given) != 1:
+        headers, body = [JSON_CONTENT_TYPE], error_body(NOT_ONE)
+    await _start(send, status, headers)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _rendered(response: InferenceResponse) -> tuple[int, Headers, bytes]:
+    """Status, headers and JSON of one response."""
+    error = response.error
+    if error is None:
+        try:
+            return 200, [JSON_CONTENT_TYPE], encode_generate(response)
+        except CharoniaError as unfit:
+            error = unfit
+    return render_error(error)
+
+
+class _Events:
+    """The events of one stream; the first response decides the status (H35)."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._started = False
+
+    async def write_all(self, responses: AsyncGenerator[InferenceResponse | Accepted], scope: Scope) -> None:
+        try:
+            async for response in responses:
+                if isinstance(response, Accepted):
+                    await reply_whole(self._send, 202, *accepted(response))
+                    return
+                if not self._started and response.error is not None and response.place is None:
+                    raise response.error  # it never came to a response: an ordinary error
+                if not response.is_flag:
+                    await self._write(response)
+                del response  # the next one may be long in coming
+        except asyncio.CancelledError:
+            if not self._started or scope.get("state", {}).get(CLIENT_LEFT):
+                raise
+            await self._event(error_body(SERVER_EXITING))
+        except CharoniaError as error:
+            if not self._started:
+                raise
+            await self._event(error_body(error.message))
+        except Exception:
+            if not self._started:
+                raise
+            logger.exception("a stream of responses failed")
+            await self._event(INTERNAL_BODY)
+        if not self._started:
+            await _start(self._send, 200, [EVENT_CONTENT_TYPE])
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _write(self, response: InferenceResponse) -> None:
+        status, _, body = _rendered(response)
+        if not self._started:
+            self._started = True
+            error = response.error
+            await _start(self._send, STATUS[error.code] if error is not None else status, [EVENT_CONTENT_TYPE])
+        await self._event(body)
+
+    async def _event(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
+
+
+async def _start(send: Send, status: int, headers: Headers) -> None:
+    """Without a length, so that the body is chunked (H26)."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
