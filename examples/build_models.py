@@ -61,6 +61,13 @@ OCR_REC_SHA256 = "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c148
 OCR_LABELS_SHA256 = "02507b37b67b7e940b8a2251f00f4736d66aecdd3f38eb5a7d78ed3463ec1833"
 
 
+MODULES = {"ocr_page": ("inputs.py",), "ocr_lines": ("inputs.py", "decode.py"), "ocr_text": ("decode.py",)}
+"""Modules of the examples that python models import: they lie beside their model.py."""
+
+ENSEMBLES = ("ocr",)
+_NOTHING = b"An ensemble has no files: it is what config.pbtxt says.\n"
+
+
 @dataclass(frozen=True)
 class Artifact:
     """One file of the repository: its content's SHA-256, and how to make the content.
@@ -181,12 +188,18 @@ def artifacts() -> dict[str, Artifact]:
         "ocr_det/1/model.onnx": Artifact(OCR_DET_SHA256, _same, RAPIDOCR, ocr_det),
         "ocr_rec/labels.txt": Artifact(OCR_LABELS_SHA256, ocr_labels, RAPIDOCR, ocr_rec),
         "ocr_rec/1/model.onnx": Artifact(OCR_REC_SHA256, _same, RAPIDOCR, ocr_rec),
+        "ocr_text/1/labels.txt": Artifact(OCR_LABELS_SHA256, ocr_labels, RAPIDOCR, ocr_rec),
         "identity/1/model.onnx": Artifact(hashlib.sha256(identity).hexdigest(), lambda _: identity),
     }
     for config in sorted((EXAMPLES / "configs").glob("*/config.pbtxt")):
         wanted[f"{config.parent.name}/config.pbtxt"] = _committed(config)
     for source in sorted((EXAMPLES / "python_models").glob("*/model.py")):
         wanted[f"{source.parent.name}/1/model.py"] = _committed(source)
+    for model, modules in MODULES.items():
+        for module in modules:
+            wanted[f"{model}/1/{module}"] = _committed(EXAMPLES / module)
+    for ensemble in ENSEMBLES:  # a version directory, though it holds nothing that anybody reads
+        wanted[f"{ensemble}/1/README"] = Artifact(hashlib.sha256(_NOTHING).hexdigest(), lambda _: _NOTHING)
     return wanted
 
 

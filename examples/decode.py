@@ -107,6 +107,9 @@ def describe(model: str, outputs: dict[str, NDArray[np.generic]], models: Path) 
     if model == "ocr_rec":
         text, confidence = read_text(outputs["fetch_name_0"][0], read_labels(models / "ocr_rec" / "labels.txt"))
         return f"{confidence:8.4%}  {text}"
+    if model == "ocr":
+        read = zip(outputs["TEXT"], outputs["CONFIDENCE"], strict=True)
+        return "\n".join(f"{confidence:8.4%}  {str(text, 'utf-8')}" for text, confidence in read) or "no text"
     if model == "ocr_det":
         boxes = text_boxes(outputs["fetch_name_0"][0, 0])
         said = [f"text from ({left}, {top}) to ({right}, {bottom})" for left, top, right, bottom in boxes]

@@ -37,6 +37,7 @@ OUTPUTS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "silero_vad": {"speech_probs": ("FP32", (94,)), "hn": ("FP32", (1, 1, 128)), "cn": ("FP32", (1, 1, 128))},
     "ocr_det": {"fetch_name_0": ("FP32", (1, 1, 352, 640))},
     "ocr_rec": {"fetch_name_0": ("FP32", (1, 56, 18710))},
+    "ocr": {"TEXT": ("BYTES", (4,)), "CONFIDENCE": ("FP32", (4,)), "BOXES": ("INT32", (4, 4))},
     "identity": {"OUTPUT0": ("FP32", (1, 16))},
 }
 """Datatype and shape of each output of each model for the request that `inputs.REQUESTS` makes."""
@@ -88,7 +89,16 @@ def _ocr_rec(outputs: Outputs, models: Path) -> None:
 
 
 def _ocr_det(outputs: Outputs, _models: Path) -> None:
-    boxes = decode.text_boxes(outputs["fetch_name_0"][0, 0])
+    _check_boxes(decode.text_boxes(outputs["fetch_name_0"][0, 0]))
+
+
+def _ocr(outputs: Outputs, _models: Path) -> None:
+    assert [str(text, "utf-8") for text in outputs["TEXT"]] == [text for _, _, text in PAGE_LINES], outputs["TEXT"]
+    assert outputs["CONFIDENCE"].min() > 0.9, outputs["CONFIDENCE"]
+    _check_boxes([(left, top, right, bottom) for left, top, right, bottom in outputs["BOXES"].tolist()])
+
+
+def _check_boxes(boxes: list[tuple[int, int, int, int]]) -> None:
     assert len(boxes) == len(PAGE_LINES), boxes
     for (left, top, right, bottom), (x, y, text) in zip(boxes, PAGE_LINES, strict=True):
         # A font starts a few pixels below the point where it is placed; letters are over 8 pixels wide on average.
@@ -108,5 +118,6 @@ _CHECKS = {
     "silero_vad": _silero_vad,
     "ocr_rec": _ocr_rec,
     "ocr_det": _ocr_det,
+    "ocr": _ocr,
     "identity": _identity,
 }

@@ -68,12 +68,16 @@ def silero_vad(path: Path = VOICE) -> Tensors:
 
 def read_png(path: Path) -> NDArray[np.uint8]:
     """UINT8 [height, width, 3], blue first, of an 8-bit grey or RGB PNG without interlacing; else ValueError."""
-    data = path.read_bytes()
+    return png_pixels(path.read_bytes(), str(path))
+
+
+def png_pixels(data: bytes, name: str) -> NDArray[np.uint8]:
+    """The same for the content of a file that is called `name`."""
     if data[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError(f"{path} is not a PNG file")
+        raise ValueError(f"{name} is not a PNG file")
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
     if depth != 8 or colour not in (0, 2) or interlaced:
-        raise ValueError(f"{path} is not an 8-bit grey or RGB PNG without interlacing")
+        raise ValueError(f"{name} is not an 8-bit grey or RGB PNG without interlacing")
     packed, at = b"", 8
     while at < len(data):
         size, kind = struct.unpack(">I4s", data[at : at + 8])
@@ -155,6 +159,13 @@ def ocr_det(path: Path = PAGE) -> Tensors:
     return {"x": page_tensor(read_png(path))[np.newaxis]}
 
 
+def ocr(path: Path = PAGE) -> Tensors:
+    """``IMAGE`` BYTES [1]: the file as it is."""
+    content = np.empty(1, dtype=np.object_)
+    content[0] = path.read_bytes()
+    return {"IMAGE": content}
+
+
 def identity() -> Tensors:
     """``INPUT0`` FP32 [1, 16]."""
     return {"INPUT0": np.arange(16, dtype=np.float32)[np.newaxis] / 8 - 1}
@@ -166,6 +177,7 @@ REQUESTS: dict[str, Callable[[], Tensors]] = {
     "silero_vad": silero_vad,
     "ocr_det": ocr_det,
     "ocr_rec": ocr_rec,
+    "ocr": ocr,
     "identity": identity,
 }
 
@@ -175,5 +187,6 @@ FROM_FILE: dict[str, Callable[[Path], Tensors]] = {
     "silero_vad": silero_vad,
     "ocr_det": ocr_det,
     "ocr_rec": ocr_rec,
+    "ocr": ocr,
 }
 """The same for a file of one's own."""

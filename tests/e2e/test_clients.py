@@ -77,6 +77,13 @@ def test_real_inputs_give_the_expected_answers(
             np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-5)
 
 
+def test_an_ensemble_reads_a_page(
+    server: Any, examples: ModuleType, expected: ModuleType, example_models: Path
+) -> None:
+    outputs = _call("grpc", server, "ocr", examples.REQUESTS["ocr"](), list(expected.OUTPUTS["ocr"]))
+    expected.check("ocr", outputs, example_models)
+
+
 @pytest.mark.parametrize("model", ["magika", "identity", "magika_features", "silero_vad"])
 def test_json_carries_the_same_answers(
     model: str, server: Any, examples: ModuleType, expected: ModuleType, example_models: Path

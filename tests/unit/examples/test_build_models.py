@@ -184,8 +184,9 @@ def test_the_command_fails_without_a_traceback(tmp_path: Path) -> None:
 def test_every_model_has_a_config_and_every_artifact_a_checksum() -> None:
     wanted = build_models.artifacts()
     models = {name.split("/")[0] for name in wanted}
-    assert models == {"magika", "magika_features", "silero_vad", "ocr_det", "ocr_rec", "identity"}
+    graphs = {"magika", "silero_vad", "ocr_det", "ocr_rec", "identity"}
+    assert models == graphs | {"magika_features", "ocr", "ocr_page", "ocr_lines", "ocr_text"}
     for model in models:
         assert f"{model}/config.pbtxt" in wanted
-        assert {f"{model}/1/model.onnx", f"{model}/1/model.py"} & wanted.keys()
+        assert {f"{model}/1/model.onnx", f"{model}/1/model.py", f"{model}/1/README"} & wanted.keys()
     assert all(len(item.sha256) == 64 for item in wanted.values())

@@ -145,8 +145,10 @@ def test_a_page_is_padded_to_multiples_of_32() -> None:
     assert inputs.page_tensor(np.zeros((33, 64, 3), dtype=np.uint8)).shape == (3, 64, 64)
 
 
-@pytest.mark.parametrize("model", list(inputs.REQUESTS))
-@pytest.mark.parametrize("binary", [False, True])
+# a PNG file is no text, which is all that JSON holds
+@pytest.mark.parametrize(
+    ("model", "binary"), [(m, b) for m in inputs.REQUESTS for b in (False, True) if b or m != "ocr"]
+)
 def test_a_request_body_carries_the_tensors(
     model: str, binary: bool, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -162,13 +164,13 @@ def test_a_request_body_carries_the_tensors(
         if binary and one["datatype"] == "BYTES":
             size = int.from_bytes(body.read(4), "little")
             assert one["parameters"]["binary_data_size"] == size + 4
-            assert body.read(size) == array[0, 0]
+            assert body.read(size) == array.reshape(-1)[0]
         elif binary:
             np.testing.assert_array_equal(
                 np.frombuffer(body.read(one["parameters"]["binary_data_size"]), array.dtype), array.reshape(-1)
             )
         elif one["datatype"] == "BYTES":
-            assert one["data"][0].encode() == array[0, 0]
+            assert one["data"][0].encode() == array.reshape(-1)[0]
         else:
             np.testing.assert_array_equal(np.array(one["data"], array.dtype), array.reshape(-1))
     assert body.read() == b""
