@@ -273,7 +273,8 @@ class ModelScheduler:
         if ledger.due.armed:
             for request in batch.requests:
                 ledger.due.disarm(request)
-        if (adaptive := state.versions[batch.version].adaptive) is not None:
+        # one whose slots are free and whose queue is empty may be forgotten already
+        if (adaptive := state.version(batch.version).adaptive) is not None:
             state.measure(adaptive, batch, now_ns)
         version = state.free_slot(batch)
         if state.kept:
