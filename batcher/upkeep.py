@@ -66,12 +66,12 @@ class Upkeep:
         self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
         self._doubted = False
-        self._adaptive = AdaptiveReport(owned.model)
+        self._adaptive = AdaptiveReport(owned.log, owned.model)
         self._ended_after: tuple[int, bytes] | None = None
 
     async def look(self) -> None:
         """Do what is due. Raises what the log raises."""
-        self._adaptive.look(self._owned.scheduler)
+        await self._adaptive.look(self._owned.scheduler)
         now = monotonic_ns()
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now

@@ -127,6 +127,11 @@ def suspicions(model: str) -> bytes:
     return f"sus:{tag(model)}".encode()
 
 
+def adaptive_choices(model: str) -> bytes:
+    """What adaptive batching has chosen for a model's versions, for whoever asks."""
+    return f"ab:{tag(model)}".encode()
+
+
 def journal(model: str) -> bytes:
     return f"j:{tag(model)}".encode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,20 @@ async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> d
             break
     requests, size_bytes = await log.pending(model)
     paused = await log.paused(model)
-    return {"model": model, "requests": requests, "bytes": size_bytes, "paused": paused, "queue": rows}
+    return {
+        "model": model,
+        "requests": requests,
+        "bytes": size_bytes,
+        "paused": paused,
+        "adaptive": await _adaptive(log, model),
+        "queue": rows,
+    }
+
+
+async def _adaptive(log: EventLog, model: str) -> dict[str, Any]:
+    """What adaptive batching has chosen lately, by version; empty where a model has no target or no owner."""
+    (note,) = await log.notes([keys.adaptive_choices(model)])
+    return dict(json.loads(note)) if note else {}
 
 
 async def _row(log: EventLog, model: str, request: Queued, now_ns: int) -> dict[str, Any]:

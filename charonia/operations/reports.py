@@ -144,8 +144,15 @@ def _queue_ls(document: dict[str, Any]) -> list[str]:
 def _queue_inspect(document: dict[str, Any]) -> list[str]:
     head = f"{document['model']}: {document['requests']} requests, {size(document['bytes'])}"
     head += ", paused" if document["paused"] else ""
+    lines = [head]
+    for version, choice in document["adaptive"].items():
+        lines.append(
+            f"version {version}: batches from {choice['size']} rows on, after {choice['delay_us'] / 1000:.1f} ms at "
+            f"the latest, at {choice['rows_per_s']:.0f} rows/s: the target of {choice['target_ms']:g} ms is "
+            f"{choice['state']}"
+        )
     if not document["queue"]:
-        return [head]
+        return lines
     columns = (
         ("id", "id"),
         ("job", "is_job"),
@@ -158,7 +165,7 @@ def _queue_inspect(document: dict[str, Any]) -> list[str]:
         ("deadline", "deadline_s"),
         ("attempt", "attempt"),
     )
-    return [head, *table([{**row, "is_job": row["job"] is not None} for row in document["queue"]], columns)]
+    return [*lines, *table([{**row, "is_job": row["job"] is not None} for row in document["queue"]], columns)]
 
 
 def _queue_pause(document: dict[str, Any]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -129,6 +131,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
+def inspected(server: Any) -> str:
+    """What `charonia queue inspect` prints of the model with a target."""
+    words = ["queue", "inspect", "targeted", f"--state-dir={server.state_dir}"]
+    command = [str(Path(sys.executable).parent / "charonia"), *words]
+    return subprocess.run(command, capture_output=True, check=True, timeout=90).stdout.decode()
+
+
 def value(number: int) -> np.ndarray:
     return np.full((1, 1), number, np.int32)
 
@@ -215,6 +224,10 @@ def test_a_model_with_a_target_says_what_was_chosen_for_it(server: Any) -> None:
     until("something is chosen", chosen)
     assert 1 <= (series("batch_size") or 0) <= 8
     assert 0 <= (series("delay_us") or 0) < 5_000_000
+    shown = until("the operator sees it too", lambda: (text := inspected(server)) and "in reach" in text and text)
+    assert re.search(
+        r"version 1: batches from \d rows on, after .* ms at the latest, .* the target of 5000 ms is", str(shown)
+    )
     assert {batch for batch in batches(server, "targeted") if batch > 8} == set()
     status, body = post(server, "/v2/repository/models/hurried/load")
     assert status == 400

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from batcher.adaptive_report import AdaptiveReport
+from batcher.scheduling.adaptive_batching import AdaptiveBatching, Choice
+from batcher.scheduling.dynamic_batching import BatchRules
+from batcher.scheduling.scheduler import ModelScheduler
 from charonia import keys
 from charonia.errors import Cancelled, NotFound
 from charonia.eventlog.control import facts_of
@@ -58,6 +62,25 @@ async def test_inspect_shows_requests_in_order(yard: Any, ids: Ids) -> None:
     assert (row["tenant"], row["level"], row["attempt"], row["age_s"], row["deadline_s"]) == ("acme", 1, 2, 7.0, 5.0)
     assert row["client_id"] == "caller's id"
     assert "m: 3 requests" in shown
+
+
+async def test_what_adaptive_batching_chose_is_shown(yard: Any) -> None:
+    document, _, _ = await yard.run("queue", "inspect", "m")
+    assert document["adaptive"] == {}
+    batching = AdaptiveBatching(BatchRules(True, 8, frozenset((8,)), 8, 0, False, 40_000_000))
+    scheduler = ModelScheduler("p")
+    scheduler.adaptive = lambda: {3: batching}  # type: ignore[method-assign]
+    report = AdaptiveReport(yard.log, "m")
+    await report.look(scheduler)
+    batching.choice = Choice("in reach", 4, 12_345_678, 8)
+    await report.look(scheduler)
+    document, _, shown = await yard.run("queue", "inspect", "m")
+    assert document["adaptive"] == {
+        "3": {"state": "in reach", "size": 4, "delay_us": 12345, "rows_per_s": 0.0, "target_ms": 40.0}
+    }
+    assert (
+        "version 3: batches from 4 rows on, after 12.3 ms at the latest, at 0 rows/s: the target of 40 ms is in reach"
+    ) in shown
 
 
 async def test_an_unknown_model_is_said_to_be_unknown(yard: Any) -> None:
