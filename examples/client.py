@@ -2,16 +2,19 @@
 
 ``python examples/client.py --model magika [--protocol grpc] [--url localhost:8001] [--file FILE]``
 
-Besides the models of the repository there are two pipelines: ``file`` (magika_features, then magika) and ``page``
-(ocr_det, then ocr_rec for all the lines that were found, as batches).
+Besides the models of the repository there are three pipelines: ``file`` (magika_features, then magika), ``page``
+(ocr_det, then ocr_rec for all the lines that were found, as batches) and ``voice`` (silero_vad on a recording that is
+sent piece by piece, as it would come from a microphone).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import decode
 import inputs
@@ -22,6 +25,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 MODELS = Path(__file__).resolve().parent / "models"
 PORTS = {"http": 8000, "grpc": 8001}
 LINES_PER_REQUEST = 8
+WINDOWS_PER_REQUEST = 10
 
 Outputs = dict[str, NDArray[np.generic]]
 
@@ -42,9 +46,16 @@ class Server:
         self._module = transport(protocol)
         self._client = self._module.InferenceServerClient(url)
 
-    def infer(self, model: str, tensors: inputs.Tensors, classes: int = 0) -> Outputs:
+    def infer(
+        self,
+        model: str,
+        tensors: inputs.Tensors,
+        classes: int = 0,
+        sequence: Mapping[str, str | bool] = MappingProxyType({}),
+    ) -> Outputs:
         """Every output of `model`; with `classes`, its `classes` best labels as "score:index:label" instead of scores.
 
+        `sequence` has the parameters of one request of a sequence.
         Raises InferenceServerException with the server's text when it refuses.
         """
         sent = []
@@ -53,7 +64,7 @@ class Server:
             tensor.set_data_from_numpy(array)
             sent.append(tensor)
         wanted = [self._module.InferRequestedOutput("target_label", class_count=classes)] if classes else None
-        result = self._client.infer(model, sent, outputs=wanted)
+        result = self._client.infer(model, sent, outputs=wanted, **sequence)
         response = result.get_response()
         described = response["outputs"] if isinstance(response, dict) else response.outputs
         names = [item["name"] if isinstance(item, dict) else item.name for item in described]
@@ -72,8 +83,24 @@ def ask(server: Server, model: str, file: Path | None) -> str:
         return decode.describe("magika", server.infer("magika", features, classes=3), MODELS)
     if model == "page":
         return read_page(server, file or inputs.PAGE)
+    if model == "voice":
+        return decode.describe("silero_vad", hear(server, file or inputs.VOICE), MODELS)
     tensors = inputs.FROM_FILE[model](file) if file else inputs.REQUESTS[model]()
-    return decode.describe(model, server.infer(model, tensors, classes=3 if model == "magika" else 0), MODELS)
+    classes = 3 if model == "magika" else 0
+    return decode.describe(model, server.infer(model, tensors, classes, inputs.sequence(model)), MODELS)
+
+
+def hear(server: Server, recording: Path) -> Outputs:
+    """The speech probabilities of a recording that is sent as a sequence, some windows at a time."""
+    windows = inputs.silero_vad(recording)["input"]
+    number = uuid.uuid4().hex
+    heard = []
+    for at in range(0, len(windows), WINDOWS_PER_REQUEST):
+        piece = windows[at : at + WINDOWS_PER_REQUEST]
+        last = at + len(piece) == len(windows)
+        sequence = {"sequence_id": number, "sequence_start": at == 0, "sequence_end": last}
+        heard.append(server.infer("silero_vad", {"input": piece}, sequence=sequence)["speech_probs"])
+    return {"speech_probs": np.concatenate(heard)}
 
 
 def read_page(server: Server, page: Path) -> str:
@@ -94,7 +121,7 @@ def read_page(server: Server, page: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print one answer; a refusal or an unreachable server is one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(description="Ask a running server about one of the example inputs.")
-    parser.add_argument("--model", required=True, choices=[*inputs.REQUESTS, "file", "page"])
+    parser.add_argument("--model", required=True, choices=[*inputs.REQUESTS, "file", "page", "voice"])
     parser.add_argument("--protocol", choices=sorted(PORTS), default="http")
     parser.add_argument("--url", help="HOST:PORT of the server (default: localhost and the protocol's usual port)")
     parser.add_argument("--file", type=Path, help="a file of your own instead of the example input")

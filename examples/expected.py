@@ -34,7 +34,7 @@ PAGE_LINES = (
 OUTPUTS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "magika": {"target_label": ("FP32", (1, 214))},
     "magika_features": {"bytes": ("INT32", (1, 2048))},
-    "silero_vad": {"speech_probs": ("FP32", (94,)), "hn": ("FP32", (1, 1, 128)), "cn": ("FP32", (1, 1, 128))},
+    "silero_vad": {"speech_probs": ("FP32", (94,))},
     "ocr_det": {"fetch_name_0": ("FP32", (1, 1, 352, 640))},
     "ocr_rec": {"fetch_name_0": ("FP32", (1, 56, 18710))},
     "ocr": {"TEXT": ("BYTES", (4,)), "CONFIDENCE": ("FP32", (4,)), "BOXES": ("INT32", (4, 4))},
@@ -42,16 +42,24 @@ OUTPUTS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
 }
 """Datatype and shape of each output of each model for the request that `inputs.REQUESTS` makes."""
 
+STATES = {"silero_vad": ("h", "c")}
+"""Inputs of graphs that the server keeps between the requests of a sequence."""
+
 Outputs = Mapping[str, NDArray[np.generic]]
 
 
 def onnxruntime_outputs(models: Path, model: str, tensors: Mapping[str, NDArray[np.generic]]) -> dict[str, np.ndarray]:
-    """All outputs of the model's graph under the repository `models`, run on the CPU without a server."""
+    """All outputs of the model's graph under the repository `models`, run on the CPU without a server.
+
+    States that are not given are those of a beginning.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(models / model / "1" / "model.onnx", providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(tensors)), strict=True))
+    states = [node for node in session.get_inputs() if node.name in STATES.get(model, ())]
+    beginning = {node.name: np.zeros(node.shape, np.float32) for node in states}
+    return dict(zip(names, session.run(names, {**beginning, **tensors}), strict=True))
 
 
 def check(model: str, outputs: Outputs, models: Path) -> None:

@@ -7,6 +7,7 @@ What the models should answer is in ``expected.py``; how to read it is in ``deco
 from __future__ import annotations
 
 import struct
+import uuid
 import wave
 import zlib
 from collections.abc import Callable
@@ -61,9 +62,8 @@ def windows(clip: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def silero_vad(path: Path = VOICE) -> Tensors:
-    """``input`` FP32 [windows, 576] with the states ``h`` and ``c`` FP32 [1, 1, 128] of a beginning."""
-    state = np.zeros((1, 1, 128), dtype=np.float32)
-    return {"input": windows(samples(path)), "h": state, "c": state.copy()}
+    """``input`` FP32 [windows, 576]: a whole recording, which may also be sent in pieces of some windows each."""
+    return {"input": windows(samples(path))}
 
 
 def read_png(path: Path) -> NDArray[np.uint8]:
@@ -170,6 +170,16 @@ def identity() -> Tensors:
     """``INPUT0`` FP32 [1, 16]."""
     return {"INPUT0": np.arange(16, dtype=np.float32)[np.newaxis] / 8 - 1}
 
+
+def sequence(model: str) -> dict[str, str | bool]:
+    """The parameters of a request that is a whole sequence, for the models that want one; {} for others."""
+    if model not in SEQUENTIAL:
+        return {}
+    return {"sequence_id": uuid.uuid4().hex, "sequence_start": True, "sequence_end": True}
+
+
+SEQUENTIAL = frozenset({"silero_vad"})
+"""The models that take sequences of requests."""
 
 REQUESTS: dict[str, Callable[[], Tensors]] = {
     "magika": magika,

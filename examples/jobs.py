@@ -43,7 +43,10 @@ class Jobs:
             tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
             tensor.set_data_from_numpy(array)
             sent.append(tensor)
-        body, json_size = triton.InferenceServerClient.generate_request_body(sent)
+        sequence = inputs.sequence(model)
+        if sequence:  # the same key must stand for the same request
+            sequence["sequence_id"] = key[:128]
+        body, json_size = triton.InferenceServerClient.generate_request_body(sent, **sequence)
         headers = {"Prefer": "respond-async", "Idempotency-Key": key}
         if json_size is not None:
             headers["Inference-Header-Content-Length"] = str(json_size)

@@ -33,8 +33,8 @@ def json_values(array: NDArray[np.generic]) -> list[Any]:
     return [item.decode() for item in array.reshape(-1)]
 
 
-def header(tensors: inputs.Tensors, binary: bool) -> dict[str, Any]:
-    """The JSON part of the request; `magika` answers with its three best labels."""
+def header(tensors: inputs.Tensors, binary: bool, model: str = "") -> dict[str, Any]:
+    """The JSON part of the request; `magika` answers with its three best labels, a recording is a whole sequence."""
     described: list[dict[str, Any]] = []
     for name, array in tensors.items():
         one: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
@@ -44,6 +44,8 @@ def header(tensors: inputs.Tensors, binary: bool) -> dict[str, Any]:
             one["data"] = json_values(array)
         described.append(one)
     request: dict[str, Any] = {"inputs": described}
+    if sequence := inputs.sequence(model):
+        request["parameters"] = sequence
     if "bytes" in tensors:
         request["outputs"] = [{"name": "target_label", "parameters": {"classification": 3}}]
     return request
@@ -61,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{options.model} takes no file")
     try:
         tensors = inputs.FROM_FILE[options.model](options.file) if options.file else inputs.REQUESTS[options.model]()
-        head = json.dumps(header(tensors, options.binary), separators=(",", ":")).encode()
+        head = json.dumps(header(tensors, options.binary, options.model), separators=(",", ":")).encode()
         body = head + b"".join(raw_bytes(array) for array in tensors.values()) if options.binary else head + b"\n"
         if options.output:
             options.output.write_bytes(body)

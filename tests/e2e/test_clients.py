@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,27 +39,32 @@ def _outputs(result: Any, names: Any) -> dict[str, np.ndarray]:
 
 
 def _call(
-    kind: str, server: Any, model: str, tensors: dict[str, np.ndarray], names: list[str]
+    kind: str,
+    server: Any,
+    model: str,
+    tensors: dict[str, np.ndarray],
+    names: list[str],
+    sequence: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """One inference through one of the four clients."""
+    """One inference through one of the four clients; `sequence` has parameters of a request of one."""
     if kind == "http":
         with httpclient.InferenceServerClient(server.http) as client:
-            return _outputs(client.infer(model, _inputs(httpclient, tensors)), names)
+            return _outputs(client.infer(model, _inputs(httpclient, tensors), **sequence), names)
     if kind == "http-json":
         with httpclient.InferenceServerClient(server.http) as client:
             wanted = [httpclient.InferRequestedOutput(name, binary_data=False) for name in names]
             inputs = _inputs(httpclient, tensors, binary_data=False)
-            return _outputs(client.infer(model, inputs, outputs=wanted), names)
+            return _outputs(client.infer(model, inputs, outputs=wanted, **sequence), names)
     if kind == "grpc":
         with grpcclient.InferenceServerClient(server.grpc) as client:
-            return _outputs(client.infer(model, _inputs(grpcclient, tensors)), names)
+            return _outputs(client.infer(model, _inputs(grpcclient, tensors), **sequence), names)
 
     async def aio() -> dict[str, np.ndarray]:
         if kind == "http-aio":
             async with httpaio.InferenceServerClient(server.http) as client:
-                return _outputs(await client.infer(model, _inputs(httpclient, tensors)), names)
+                return _outputs(await client.infer(model, _inputs(httpclient, tensors), **sequence), names)
         async with grpcaio.InferenceServerClient(server.grpc) as client:
-            return _outputs(await client.infer(model, _inputs(grpcclient, tensors)), names)
+            return _outputs(await client.infer(model, _inputs(grpcclient, tensors), **sequence), names)
 
     return asyncio.run(aio())
 
@@ -69,12 +75,12 @@ def test_real_inputs_give_the_expected_answers(
     kind: str, model: str, server: Any, examples: ModuleType, expected: ModuleType, example_models: Path
 ) -> None:
     tensors = examples.REQUESTS[model]()
-    outputs = _call(kind, server, model, tensors, list(expected.OUTPUTS[model]))
+    outputs = _call(kind, server, model, tensors, list(expected.OUTPUTS[model]), examples.sequence(model))
     expected.check(model, outputs, example_models)
     if model in ONNX_MODELS:
         oracle = expected.onnxruntime_outputs(example_models, model, tensors)
-        for name, array in oracle.items():
-            np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-5)
+        for name in expected.OUTPUTS[model]:
+            np.testing.assert_allclose(outputs[name], oracle[name], rtol=1e-5, atol=1e-5)
 
 
 def test_an_ensemble_reads_a_page(
@@ -90,7 +96,8 @@ def test_json_carries_the_same_answers(
 ) -> None:
     if model == "magika_features":
         pytest.skip("its input is a file's raw bytes, which JSON cannot carry (T4)")
-    outputs = _call("http-json", server, model, examples.REQUESTS[model](), list(expected.OUTPUTS[model]))
+    names, sequence = list(expected.OUTPUTS[model]), examples.sequence(model)
+    outputs = _call("http-json", server, model, examples.REQUESTS[model](), names, sequence)
     expected.check(model, outputs, example_models)
 
 
