@@ -33,6 +33,14 @@ def rate_limits(entries: Iterable[str]) -> dict[tuple[int, str], int]:
     return limits
 
 
+def check_device_pools(option: str, entries: Iterable[str]) -> None:
+    """`<gpu>:<bytes>` of options that have no effect here. Raises `StartupError`."""
+    for entry in entries:
+        device, colon, count = entry.partition(":")
+        if not colon or not all(word.isascii() and word.isdecimal() for word in (device, count)):
+            raise StartupError(f"--{option} option format is '<GPU device id>:<byte size>'. Got {entry}")
+
+
 def host_policies(entries: Iterable[str]) -> dict[str, dict[str, str]]:
     """`--host-policy` as policy -> setting -> value; a repeated setting's last value wins. Raises `StartupError`."""
     policies: dict[str, dict[str, str]] = {}

@@ -27,7 +27,7 @@ from charonia.options import Values
 from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
 from .cache_options import cache_options
-from .executor_options import host_policies, rate_limited, rate_limits
+from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits
 from .logs import configure_logging
 from .placement_options import placement_options
 
@@ -403,6 +403,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
     if values["state_dir"]:
         where = str(Path(values["state_dir"]).expanduser().absolute() / "environments")
         backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
+    for option in ("cuda-memory-pool-byte-size", "cuda-virtual-address-size"):
+        check_device_pools(option, values[option.replace("-", "_")])
     strict = values["strict_model_config"]
     if strict is not None:
         _log.warning("--strict-model-config is the old spelling of --disable-auto-complete-config")

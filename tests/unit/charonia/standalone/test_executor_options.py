@@ -6,7 +6,7 @@ import pytest
 
 from charonia.errors import StartupError
 from charonia.settings import EVERY_DEVICE
-from charonia.standalone.executor_options import host_policies, rate_limited, rate_limits
+from charonia.standalone.executor_options import check_device_pools, host_policies, rate_limited, rate_limits
 
 
 def test_limits_hold_for_a_device_or_for_each() -> None:
@@ -51,3 +51,10 @@ def test_other_policies_are_refused(entry: str) -> None:
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(StartupError, match="setting 'cores' of policy 'p' is not known: it is one of numa-node"):
         host_policies(["p,cores=1"])
+
+
+def test_pools_of_devices_are_checked() -> None:
+    check_device_pools("cuda-memory-pool-byte-size", ["0:67108864", "1:0"])
+    for entry in ("0", "0:", "x:1", "0:-1", ":1"):
+        with pytest.raises(StartupError, match="option format is '<GPU device id>:<byte size>'"):
+            check_device_pools("cuda-memory-pool-byte-size", [entry])
