@@ -32,6 +32,7 @@ from charonia.wire import (
 )
 
 from .accounting import Tally, Totals
+from .outbox import Outbox
 from .submission import Spawn
 
 _log = logging.getLogger(__name__)
@@ -74,30 +75,53 @@ class Endings:
         self._spawn = spawn
         self._settled = settled
         self._ending: list[_End] = []
+        self._outboxes: dict[bytes, Outbox] = {}
         self.counted: dict[int, dict[str, int]] = {}
         """What was added to the statistics of each version."""
 
-    def answer(self, decision: AnswerRequest, tally: Tally) -> None:
-        """A request has all its outputs, which are named as the ensemble names them."""
+    def answer(self, decision: AnswerRequest, tally: Tally, *, several: bool) -> None:
+        """A request has all its outputs, which are named as the ensemble names them, or one of `several` responses."""
         record = carrier_of(decision.request).record
+        outbox = self._outbox(decision.request) if several else None
         outputs = [
             Tensor(name, value.tensor.datatype, value.tensor.shape, value.tensor.data)
             for name, value in decision.outputs.items()
         ]
-        self._add(
-            _End(
-                decision.request,
-                pack_response(record.id, self._model, record.meta.version, outputs, {}),
-                tally,
-                None,
-            )
+        place = outbox.place if outbox is not None else None
+        answer = pack_response(
+            record.id, self._model, record.meta.version, outputs, {}, final=decision.final, place=place
         )
+        if decision.final:
+            self._end_after(outbox, _End(decision.request, answer, tally, None))
+        elif outbox is not None and outbox.put(self._referred(record, answer)):
+            self._spawn(outbox.drain())
 
-    def fail(self, decision: FailRequest, tally: Tally) -> None:
+    def fail(self, decision: FailRequest, tally: Tally, *, several: bool) -> None:
         """A step of a request failed, or an output cannot be made."""
         record = carrier_of(decision.request).record
-        answer = pack_failure(record.id, self._model, record.meta.version, decision.error)
-        self._add(_End(decision.request, answer, tally, decision.error))
+        outbox = self._outbox(decision.request) if several else None
+        place = outbox.place if outbox is not None else None
+        answer = pack_failure(record.id, self._model, record.meta.version, decision.error, place=place)
+        self._end_after(outbox, _End(decision.request, answer, tally, decision.error))
+
+    def release(self, request_id: bytes) -> None:
+        """A request is settled."""
+        self._outboxes.pop(request_id, None)
+
+    def _outbox(self, request: QueuedRequest) -> Outbox:
+        outbox = self._outboxes.get(request.id)
+        if outbox is None:
+            carried = carrier_of(request)
+            outbox = Outbox(self._log, self._model, carried.record, max(1, carried.begun))
+            self._outboxes[request.id] = outbox
+        return outbox
+
+    def _end_after(self, outbox: Outbox | None, end: _End) -> None:
+        """Its last answer goes after all others."""
+        if outbox is None:
+            self._add(end)
+        elif outbox.end(lambda: self._add(end)):
+            self._spawn(outbox.drain())
 
     def _add(self, end: _End) -> None:
         self._ending.append(end)
@@ -169,13 +193,12 @@ class Endings:
         by_endpoint: dict[str, list[Buffer]] = {}
         for end in ending:
             if end.record.endpoint:
-                by_endpoint.setdefault(end.record.endpoint, []).append(self._referred(end))
+                by_endpoint.setdefault(end.record.endpoint, []).append(self._referred(end.record, end.answer))
         return [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
 
-    def _referred(self, end: _End) -> bytes:
+    def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         """The answer; a large one by reference where who waits for it reads the same directory."""
-        answer, record = end.answer, end.record
-        if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE or end.error is not None:
+        if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:
             return answer
         data = response_data(answer)
         if len(data) < BY_REFERENCE_BYTES:

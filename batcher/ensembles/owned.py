@@ -140,6 +140,13 @@ class OwnedEnsemble(OwnedModel):
         if flight is None:
             return None
         request, step, path = flight.request, flight.decision.step, flight.decision.path
+        if response.place is not None:
+            try:
+                if not flight.visible.admits(response.place, final=response.final):
+                    return None
+            except CharoniaError as error:  # never two runs spliced
+                self._flights.done(flight)
+                return plan.StepFailed(request.id, step.index, path, error)
         if response.final or response.error is not None:
             self._flights.done(flight)
         if response.times is not None:
@@ -170,9 +177,9 @@ class OwnedEnsemble(OwnedModel):
         elif isinstance(decision, plan.BeginRequest):
             self._begin(decision.request)
         elif isinstance(decision, plan.AnswerRequest):
-            self._endings.answer(decision, self._tally(decision.request))
+            self._endings.answer(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.FailRequest):
-            self._endings.fail(decision, self._tally(decision.request))
+            self._endings.fail(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.CancelStep):
             self._flights.cancel(decision.request.id, decision.step.index, decision.path)
         else:
@@ -182,6 +189,12 @@ class OwnedEnsemble(OwnedModel):
     def _tell(self, event: plan.EnsembleObservation) -> None:
         self._apply(self.scheduler.observe(event, monotonic_ns()))
         self._arm()
+
+    def _several(self, request: QueuedRequest) -> bool:
+        """Whether a request may have several responses (C53)."""
+        served = self._served.get(request.version)
+        known = self._graphs.get(request.version)
+        return served.interface.decoupled if served is not None else known is not None and known[1].decoupled
 
     def _tally(self, request: QueuedRequest) -> Tally:
         return self._tallies.setdefault(request.id, Tally())
@@ -301,6 +314,7 @@ class OwnedEnsemble(OwnedModel):
         super().requests_settled(settled)
         for request in settled:
             self._answers.release(request.id)
+            self._endings.release(request.id)
             self._tallies.pop(request.id, None)
 
     @property

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batcher.carriers import carrier_of
@@ -20,6 +20,7 @@ from batcher.scheduling.ensemble_run import Path
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.admission import Admission
+from charonia.calls.splicing import Visible, declares_repeatable
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
@@ -71,6 +72,8 @@ class Flight:
     beside_bytes: int = 0
     asked: bool = False
     since_ns: int = 0
+    visible: Visible = field(default_factory=lambda: Visible(repeatable=False))
+    """What of a decoupled step's responses was followed up."""
 
     @property
     def model(self) -> str:
@@ -110,6 +113,10 @@ class Submission:
         """The step is awaited from now on, and not asked for yet."""
         request, step = decision.request, decision.step
         flight = Flight(step_id(request.id, step.index, decision.path), decision, since_ns=monotonic_ns())
+        if step.decoupled:
+            held = self._catalog.held(step.model)
+            served = held.get(step.version) or (held[max(held)] if held else None)
+            flight.visible.repeatable = served is not None and declares_repeatable(served.interface.parameters)
         self.flights[flight.id] = flight
         return flight
 

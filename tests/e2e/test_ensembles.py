@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,30 @@ class TritonPythonModel:
             made = [] if "silent" in asked else [pb_utils.Tensor("SUM", total)]
             responses.append(pb_utils.InferenceResponse(made))
         return responses
+"""
+
+REPEATER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+REPEATER_CONFIG = f"""
+max_batch_size: 8
+input [
+  {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {WIDTH} ] }},
+  {{ name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }}
+]
+output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+model_transaction_policy {{ decoupled: true }}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
 
 ADDER_CONFIG = f"""
@@ -113,6 +138,14 @@ def build(models: Path) -> None:
         io=f"input [ {tensor('INPUT0')}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
         f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)} ]",
     )
+    python(models, "repeater", REPEATER, REPEATER_CONFIG)
+    ensemble(
+        models,
+        "spread",
+        step("repeater", {"INPUT0": "INPUT0", "COUNT": "COUNT"}, {"OUTPUT0": "a"}),
+        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
+        io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
+    )
     ensemble(models, "round", step("about", scale, {"OUTPUT0": "OUTPUT0"}))
     ensemble(models, "about", step("round", scale, {"OUTPUT0": "OUTPUT0"}))
     ensemble(models, "lacking", step("nobody", scale, {"OUTPUT0": "OUTPUT0"}))
@@ -124,7 +157,7 @@ def build(models: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     build(models)
-    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting")]
+    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting", "spread")]
     with serving(
         models, tmp_path_factory.mktemp("state"), "--batcher=separate", "--model-control-mode=explicit", *wanted
     ) as running:
@@ -241,6 +274,29 @@ def test_large_tensors_pass_through(server: Server) -> None:
     value = np.arange(20_000, dtype=np.int32).reshape(1, -1)
     answer = ask(server, "waiting", INPUT0=rows(), VALUE=value)
     np.testing.assert_array_equal(answer.as_numpy("echo"), value)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: int) -> None:
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    before = counted(server, "spread")
+    with client("grpc", server) as asking:
+        assert asking.get_model_config("spread").config.model_transaction_policy.decoupled
+        asking.start_stream(callback=lambda result, error: seen.put((result, error)))
+        tensors = inputs("grpc", INPUT0=rows(), COUNT=np.array([[count]], np.int32))
+        asking.async_stream_infer("spread", tensors, enable_empty_final_response=True)
+        answers = []
+        while True:
+            result, error = seen.get(timeout=60)
+            assert error is None, error
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+            answers.append(result.as_numpy("OUTPUT0"))
+        asking.stop_stream()
+    assert len(answers) == count
+    for number, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer, (rows() + number) * 3)
+    until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
