@@ -91,7 +91,7 @@ class Loader:
         self._auto_complete = auto_complete
         self._backend_config = backend_config
         self._retries = retries
-        self._turnstile = turnstile
+        self.turnstile = turnstile
         self._host_policies = host_policies or HostPolicies({})
 
     def can_find_backend(self, directory: ModelDirectory) -> bool:
@@ -149,7 +149,7 @@ class Loader:
         health_interval_s = interval_s(source)
         digest, labels = await asyncio.to_thread(_read, source, config)
         ceiling_s = max_execution_s(source)
-        pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self._turnstile)
+        pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self.turnstile)
         try:
             await self._instances(backend, source, pool)
             if interface.sequence_batching is not None:

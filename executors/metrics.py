@@ -8,7 +8,7 @@ page, section 2).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -79,8 +79,6 @@ class ExecutorMetrics(Collector):
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
-        self.waiting: Callable[[], Iterable[tuple[str, int, int]]] | None = None
-        """(model, version, requests) that wait for their instance's turn; None where nothing limits rates."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -170,16 +168,6 @@ class ExecutorMetrics(Collector):
         for labels, totals in self._totals.items():
             fenced.add_metric(labels, totals.fenced)
         yield fenced
-        if self.waiting is not None:
-            # beside the owner's count, which does not know what was given out and has not begun (M2)
-            pending = GaugeMetricFamily(
-                "nv_inference_pending_request_count",
-                "Instantaneous number of pending requests awaiting execution per-model.",
-                labels=_LABELS,
-            )
-            for model, version, requests in self.waiting():
-                pending.add_metric((model, str(version)), requests)
-            yield pending
         yield log_epoch_changes(self.log_epoch_changes())
         yield CounterMetricFamily(
             "charonia_executor_invalid_entries", "Entries that held no readable batch", value=self._invalid

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from .deployment import Deployment
 from .intake import Intake
 from .job import Job
 from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
+from .limiter_metrics import LimiterMetrics
 from .loading import Loader
 from .metrics import ExecutorMetrics
 from .on_demand import OnDemand
@@ -103,11 +104,8 @@ class ExecutorService:
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
         )
-        if settings.rate_limit:
-            metrics.waiting = lambda: [
-                (incarnation.model, incarnation.version, incarnation.pool.waiting_requests)
-                for incarnation in self._deployment.incarnations()
-            ]
+        if loader.turnstile is not None:
+            metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))
         self._capabilities = capabilities
         self._on_demand: OnDemand | None = None
         if settings.model_memory_budget_bytes or settings.max_loaded_models:
@@ -135,6 +133,11 @@ class ExecutorService:
         self._polling: asyncio.Task[None] | None = None
         self._names: tuple[str, ...] = ()
         self._joined = False
+
+    def _waiting(self) -> Iterator[tuple[str, int, int]]:
+        """Requests of loaded versions that wait for their instance's turn (M2)."""
+        for incarnation in self._deployment.incarnations():
+            yield incarnation.model, incarnation.version, incarnation.pool.waiting_requests
 
     # -- start and end ------------------------------------------------------------------------------------------------
 

@@ -160,6 +160,12 @@ def test_requests_of_different_lengths_share_an_execution(server: Any) -> None:
 
 def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path: Path) -> None:
     """`shared` is there twice: two executions of any models hold it, a third waits wherever it is (Q2, Q4, M2)."""
+
+    def held_of_shared() -> int:
+        found = re.search(r'^charonia_rate_limit_held{device="global",resource="shared"} (\S+)', server.scrape(), re.M)
+        assert found is not None
+        return int(found[1])
+
     with ThreadPoolExecutor(8) as pool, ExitStack() as held:
         first, second = Gate(server, "one", tmp_path, pool), Gate(server, "other", tmp_path, pool)
         held.enter_context(first)
@@ -167,6 +173,7 @@ def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path:
         waiting = [pool.submit(infer, server, model, VALUE=value(1)) for model in ("one", "other", "one")]
         until("all of them wait", lambda: pending(server, "one") == 2 and pending(server, "other") == 1)
         assert not any(future.done() for future in waiting)
+        assert held_of_shared() == 2
         first.open()
         second.open()
         assert {int(future.result(60).as_numpy("ECHO")[0, 0]) for future in waiting} == {1}

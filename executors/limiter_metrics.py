@@ -1,0 +1,39 @@
+"""What a rate limiter holds back, for Prometheus; only where rates are limited (`executors.rate_limiter`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .rate_limiter import GLOBAL, RateLimiter
+
+
+class LimiterMetrics(Collector):
+    """`waiting` gives (model, version, requests) that wait for their instance's turn. Read when scraped."""
+
+    def __init__(self, limiter: RateLimiter, waiting: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        self._limiter = limiter
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        # beside the owner's count, which does not know what was given out and has not begun (M2)
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            labels=("model", "version"),
+        )
+        for model, version, requests in self._waiting():
+            pending.add_metric((model, str(version)), requests)
+        yield pending
+        labels = ("resource", "device")
+        there = GaugeMetricFamily("charonia_rate_limit_resources", "How much there is of a resource", labels=labels)
+        held = GaugeMetricFamily("charonia_rate_limit_held", "How much of it executions hold", labels=labels)
+        used = self._limiter.used()
+        for (device, name), count in sorted(self._limiter.counts().items()):
+            where = (name, "global" if device == GLOBAL else str(device))
+            there.add_metric(where, count)
+            held.add_metric(where, used.get((device, name), 0))
+        yield there
+        yield held
