@@ -19,7 +19,8 @@ from batcher.scheduling.ensemble import SubmitStep
 from batcher.scheduling.ensemble_run import Path
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
-from charonia.calls.admission import Admission
+from charonia.calls.admission import Admission, Admitted
+from charonia.calls.packing import mark_of
 from charonia.calls.splicing import Visible, declares_repeatable
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
@@ -35,6 +36,7 @@ from charonia.wire import (
     Lineage,
     Reference,
     RequestRecord,
+    SequenceMark,
     pack_request,
     record_fields,
 )
@@ -166,16 +168,13 @@ class Submission:
         record = carrier_of(request).record
         served, admission, shared = self._admission(step.model, step.version)
         tensors, reference = renamed(decision.inputs)
-        admitted = admission.admit(
-            InferenceRequest(
-                step.model,
-                served.version,
-                tensors,
-                record.client_id,
-                decision.outputs,
-                record.meta.parameters,
-            )
+        asked = InferenceRequest(
+            step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
         )
+        if record.sequence is not None:
+            mark = record.sequence
+            asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
+        admitted = admission.admit(asked)
         flight.level = admission.level(record.level)
         flags = FLAG_TIMED
         durable = record.is_job or record.journalled
@@ -205,6 +204,7 @@ class Submission:
             flags=flags,
             reference=reference,
             lineage=self._lineage(record),
+            sequence=_mark(record, asked, flight.id, admitted),
         )
 
     def _lineage(self, record: RequestRecord) -> Lineage | None:
@@ -339,6 +339,13 @@ class Submission:
                 attempts = await self._log.unsettled(model, [flight.id for flight in part])
                 found += [flight for flight, attempt in zip(part, attempts, strict=True) if attempt < 0]
         return found
+
+
+def _mark(record: RequestRecord, asked: InferenceRequest, step_id: bytes, admitted: Admitted) -> SequenceMark | None:
+    """The ensemble's own where its step can do with it (S52)."""
+    if record.sequence is None:
+        return mark_of(asked, step_id, admitted, record.lineage.tenant if record.lineage is not None else "")
+    return record.sequence if admitted.sequential or admitted.composed else None
 
 
 def _is_journalled(flight: Flight) -> bool:

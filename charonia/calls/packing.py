@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from charonia.clock import wall_ns
 from charonia.inference import InferenceRequest
-from charonia.wire import Lineage, Reference, pack_request
+from charonia.wire import Lineage, Reference, SequenceMark, pack_request
 
 from .admission import Admitted
 from .sequences import sequence_mark
+
+
+def mark_of(request: InferenceRequest, request_id: bytes, admitted: Admitted, tenant: str) -> SequenceMark | None:
+    """The mark of a request of a sequence, and of one for an ensemble that names a sequence."""
+    if admitted.sequential or (admitted.composed and request.sequence_id):
+        return sequence_mark(request, request_id, tenant)
+    return None
 
 
 def request_record(
@@ -38,5 +45,5 @@ def request_record(
         flags=flags,
         reference=reference,
         lineage=lineage,
-        sequence=sequence_mark(request, request_id, tenant) if admitted.sequential else None,
+        sequence=mark_of(request, request_id, admitted, tenant),
     )

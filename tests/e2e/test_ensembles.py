@@ -60,6 +60,32 @@ model_transaction_policy {{ decoupled: true }}
 instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
 
+TOTAL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            get = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            total = get("BEFORE") + get("TERM")
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total), pb_utils.Tensor("AFTER", total)])
+            )
+        return responses
+"""
+
+TOTAL_CONFIG = f"""
+max_batch_size: 8
+input [ {{ name: "TERM" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+output [ {{ name: "TOTAL" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+sequence_batching {{
+  oldest {{ max_candidate_sequences: 8 }}
+  state [ {{ input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+}}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+
 ADDER_CONFIG = f"""
 max_batch_size: 8
 input [
@@ -146,6 +172,13 @@ def build(models: Path) -> None:
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
         io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
     )
+    python(models, "total", TOTAL, TOTAL_CONFIG)
+    ensemble(
+        models,
+        "running",
+        step("double", scale, {"OUTPUT0": "a"}),
+        step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
+    )
     ensemble(models, "round", step("about", scale, {"OUTPUT0": "OUTPUT0"}))
     ensemble(models, "about", step("round", scale, {"OUTPUT0": "OUTPUT0"}))
     ensemble(models, "lacking", step("nobody", scale, {"OUTPUT0": "OUTPUT0"}))
@@ -157,7 +190,7 @@ def build(models: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     build(models)
-    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting", "spread")]
+    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting", "spread", "running")]
     with serving(
         models, tmp_path_factory.mktemp("state"), "--batcher=separate", "--model-control-mode=explicit", *wanted
     ) as running:
@@ -297,6 +330,23 @@ def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: 
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer, (rows() + number) * 3)
     until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
+
+
+def test_a_sequence_passes_through(server: Server) -> None:
+    """S52: the correlation id and its flags reach the step that has a sequence batcher."""
+
+    def ask_of(sequence: int, number: int) -> np.ndarray:
+        options = {"sequence_id": sequence, "sequence_start": number == 1, "sequence_end": number == 3}
+        return infer(server, "running", "grpc", options=options, INPUT0=rows() * sequence).as_numpy("OUTPUT0")
+
+    for number in (1, 2, 3):
+        for sequence in (7, 8):
+            np.testing.assert_array_equal(ask_of(sequence, number), rows() * sequence * 2 * number)
+    with pytest.raises(InferenceServerException) as failure:
+        ask(server, "running")
+    assert failure.value.message() == (
+        "in ensemble 'running', inference request to model 'total' must specify a non-zero or non-empty correlation ID"
+    )
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
