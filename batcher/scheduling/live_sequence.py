@@ -61,6 +61,14 @@ class LiveSequence:
         sequence.wanted = (about.executor, about.instance, about.slot, about.content_hash)
         return sequence
 
+    def waits_for(self) -> LiveSequence | None:
+        """The sequence of the same id that has to be over before; those before it that were given up do not count."""
+        before = self.predecessor
+        while before is not None and before.done:
+            before = before.predecessor
+        self.predecessor = before
+        return before
+
     @property
     def record_key(self) -> bytes:
         """Its name in the log."""

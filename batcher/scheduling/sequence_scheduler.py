@@ -412,7 +412,7 @@ class SequenceScheduler:
     def _end(self, sequence: LiveSequence, decisions: list[Decision] | None) -> None:
         """A sequence is over. With `decisions` it ended without a last request: the log may know it still."""
         sequence.done = True
-        sequence.predecessor = None
+        sequence.waits_for()  # forget those that are over
         self._idle.pop(sequence, None)
         version = self._versions[sequence.version]
         if sequence.instance is not None:
@@ -438,12 +438,10 @@ class SequenceScheduler:
             return
         left: deque[LiveSequence] = deque()
         for sequence in version.backlog:
-            free = sequence.predecessor is None or sequence.predecessor.done
-            instance = version.instances.roomiest() if free else None
+            instance = version.instances.roomiest() if sequence.waits_for() is None else None
             if instance is None:
                 left.append(sequence)
             else:
-                sequence.predecessor = None
                 self._bind(sequence, instance)
         version.backlog = left
 

@@ -140,6 +140,7 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
         accepted_ns=now_us * 1000,
         timeout_us=record.timeout_us,
         flags=flags,
+        sequence=record.sequence,
     )
     named = letter.about.get("tenant")
     tenant = named if isinstance(named, str) else ""

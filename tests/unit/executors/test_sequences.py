@@ -1,0 +1,173 @@
+"""What an executor remembers of sequences: whose state it has, whose it has to ask for, whose is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import text_format
+
+from charonia.models.config import normalise
+from charonia.models.interface import ModelInterface
+from charonia.sequences import SequenceAbout, SequenceState
+from charonia.tensors import Tensor
+from charonia.wire import (
+    BatchHeader,
+    BatchPlaces,
+    RequestRecord,
+    SequenceMark,
+    SequencePlace,
+    pack_request,
+    request_meta,
+    unpack_request,
+)
+from executors.sequence_batch import BatchSteps
+from executors.sequence_tensors import SequenceTensors
+from executors.sequences import Memory, Sequences
+from protos.model_config_pb2 import ModelConfig
+
+RUN, OTHER_RUN = b"r" * 16, b"o" * 16
+KEY = b"1:" + SequenceMark(7).key
+META = request_meta(1, "", [], (), {})
+
+
+def sequences(memory: Memory = "states", every: int = 1, iterative: bool = False) -> Sequences:
+    text = (
+        'name: "m" backend: "python" max_batch_size: 4 '
+        f'parameters {{ key: "charonia.checkpoint_every" value {{ string_value: "{every}" }} }} '
+        f"sequence_batching {{ iterative_sequence: {str(iterative).lower()} "
+        'state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ 1 ] } }'
+    )
+    interface = ModelInterface.of(normalise(text_format.Parse(text, ModelConfig())))
+    return Sequences(interface, 1, SequenceTensors(interface, Path("/none")), memory)
+
+
+def record(number: int, *, start: bool = False, end: bool = False) -> RequestRecord:
+    mark = SequenceMark(7, start, end)
+    packed = pack_request(
+        bytes(15) + bytes([number]), b"", b"", META, (), rows=1, signature=0, level=0, accepted_ns=1, sequence=mark
+    )
+    return unpack_request(packed)
+
+
+def header(*, run: bytes = RUN, binding: int = 1, instance: int = 0, again: bool = False) -> BatchHeader:
+    places = BatchPlaces(instance, 0, (SequencePlace(0, run, binding, again),))
+    return BatchHeader("b", "m", 1, "hash", 1, (1,), b"f", sequences=places)
+
+
+def begin(known: Sequences, head: BatchHeader, one: RequestRecord, life: int = 1) -> BatchSteps:
+    assert head.sequences is not None
+    return known.begin(head.sequences, [one], life)
+
+
+def run(
+    known: Sequences, head: BatchHeader, one: RequestRecord, after: float, life: int = 1, **how: set[int]
+) -> tuple[float, tuple[dict, dict]]:
+    """The state a request saw, and what its end leaves to be written; it leaves the state `after`."""
+    steps = begin(known, head, one, life)
+    assert not steps.errors
+    steps.steps[0].state_after = {"h": np.array([after], np.float32)}
+    how = {"ended": {0}, "failed": set(), "again": set()} | how
+    left = known.commit(head, [one], steps, how["ended"], how["failed"], how["again"], "e-1", life)
+    return float(steps.steps[0].state_before["h"][0]), left
+
+
+def test_a_state_is_kept_written_and_ended() -> None:
+    known = sequences()
+    first = record(1, start=True)
+    assert known.missing(header(), [first]) == []
+    seen, (written, before) = run(known, header(), first, 5)
+    assert (seen, before) == (0, {0: None})
+    step = written[first.id]
+    about, state = SequenceAbout.unpack(KEY, step.about), SequenceState.unpack(bytes(step.state or b""))
+    assert (step.key, about.run, about.executor, about.binding, about.step) == (KEY, RUN, "e-1", 1, 1)
+    assert (state.run, state.step, state.tensors[0].array().tolist()) == (RUN, 1, [5])
+    assert known.missing(header(), [record(2)]) == []
+    assert run(known, header(), record(2), 6)[0] == 5
+    last = record(3, end=True)
+    seen, (written, _) = run(known, header(), last, 7)
+    assert (seen, written[last.id].about) == (6, b"")
+    assert begin(known, header(), record(4)).errors[0].message.startswith("sequence 7 of model 'm' has lost its state")
+
+
+def test_what_is_not_here_is_read_from_the_log() -> None:
+    known = sequences()
+    _, (written, _) = run(known, header(), record(1, start=True), 5)
+    step = written[record(1).id]
+    other = sequences()
+    assert other.missing(header(binding=2), [record(2)]) == [KEY]
+    other.restore([KEY], [(step.about, bytes(step.state or b""))])
+    assert run(other, header(binding=2), record(2), 6)[0] == 5
+    assert known.missing(header(binding=3), [record(3)]) == [KEY], "it has been elsewhere meanwhile"
+    known.restore([KEY], [None])
+    assert begin(known, header(binding=3), record(3)).errors
+    assert known.lost == 1
+
+
+def test_a_state_that_is_not_of_the_last_step_is_none() -> None:
+    known = sequences(every=2)
+    run(known, header(), record(1, start=True), 5)
+    _, (second, _) = run(known, header(), record(2), 6)
+    _, (third, _) = run(known, header(), record(3), 7)
+    step, last = second[record(2).id], third[record(3).id]
+    assert step.state is not None
+    assert last.state is None
+    other = sequences(every=2)
+    other.restore([KEY], [(last.about, bytes(step.state))])
+    assert begin(other, header(binding=2), record(4)).errors
+    other.restore([KEY], [(step.about, bytes(step.state))])
+    assert not begin(other, header(binding=2), record(4)).errors
+    other.restore([KEY], [(step.about, bytes(step.state))])
+    assert begin(other, header(binding=2, run=OTHER_RUN), record(4)).errors, "of a run that is over"
+    spoilt = SequenceState(RUN, 2, (Tensor.of("h", np.zeros(2, np.float32)),)).pack()
+    other.restore([KEY, KEY], [(step.about, spoilt), (b"x", b"y")])
+    assert begin(other, header(binding=2), record(4)).errors, "of another shape than the model has now"
+
+
+def test_a_failure_changes_no_state_and_a_lost_settlement_goes_back() -> None:
+    known = sequences()
+    run(known, header(), record(1, start=True), 5)
+    _, (written, _) = run(known, header(), record(2), 99, failed={0})
+    assert written[record(2).id].state is None
+    assert SequenceAbout.unpack(KEY, written[record(2).id].about).step == 1
+    seen, (_, before) = run(known, header(), record(3), 77)
+    assert seen == 5
+    known.go_back([record(3)], before)
+    assert run(known, header(), record(4), 6)[0] == 5
+    known.forget([record(4)], {0})
+    assert known.missing(header(), [record(5)]) == [KEY]
+
+
+def test_turns_are_seen_by_the_same_request_alone() -> None:
+    known = sequences(iterative=True)
+    one = record(1, start=True, end=True)
+    steps = begin(known, header(), one)
+    assert (steps.steps[0].start, steps.steps[0].end) == (True, False)
+    seen, (written, before) = run(known, header(), one, 1, ended=set(), again={0})
+    assert (seen, written, before) == (0, {}, {})
+    assert not begin(known, header(again=True), one).steps[0].start
+    assert run(known, header(again=True), one, 2, ended=set(), again={0})[0] == 1
+    assert run(known, header(), one, 1, ended=set(), again={0})[0] == 0, "it began anew"
+    seen, (written, _) = run(known, header(again=True), one, 2)
+    assert (seen, written[one.id].about) == (1, b"")
+
+
+def test_a_model_that_remembers_itself_goes_on_only_where_it_was() -> None:
+    known = sequences("instances")
+    run(known, header(), record(1, start=True), 0)
+    assert known.missing(header(binding=2), [record(2)]) == [], "the log could not help"
+    assert not begin(known, header(), record(2)).errors
+    assert begin(known, header(), record(2), life=2).errors
+    assert begin(known, header(instance=1), record(2)).errors
+    assert begin(known, header(binding=2), record(2)).errors
+    assert not begin(sequences("nothing"), header(), record(2)).errors
+
+
+def test_what_nobody_uses_is_forgotten() -> None:
+    known = sequences()
+    run(known, header(), record(1, start=True), 5)
+    known._kept_us = -1
+    known._since_sweep = 1 << 20
+    run(known, header(run=OTHER_RUN), record(9, start=True), 5)
+    assert len(known._known) == 1
+    assert known._known[KEY].run == OTHER_RUN
