@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Never
 
 from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelCalls, ModelSource, RequestInstance
@@ -31,6 +32,7 @@ from .composition import completed_ensemble, is_ensemble
 from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
+from .isolation import create_isolated, wants_process
 from .registry import BackendRegistry, prefers_gpu
 from .sequence_tensors import SequenceTensors
 from .sequences import Memory, Sequences
@@ -149,9 +151,13 @@ class Loader:
         health_interval_s = interval_s(source)
         digest, labels = await asyncio.to_thread(_read, source, config)
         ceiling_s = max_execution_s(source)
-        pool = InstancePool(interface, version, backend.create_instance, ceiling_s, turnstile=self.turnstile)
+        create = backend.create_instance
+        if wants_process(source):
+            # its ceiling ends a process, not the executor
+            create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
+        pool = InstancePool(interface, version, create, ceiling_s, turnstile=self.turnstile)
         try:
-            await self._instances(backend, source, pool)
+            await self._instances(source, pool)
             if interface.sequence_batching is not None:
                 pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
@@ -200,13 +206,13 @@ class Loader:
             return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
         return found
 
-    async def _instances(self, backend: Backend, source: ModelSource, pool: InstancePool) -> None:
+    async def _instances(self, source: ModelSource, pool: InstancePool) -> None:
         wanted = [
             (spec, group)
             for group in pool.interface.instance_groups
             for spec in _specs(group, source, pool.interface, self._host_policies, self.calls)
         ]
-        made = await asyncio.gather(*(backend.create_instance(spec) for spec, _ in wanted), return_exceptions=True)
+        made = await asyncio.gather(*(pool.create(spec) for spec, _ in wanted), return_exceptions=True)
         failure: BaseException | None = None
         for (spec, group), instance in zip(wanted, made, strict=True):
             if isinstance(instance, BaseException):

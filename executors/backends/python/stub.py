@@ -20,14 +20,13 @@ from .broker import Broker
 from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
 from .model_host import ModelFailure, ModelHost, ModelLocation, described
+from .parentage import die_with
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     arguments = StartupArguments.of(sys.argv[1:])
-    _die_with(arguments.parent)
+    die_with(arguments.parent)
     _prepare_process()
     connection = socket.socket(fileno=arguments.descriptor)
     os.set_inheritable(arguments.descriptor, False)
@@ -108,16 +107,6 @@ def _send_line(channel: Channel, level: int, file: str, line: int, message: str)
         channel.send(Kind.LOG, 0, [level, file, line, message])
     except ChannelClosed:
         sys.stderr.write(f"{message}\n")
-
-
-def _die_with(parent: int) -> None:
-    """End when the executor ends, however it ends: also while model code runs and nobody reads the socket."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above took effect
-        os._exit(1)
 
 
 def _prepare_process() -> None:
