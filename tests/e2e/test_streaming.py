@@ -1,0 +1,318 @@
+"""Models that answer more than once, from python senders to stock clients: streams, events, jobs, a lost executor."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e_asking import until
+from e2e_models import python
+from e2e_server import Server, serving
+
+LIMIT_S = 60
+
+SOURCE = '''
+import json, os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """COUNT -> so many VALUEs, each once there is a file `gates`.<index>, from a thread after execute returned.
+
+    Parameters: `fail_at` an index that is an error, `flagged` the last response says that it is, `left` a file to make
+    when the request was cancelled.
+    """
+
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+            parameters = json.loads(request.parameters() or "{}")
+            sender = request.get_response_sender()
+            threading.Thread(target=self.send, args=(sender, count, parameters), daemon=True).start()
+        return None
+
+    def send(self, sender, count, parameters):
+        gates = parameters.get("gates", "")
+        for index in range(count):
+            give_up_at = time.monotonic() + 60
+            while gates and not os.path.exists(f"{gates}.{index}") and time.monotonic() < give_up_at:
+                if sender.is_cancelled():
+                    open(parameters["left"], "w").close()
+                    sender.send(flags=FINAL)
+                    return
+                time.sleep(0.002)
+            if index == int(parameters.get("fail_at", -1)):
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("An Error Occurred")))
+                continue
+            tensor = pb_utils.Tensor("VALUE", np.array([index * index], np.int32))
+            last = parameters.get("flagged") and index == count - 1
+            sender.send(pb_utils.InferenceResponse([tensor]), flags=FINAL if last else 0)
+        if not parameters.get("flagged"):
+            sender.send(flags=FINAL)
+'''
+CONFIG = """
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+REPEATABLE = 'parameters { key: "charonia.repeatable" value { string_value: "true" } }\n'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models = tmp_path_factory.mktemp("models")
+    python(models, "squares", SOURCE, CONFIG)
+    python(models, "again", SOURCE, CONFIG + REPEATABLE)
+    with serving(models, tmp_path_factory.mktemp("state")) as running:
+        yield running
+
+
+class Gates:
+    """Files a request waits for, one for each of its responses."""
+
+    def __init__(self, path: Path) -> None:
+        self.prefix = str(path / "gate")
+        self.left = path / "left"
+
+    def open(self, *indices: int) -> None:
+        for index in indices:
+            Path(f"{self.prefix}.{index}").touch()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"gates": self.prefix, "left": str(self.left)}
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    return Gates(tmp_path)
+
+
+class Stream:
+    """A gRPC stream of the stock client; `next` is its next answer: (id, value, final), or the error."""
+
+    def __init__(self, server: Server) -> None:
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self.client = triton.InferenceServerClient(server.grpc)
+        self.client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def ask(self, model: str, count: int, request_id: str = "", **more: Any) -> None:
+        tensor = triton.InferInput("COUNT", [1], "INT32")
+        tensor.set_data_from_numpy(np.array([count], np.int32))
+        self.client.async_stream_infer(model, [tensor], request_id=request_id, **more)
+
+    def follow(self, model: str, **parameters: Any) -> None:
+        self.client.async_stream_infer(model, [], parameters=parameters)
+
+    def next(self) -> Any:
+        result, error = self._answers.get(timeout=LIMIT_S)
+        if error is not None:
+            return error.message()
+        response = result.get_response()
+        value = result.as_numpy("VALUE")
+        final = response.parameters["triton_final_response"].bool_param
+        return response.id, None if value is None else int(value[0]), final
+
+    def raw(self) -> Any:
+        result, error = self._answers.get(timeout=LIMIT_S)
+        assert error is None, error
+        return result.get_response()
+
+    def close(self) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        self.client.close()
+
+
+@pytest.fixture
+def stream(server: Server) -> Iterator[Stream]:
+    stream = Stream(server)
+    yield stream
+    stream.close()
+
+
+class Events:
+    """An answer of server-sent events on a connection of its own; `next` is the next one by its fields, {} the end."""
+
+    def __init__(
+        self, server: Server, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        self._connection = http.client.HTTPConnection(server.http, timeout=LIMIT_S)
+        self._connection.request(method, path, body, headers or {})
+        self._answer = self._connection.getresponse()
+        self.status = self._answer.status
+        self.content_type = self._answer.headers["content-type"]
+
+    def next(self) -> dict[str, str]:
+        fields: dict[str, str] = {}
+        while line := self._answer.readline().decode().rstrip("\n"):
+            name, _, value = line.partition(": ")
+            if name:
+                fields[name] = value
+        return fields
+
+    def data(self) -> Any:
+        return json.loads(self.next()["data"])
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+def generate(server: Server, model: str, body: dict[str, Any], **headers: str) -> Events:
+    return Events(server, "POST", f"/v2/models/{model}/generate_stream", json.dumps(body), headers)
+
+
+def test_responses_come_as_they_are_made(stream: Stream, gates: Gates) -> None:
+    stream.ask("squares", 3, "a", parameters=gates.parameters)
+    stream.ask("squares", 2, "b", enable_empty_final_response=True)
+    assert [stream.next() for _ in range(3)] == [("b", 0, False), ("b", 1, False), ("b", None, True)]
+    for index in range(3):
+        gates.open(index)
+        assert stream.next() == ("a", index * index, False)
+    stream.ask("squares", 2, "c", parameters={"flagged": True}, enable_empty_final_response=True)
+    assert [stream.next() for _ in range(2)] == [("c", 0, False), ("c", 1, True)]
+    stream.ask("squares", 3, "d", parameters={"fail_at": 1})
+    assert [stream.next() for _ in range(3)] == [("d", 0, False), "An Error Occurred", ("d", 4, False)]
+
+
+def test_a_stream_that_is_left(server: Server, gates: Gates) -> None:
+    stream = Stream(server)
+    stream.ask("squares", 3, "a", parameters=gates.parameters)
+    gates.open(0)
+    assert stream.next() == ("a", 0, False)
+    stream.close()
+    until("the model sees it", gates.left.exists)
+
+
+def test_generate(server: Server) -> None:
+    status, body = server.request("POST", "/v2/models/squares/generate", b'{"COUNT": 1, "id": "x"}')
+    assert (status, json.loads(body)) == (
+        200, {"id": "x", "model_name": "squares", "model_version": "1", "VALUE": 0},
+    )  # fmt: skip
+    for count in (0, 2):
+        status, body = server.request("POST", "/v2/models/squares/generate", b'{"COUNT": %d}' % count)
+        assert status == 200
+        assert "generate expects model to produce exactly 1 response" in json.loads(body)["error"]
+    tensor = {"name": "COUNT", "shape": [1], "datatype": "INT32", "data": [1]}
+    status, body = server.request("POST", "/v2/models/squares/infer", json.dumps({"inputs": [tensor]}).encode())
+    assert (status, json.loads(body)["error"]) == (
+        501, "HTTP end point doesn't support models with decoupled transaction policy",
+    )  # fmt: skip
+
+
+def test_generate_stream(server: Server, gates: Gates) -> None:
+    gates.open(0)
+    with generate(server, "squares", {"COUNT": 2, "parameters": {**gates.parameters, "fail_at": 1}}) as events:
+        assert (events.status, events.content_type) == (200, "text/event-stream; charset=utf-8")
+        assert events.data()["VALUE"] == 0
+        gates.open(1)
+        assert events.data() == {"error": "An Error Occurred"}
+        assert events.next() == {}
+    with generate(server, "squares", {"COUNT": 1, "fail_at": 0}) as events:
+        assert (events.status, events.data()) == (500, {"error": "An Error Occurred"})
+    with generate(server, "squares", {"COUNT": "one"}) as events:
+        assert (events.status, events.content_type) == (500, "application/json")
+
+
+def test_a_generation_that_is_left(server: Server, gates: Gates) -> None:
+    gates.open(0)
+    with generate(server, "squares", {"COUNT": 3, **gates.parameters}) as events:
+        assert events.data()["VALUE"] == 0
+    until("the model sees it", gates.left.exists)
+
+
+def test_a_job_is_followed_from_where_its_reader_was(server: Server, stream: Stream, gates: Gates) -> None:
+    tensor = {"name": "COUNT", "shape": [1], "datatype": "INT32", "data": [4]}
+    body = json.dumps({"inputs": [tensor], "parameters": gates.parameters, "id": "mine"}).encode()
+    status, answer = server.request("POST", "/v2/models/squares/infer", body, {"Prefer": "respond-async"})
+    assert status == 202
+    job = json.loads(answer)
+    gates.open(0, 1)
+    told: list[dict[str, str]] = []
+    with Events(server, "GET", job["location"] + "/events") as events:
+        assert events.next() == {"retry": "1000"}
+        while len([each for each in told if each["event"] == "response"]) < 2:
+            told.append(events.next())
+    seen = told[-1]["id"]
+    assert seen.endswith("-2")
+
+    stream.follow("squares", charonia_job_id=job["id"])
+    assert [stream.next() for _ in range(2)] == [("mine", 0, False), ("mine", 1, False)]
+    gates.open(2, 3)
+    rest = [stream.raw() for _ in range(2)]
+    assert [r.parameters["charonia_index"].int64_param for r in rest] == [2, 3]
+    stream.follow("squares", charonia_job_id=job["id"], charonia_after_index=2)
+    assert stream.next() == ("mine", 9, False)
+
+    told = []
+    with Events(server, "GET", job["location"] + "/events", headers={"Last-Event-ID": seen}) as events:
+        assert events.next() == {"retry": "1000"}
+        while event := events.next():
+            told.append(event)
+    assert told[-1]["event"] == "succeeded"
+    responses = [json.loads(each["data"]) for each in told if each["event"] == "response"]
+    assert [r["index"] for r in responses] == [2, 3, 4]
+    assert [r["response"]["outputs"][0]["data"] for r in responses[:2]] == [[4], [9]]
+    assert (responses[2]["final"], "response" in responses[2]) == (True, False)
+    assert server.request("GET", job["location"] + "/events", None, {"Last-Event-ID": told[-1]["id"]})[0] == 204
+
+    status, answer = server.get(job["location"] + "/result?wait=10")
+    assert status == 200
+    assert [r["outputs"][0]["data"][0] for r in json.loads(answer)] == [0, 1, 4, 9]
+
+
+def test_a_key_attaches_to_the_stream_of_the_first(server: Server, gates: Gates) -> None:
+    body = {"COUNT": 3, **gates.parameters}
+    gates.open(0)
+    with generate(server, "squares", body, **{"Idempotency-Key": "order-1"}) as events:
+        assert events.data()["VALUE"] == 0
+    with generate(server, "squares", body, **{"Idempotency-Key": "order-1"}) as events:  # the connection broke
+        assert events.data()["VALUE"] == 0
+        gates.open(1, 2)
+        assert [events.data()["VALUE"] for _ in range(2)] == [1, 4]
+        assert events.next() == {}
+    assert not gates.left.exists()
+
+
+@pytest.mark.parametrize("model", ["squares", "again"])
+def test_an_executor_that_dies_in_mid_stream(server: Server, stream: Stream, gates: Gates, model: str) -> None:
+    stream.ask(model, 5, "a", parameters=gates.parameters)
+    gates.open(0, 1)
+    assert [stream.next() for _ in range(2)] == [("a", 0, False), ("a", 1, False)]
+    for pid in server.pids("executor+batcher"):
+        os.kill(pid, signal.SIGKILL)
+    gates.open(2, 3, 4)
+    if model == "squares":
+        assert str(stream.next()).startswith("STREAM_INTERRUPTED: ")
+    else:
+        assert [stream.next() for _ in range(3)] == [("a", 4, False), ("a", 9, False), ("a", 16, False)]
+    stream.ask(model, 1, "b")
+    assert stream.next() == ("b", 0, False)
+
+
+def test_requests_are_counted_once(server: Server) -> None:
+    status, body = server.get("/v2/models/again/stats")
+    assert status == 200
+    statistics = json.loads(body)["model_stats"][0]["inference_stats"]
+    before = statistics["success"]["count"]
+    assert server.request("POST", "/v2/models/again/generate_stream", b'{"COUNT": 5}')[0] == 200
+    statistics = json.loads(server.get("/v2/models/again/stats")[1])["model_stats"][0]["inference_stats"]
+    assert statistics["success"]["count"] == before + 1
+    assert 'nv_inference_request_success{model="again",version="1"}' in server.scrape()
