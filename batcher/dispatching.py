@@ -35,13 +35,15 @@ class Dispatcher:
         self._token = token
         self._local_executor = local_executor
         self._colocated = log if isinstance(log, ColocatedLog) else None
+        self.begins_all = False
+        """Whether first attempts are recorded, too: of models that answer more than once. An owner that is lost with its
+        executor leaves nothing else by which the next run is told from the one whose responses were seen."""
         self.facts_shared = keys.facts(model)
         self.facts_local = keys.LOCAL + self.facts_shared
 
-    @staticmethod
-    def must_begin(decision: DispatchBatch) -> bool:
+    def must_begin(self, decision: DispatchBatch) -> bool:
         """Whether the attempt of any request has to be recorded."""
-        if max(decision.attempts) > 1:
+        if self.begins_all or max(decision.attempts) > 1:
             return True
         for request in decision.requests:
             carried = carrier_of(request)
@@ -55,7 +57,8 @@ class Dispatcher:
         for attempt in sorted(set(decision.attempts)):
             members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
             carried = [carrier_of(request) for request in members]
-            begun = [c for c in carried if attempt > 1 or c.record.flags & _RECORDED or c.restored]
+            recorded = self.begins_all or attempt > 1
+            begun = [c for c in carried if recorded or c.record.flags & _RECORDED or c.restored]
             if not begun:
                 continue
             ids = [c.record.id for c in begun]

@@ -387,7 +387,7 @@ class OwnedModel:
                 # another kind of scheduler, which begins like that of another owner
                 self._lost_ownership(self.model)
                 return
-            self.streams = newest.interface.decoupled
+            self.streams = self.dispatcher.begins_all = newest.interface.decoupled
             self.streams_once = self.streams and not newest.interface.repeatable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
