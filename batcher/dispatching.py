@@ -36,8 +36,8 @@ class Dispatcher:
         self._local_executor = local_executor
         self._colocated = log if isinstance(log, ColocatedLog) else None
         self.begins_all = False
-        """Whether first attempts are recorded, too: of models that answer more than once. An owner that is lost with its
-        executor leaves nothing else by which the next run is told from the one whose responses were seen."""
+        """Whether first attempts are recorded, too: of models that answer more than once. An owner that is lost with
+        its executor leaves nothing else by which the next run is told from the one whose responses were seen."""
         self.facts_shared = keys.facts(model)
         self.facts_local = keys.LOCAL + self.facts_shared
 
