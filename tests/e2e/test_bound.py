@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -105,8 +106,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.bind("together", together, inputs=X, outputs=Y, max_batch_size=8, dynamic_batching=TWO)
     made.bind("moods", moods, inputs=X, outputs=Y)
     made.bind("each", each, inputs=X, outputs=Y, style="requests", max_batch_size=4)
+    made.bind("countdown", countdown, inputs=X, outputs=Y)
     with made:
         yield made
+
+
+def countdown(X: Any) -> Iterator[Any]:
+    for number in range(int(X[0]), 0, -1):
+        if number == 5:
+            raise NotFound("no five")
+        yield np.array([number], np.int32)
 
 
 TWO = {"preferred_batch_size": [2], "max_queue_delay_microseconds": 600_000_000}
@@ -162,6 +171,22 @@ def test_a_function_over_requests_sees_their_parameters(server: Server) -> None:
     assert ask(server, "each", [[3]], parameters={"by": 5}).tolist() == [[15]]
     with pytest.raises(InferenceServerException, match=r"by what\?"):
         ask(server, "each", [[3]])
+
+
+def test_a_generator_answers_many_times(server: Server) -> None:
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    tensor = grpc.InferInput("X", [1], "INT32")
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        tensor.set_data_from_numpy(np.array([3], np.int32))
+        client.async_stream_infer("countdown", [tensor])
+        got = [answers.get(timeout=60)[0].as_numpy("Y").tolist() for _ in range(3)]
+        assert got == [[3], [2], [1]]
+        tensor.set_data_from_numpy(np.array([6], np.int32))
+        client.async_stream_infer("countdown", [tensor])
+        assert answers.get(timeout=60)[0].as_numpy("Y").tolist() == [6]
+        assert "no five" in str(answers.get(timeout=60)[1])
+        client.stop_stream()
 
 
 def test_models_of_a_repository_are_served_beside(server: Server) -> None:
