@@ -28,7 +28,7 @@ from .announcing import Announcer
 from .deployment import Deployment
 from .lifecycle import Lifecycle
 from .loading import Incarnation
-from .memory import tree_bytes
+from .memory import give_back_free, tree_bytes
 from .room import Key, Room
 
 _log = logging.getLogger(__name__)
@@ -113,6 +113,8 @@ class OnDemand:
 
     def start(self) -> None:
         """Load what is wanted from now on."""
+        if self.room.budget_bytes:  # looking into the models' files has left much
+            self._spawn(asyncio.to_thread(give_back_free))
         for _ in range(self._workers):
             self._spawn(self._load_wanted())
 
@@ -150,21 +152,24 @@ class OnDemand:
         await self._describe()
 
     async def _load(self, key: Key, announced: Announced) -> None:
-        size = self.room.guess_bytes(key, announced.files_bytes)
+        size = self.room.guess_bytes(key, announced.files_bytes, announced.config.backend)
         async with self._making_room:
             await self._make_room(key, size)
             self.room.take(key, size, monotonic_ns(), keep_ns=announced.keep_ns)
+        incarnation: Incarnation | None = None
         try:
             before = await self._measure()
             incarnation = await self._deployment.make(announced.directory, key[1], announced.config)
             grown = await self._measure() - before
             if incarnation.content_hash != announced.fact.content_hash:
-                await incarnation.pool.close()
                 raise InternalError("its files are others than when it was announced")
             self.room.measured(key, max(0, grown), monotonic_ns())
+            self.room.learn(announced.config.backend, announced.files_bytes, grown)
             if self.room.over_budget():
-                await self._shrink(key, incarnation)
+                await self._shrink(key)
         except BaseException:
+            if incarnation is not None:
+                await incarnation.pool.close()
             self.room.give(key)
             raise
         announced.failures = 0
@@ -173,11 +178,10 @@ class OnDemand:
         await self._announcer.tell(held)
         self._deployment.watch_health(incarnation)
 
-    async def _shrink(self, key: Key, incarnation: Incarnation) -> None:
+    async def _shrink(self, key: Key) -> None:
         """It took more than was thought: others make room after all, or it is given up when it can never fit."""
         size = self.room.guess_bytes(key, 0)
         if self.room.never_fits(size):
-            await incarnation.pool.close()
             raise self._too_large(size)
         while self.room.over_budget() and await self._evict_one():
             pass
@@ -188,7 +192,7 @@ class OnDemand:
         return ResourceExhausted(f"it needs {size_bytes} bytes, the memory budget is {self.room.budget_bytes} bytes")
 
     async def _measure(self) -> int:
-        return await asyncio.to_thread(tree_bytes) if self.room.budget_bytes else 0
+        return await asyncio.to_thread(_settled_tree_bytes) if self.room.budget_bytes else 0
 
     # -- making room --------------------------------------------------------------------------------------------------
 
@@ -254,3 +258,9 @@ class OnDemand:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _settled_tree_bytes() -> int:
+    """What a load has freed again is no part of what the model takes."""
+    give_back_free()
+    return tree_bytes()

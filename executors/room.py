@@ -14,6 +14,9 @@ Key = tuple[str, int]
 LEAST_STAY_NS = 250_000_000
 """A model that was loaded stays so long, whoever else is wanted: else two that take turns would do nothing else."""
 
+_TELLING_BYTES = 1024**2
+"""Of smaller files what comes with every model is most of what it takes."""
+
 
 @dataclass(slots=True)
 class Held:
@@ -33,6 +36,8 @@ class Room:
         self.most_models = most_models
         self._held: dict[Key, Held] = {}
         self._known_bytes: dict[Key, int] = {}
+        self._growth: dict[str, float] = {}
+        """By backend, how much memory a byte of files took."""
 
     @property
     def used_bytes(self) -> int:
@@ -45,9 +50,21 @@ class Room:
     def __contains__(self, key: Key) -> bool:
         return key in self._held
 
-    def guess_bytes(self, key: Key, files_bytes: int) -> int:
-        """What a model would take: what it took before, at least the size of its files."""
-        return max(self._known_bytes.get(key, 0), files_bytes)
+    def guess_bytes(self, key: Key, files_bytes: int, backend: str = "") -> int:
+        """What a model would take: what it took before, at least the size of its files.
+
+        The first time it is thought to take as much of its files' size as the last one of its backend did, unless that
+        is more than there is: then only loading it will tell.
+        """
+        if (known := self._known_bytes.get(key)) is not None:
+            return max(known, files_bytes)
+        guess = int(files_bytes * self._growth.get(backend, 1.0))
+        return files_bytes if self.never_fits(guess) else guess
+
+    def learn(self, backend: str, files_bytes: int, grown_bytes: int) -> None:
+        """A model of a backend took so much memory for files of such a size."""
+        if files_bytes >= _TELLING_BYTES:
+            self._growth[backend] = max(1.0, grown_bytes / files_bytes)
 
     def never_fits(self, size_bytes: int) -> bool:
         """Whether it would not fit if nothing else was there."""

@@ -45,6 +45,19 @@ def test_the_most_a_model_ever_took_is_remembered() -> None:
     assert room.used_bytes == 50
 
 
+def test_a_model_is_thought_to_take_what_others_of_its_backend_did() -> None:
+    mib = 1024**2
+    room = Room(budget_bytes=100 * mib, most_models=0)
+    room.learn("onnxruntime", 1000, 10**9)  # too small to tell
+    assert room.guess_bytes(A, 8 * mib, "onnxruntime") == 8 * mib
+    room.learn("onnxruntime", 8 * mib, 12 * mib)
+    assert room.guess_bytes(A, 8 * mib, "onnxruntime") == 12 * mib
+    assert room.guess_bytes(A, 8 * mib, "python") == 8 * mib
+    assert room.guess_bytes(A, 90 * mib, "onnxruntime") == 90 * mib, "it may fit after all"
+    room.learn("onnxruntime", 8 * mib, 3 * mib)
+    assert room.guess_bytes(A, 8 * mib, "onnxruntime") == 8 * mib
+
+
 def test_the_least_recently_used_goes_first() -> None:
     room = Room(budget_bytes=0, most_models=3)
     for key in (A, B, C):
