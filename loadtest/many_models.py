@@ -142,6 +142,7 @@ def measure(options: argparse.Namespace, repository: Path) -> dict[str, Any]:
     # what loading takes besides the weights is part of what is measured; a quarter is room for it
     budget_mib = holds * options.model_mib * 5 // 4
     flags = [f"--executors={options.executors}", f"--model-memory-budget={budget_mib}MiB", "--http-address=127.0.0.1"]
+    flags.append(f"--max-loaded-models={holds}")
     report: dict[str, Any] = {"models": options.models, "executors": options.executors, "budget_mib": budget_mib}
     with Charonia(repository, [*flags, "--allow-grpc=false", "--allow-webhooks=false"]) as server:
         assert server.endpoints.http is not None
@@ -176,7 +177,8 @@ def measure(options: argparse.Namespace, repository: Path) -> dict[str, Any]:
         "most_models_held": most_models,
         "most_used_mib_of_an_executor": round(most_bytes / 1024**2, 1),
     }
-    report["well"] = len(latencies) == options.requests and most_bytes <= budget_mib * 1024**2
+    kept = most_bytes <= budget_mib * 1024**2 and most_models <= holds * options.executors
+    report["well"] = len(latencies) == options.requests and kept
     return report
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -108,6 +111,31 @@ def test_every_model_answers_and_few_are_held(server: Any) -> None:
     for number in range(MODELS):
         counted = statistics(server, f"times{number}")["inference_stats"]["success"]["count"]
         assert counted == asked.count(number), "statistics outlive the model's stay in memory"
+
+
+def test_a_killed_executor_costs_no_answer(server: Any) -> None:
+    """What it held is loaded by the other one, or by its successor."""
+    order = random.Random(6)
+    numbers = iter([order.randrange(MODELS) for _ in range(120)])
+    answered = 0
+
+    def ask(_: int) -> int:
+        done = 0
+        while (number := next(numbers, -1)) >= 0:
+            x = np.full((1, WIDTH), number + 2, np.float32)
+            np.testing.assert_array_equal(infer(server, f"times{number}", INPUT0=x).as_numpy("OUTPUT0"), x * number)
+            done += 1
+            if done == 5:
+                asked.set()
+        return done
+
+    asked = threading.Event()
+    with ThreadPoolExecutor(6) as threads:
+        asking = [threads.submit(ask, number) for number in range(6)]
+        assert asked.wait(60)
+        os.kill(server.pids("executor")[0], signal.SIGKILL)
+        answered = sum(future.result() for future in asking)
+    assert answered == 120
 
 
 def test_a_model_that_cannot_be_loaded_answers_with_the_reason(server: Any) -> None:
