@@ -9,12 +9,14 @@ import pytest
 
 from charonia import keys
 from charonia.calls.model_control import ModelControl
-from charonia.errors import InvalidArgument, LogUnavailable, Unavailable
+from charonia.errors import ErrorCode, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import (
     FIELD_FACT,
+    ExecutorDraining,
     Fact,
+    ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
     ProcessJoined,
@@ -93,3 +95,46 @@ async def test_what_cannot_be_loaded_is_refused_before_anybody_is_asked(log: Mem
     with pytest.raises(Unavailable, match="not allowed if polling is enabled"):
         await models.load("m", None, {})
     assert not [f for entry in await log.range(keys.CONTROL) for f in facts_of(entry) if isinstance(f, ModelRequested)]
+
+
+# -- several executors -------------------------------------------------------------------------------------------------
+
+
+async def test_those_that_should_load_it_decide(log: MemoryLog, control: ControlPlane) -> None:
+    """One on which the model is not placed says so, and counts only when nobody else has anything to say."""
+    await tell(log, ProcessJoined("executor", "f", pool="gpu"), RepositoryScanned("f", ("m",), "explicit", ready=True))
+    await control.changed()
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    request = await requested(log)
+    await tell(
+        log,
+        ModelExcluded("e", "m", "not here"),
+        ModelRequestFinished("e", request.request_id, int(ErrorCode.UNAVAILABLE), "not here"),
+        ModelRequestFinished("f", request.request_id, int(ErrorCode.INVALID_ARG), "load failed"),
+    )
+    with pytest.raises(InvalidArgument, match=r"^load failed$"):
+        await loading
+
+
+async def test_placed_nowhere_is_the_answer_of_last_resort(log: MemoryLog, control: ControlPlane) -> None:
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    request = await requested(log)
+    await tell(
+        log,
+        ModelExcluded("e", "m", "not here"),
+        ModelRequestFinished("e", request.request_id, int(ErrorCode.UNAVAILABLE), "not here"),
+    )
+    with pytest.raises(Unavailable, match=r"^not here$"):
+        await loading
+
+
+async def test_one_that_drains_is_not_waited_for(log: MemoryLog, control: ControlPlane) -> None:
+    await tell(log, ProcessJoined("executor", "f"), RepositoryScanned("f", ("m",), "explicit", ready=True))
+    await tell(log, ExecutorDraining("e"))
+    async with asyncio.timeout(5):
+        while control.catalog.answering_executors() != ["f"]:
+            await control.changed()
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    request = await requested(log)
+    await tell(log, ModelRequestFinished("f", request.request_id))
+    await asyncio.wait_for(loading, 5)
