@@ -56,6 +56,24 @@ def _acl_file(directory: Path, template: Path) -> Path:
     return path
 
 
+_TWICE = """
+platform: "ensemble"
+max_batch_size: 0
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "held" model_version: -1
+    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "between" }
+  }
+  step {
+    model_name: "held" model_version: -1
+    input_map { key: "IN" value: "between" } output_map { key: "OUT" value: "OUT" }
+  }
+}
+"""
+
+
 class GuardedServer(servers.LogServer):  # type: ignore[misc, name-defined]
     """A log server with the users of the template and one more, `watcher`, who may do everything."""
 
@@ -93,6 +111,8 @@ def server(tmp_path: Path) -> Iterator[GuardedServer]:
 def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
     """Every role as a process with its own user, the password in a file."""
     models = roles.held_model(tmp_path / "models")
+    (models / "twice" / "1").mkdir(parents=True)
+    (models / "twice" / "config.pbtxt").write_text(_TWICE)
     with ExitStack() as stack:
 
         def start(role: str, *flags: str) -> Any:
@@ -157,12 +177,13 @@ def test_every_role_does_its_work_as_its_own_user(
     server: GuardedServer, house: Any, endpoint: Any, tmp_path: Path
 ) -> None:
     gateway = house.gateway
-    status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request([1.0, 2.0]))
-    assert (status, answer["outputs"][0]["data"]) == (200, [1.0, 2.0])
     # over 32 KB: beside the log, as no directory is shared
-    large = [float(n) for n in range(20_000)]
-    status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request(large))
-    assert (status, answer["outputs"][0]["data"]) == (200, large)
+    for values in ([1.0, 2.0], [float(n) for n in range(20_000)]):
+        status, answer = gateway.ask("POST", "/v2/models/held/infer", roles.request(values))
+        assert (status, answer["outputs"][0]["data"]) == (200, values)
+        # and an ensemble, whose steps are requests of its batcher
+        status, answer = gateway.ask("POST", "/v2/models/twice/infer", roles.request(values))
+        assert (status, answer["outputs"][0]["data"]) == (200, values)
     # a job with a key and a webhook, under fsync
     headers = {"Idempotency_Key": "k", "Charonia_Webhook": endpoint.url}
     job = gateway.submit(roles.request([3.0]), **headers)
@@ -250,7 +271,7 @@ _FORBIDDEN = {
     "batcher": (
         ("CONFIG", "GET", "*"),
         ("XRANGE", "r:gateway-1", "-", "+"),
-        ("GET", "blob:1"),
+        ("SET", "blob:1", "1"),
         ("DEL", "dlq:{m}"),
         ("XREAD", "STREAMS", "dlq:{m}", "0"),
         ("GET", "whs:{m}:00"),
