@@ -141,6 +141,8 @@ EnsembleDecision = Decision | BeginRequest | SubmitStep | CancelStep | AnswerReq
 @dataclass(slots=True, eq=False)
 class _Request:
     request: QueuedRequest
+    graph: EnsembleGraph | None = None
+    """The one it is run by, from its beginning on."""
     run: Run | None = None
     size_bytes: int = 0
 
@@ -279,7 +281,8 @@ class EnsembleScheduler:
             request = known.request
             if request.state is not QUEUED:
                 continue
-            if request.version not in self._graphs:
+            known.graph = self._graphs.get(request.version)
+            if known.graph is None:
                 skipped.append(known)
                 continue
             request.state = DISPATCHED
@@ -289,9 +292,9 @@ class EnsembleScheduler:
 
     def _run(self, event: RequestBegun, decisions: list[EnsembleDecision]) -> None:
         known = self._known.get(event.id)
-        if known is None or known.run is not None:
+        if known is None or known.run is not None or known.graph is None:
             return
-        known.run = Run(self._graphs[known.request.version], event.inputs, event.wanted, self._is_true)
+        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true)
         self._hold(known, event.size_bytes)
         self._follow(known, known.run.begin(), decisions)
 

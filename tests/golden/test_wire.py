@@ -66,6 +66,7 @@ from charonia.wire import (
     records_of,
     refer_response,
     request_meta,
+    time_response,
     unpack_request,
     unpack_response,
 )
@@ -180,6 +181,9 @@ def written() -> dict[str, bytes]:
         "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
         "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
+        "wire/v1-response-timed.hex": time_response(
+            pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)
+        ),
         "wire/v1-response.hex": pack_response(ID, "m", 3, [OUTPUT], PARAMETERS),
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
         "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
@@ -231,6 +235,12 @@ def test_a_request_by_reference_is_read() -> None:
     record = unpack_request(kept("wire/v1-request-by-reference.hex"))
     assert (record.id, record.is_job, record.journalled) == (ID, True, False)
     assert (record.reference, bytes(record.data)) == (REFERENCE, b"")
+
+
+def test_a_response_with_times_is_read() -> None:
+    answer = unpack_response(kept("wire/v1-response-timed.hex"))
+    assert (answer.place, answer.times, bytes(answer.outputs[0].data)) == ((2, 7), (11, 2**40, 13), OUTPUT.data)
+    assert unpack_response(kept("wire/v1-response-placed.hex")).times is None
 
 
 def test_a_response_by_reference_is_read() -> None:
