@@ -13,6 +13,7 @@ from charonia.backend import BatchInstance, CancellableInstance, InstanceDied, M
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
@@ -24,6 +25,19 @@ from .sequence_batch import BatchSteps
 _log = logging.getLogger(__name__)
 
 Planned = tuple[int, RequestPlan]
+
+
+def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]) -> ModelRequest:
+    """A request that is of no sequence, as instances over requests get it."""
+    return ModelRequest(
+        id=record.client_id,
+        correlation_id=0,
+        inputs=inputs,
+        outputs=plan.outputs,
+        parameters=dict(record.meta.parameters),
+        timeout_us=record.timeout_us,
+        origin=record,
+    )
 
 
 class Batch:
@@ -159,17 +173,7 @@ class Batch:
                 self.fail([index], error, OTHER)
                 continue
             sent.append((index, plan))
-            requests.append(
-                ModelRequest(
-                    id=record.client_id,
-                    correlation_id=0,
-                    inputs=inputs,
-                    outputs=plan.outputs,
-                    parameters=dict(record.meta.parameters),
-                    timeout_us=record.timeout_us,
-                    origin=record,
-                )
-            )
+            requests.append(model_request(record, plan, inputs))
             if self._steps is not None:
                 self._steps.tell(index, requests[-1])
         if not sent:

@@ -20,7 +20,7 @@ from charonia.wire import RequestRecord
 
 from .accounting import OTHER, Death, Executed
 from .assembly import groups, request_inputs
-from .execution import Batch, Planned
+from .execution import Batch, Planned, model_request
 from .job import Job, died
 from .streaming import Flow, Outgoing, StreamedBatch, StreamRun
 from .workers import Worker
@@ -254,16 +254,7 @@ class StreamWorker(Worker):
                 streamed.fail_open(error, (index,), reason=OTHER)
                 continue
             sent.append(index)
-            requests.append(
-                ModelRequest(
-                    id=record.client_id,
-                    correlation_id=0,
-                    inputs=inputs,
-                    outputs=plan.outputs,
-                    parameters=dict(record.meta.parameters),
-                    timeout_us=record.timeout_us,
-                )
-            )
+            requests.append(model_request(record, plan, inputs))
         if not sent:
             return
         run.begin(sent, requests)

@@ -15,7 +15,7 @@ from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.packing import request_record
 from charonia.calls.payloads import Payloads
-from charonia.calls.splicing import Visible, declares_repeatable
+from charonia.calls.splicing import Visible
 from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
@@ -143,7 +143,7 @@ class DataPlane:
 
         Raises as `infer`, and `StreamInterrupted`: whatever is raised ends the request.
         """
-        visible = Visible(repeatable=declares_repeatable(served.interface.parameters))
+        visible = Visible(repeatable=served.interface.repeatable)
         underway = await self._begin(request, admitted, level, served, min_interval_s, options, visible)
         waiter = underway.waiter
         assert isinstance(waiter, StreamWaiter)

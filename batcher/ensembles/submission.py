@@ -21,7 +21,7 @@ from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
 from charonia.calls.packing import mark_of
-from charonia.calls.splicing import Visible, declares_repeatable
+from charonia.calls.splicing import Visible
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
@@ -118,7 +118,7 @@ class Submission:
         if step.decoupled:
             held = self._catalog.held(step.model)
             served = held.get(step.version) or (held[max(held)] if held else None)
-            flight.visible.repeatable = served is not None and declares_repeatable(served.interface.parameters)
+            flight.visible.repeatable = served is not None and served.interface.repeatable
         self.flights[flight.id] = flight
         return flight
 

@@ -39,7 +39,6 @@ from .admission import Admission, Admitted
 from .call import Call, HeldBytes
 from .packing import request_record
 from .payloads import Payloads
-from .splicing import declares_repeatable
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +178,7 @@ class Caller:
         size = admitted.meta.size_bytes
         if self._held.count + size > self._max_held_bytes:
             raise self._full()
-        repeatable = declares_repeatable(served.interface.parameters)
+        repeatable = served.interface.repeatable
         call = Call(served.model, os.urandom(16), size, self._held, self._ended, repeatable=repeatable)
         self._open[call.id] = call
         self._spawn(self._send(call, request, admitted, admission.level(request.priority), served, origin))

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from charonia.errors import StreamInterrupted
 
-REPEATABLE = "charonia.repeatable"
-"""The model parameter that says: run again, a request gives the same responses."""
-
 NOT_REPEATABLE = (
     "the run that gave the first responses was lost; the model is not declared repeatable (charonia.repeatable)"
 )
-
-
-def declares_repeatable(parameters: dict[str, str]) -> bool:
-    """Whether a model's configuration says so."""
-    return parameters.get(REPEATABLE, "").strip().lower() in ("true", "1", "yes")
 
 
 class Visible:

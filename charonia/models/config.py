@@ -22,6 +22,7 @@ from .io_validation import check_batch_io, check_instance_groups, check_tensors
 from .json_form import from_json, to_json
 from .normalisation import normalise
 from .platforms import ENSEMBLE
+from .repeatable import check_repeatable
 from .sequence_validation import check_sequence_batching, check_states
 from .sequences import checkpoint_every
 from .support import unsupported_features
@@ -93,6 +94,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     check_warmups(config)
     caching_rules(config)
     check_adaptive_batching(config)
+    check_repeatable(config)
 
 
 def _check_metrics(config: ModelConfig) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from charonia.datatypes import DataType
 from protos import model_config_pb2 as pb
 
+from .repeatable import is_repeatable
 from .scheduling import DynamicBatching
 from .sequences import SequenceBatching
 
 DEFAULT_SCHEDULING = "default"
-REPEATABLE = "charonia.repeatable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ModelInterface:
     @property
     def repeatable(self) -> bool:
         """Whether a request whose first responses were seen may be run again from its beginning."""
-        return self.parameters.get(REPEATABLE, "").lower() == "true"
+        return is_repeatable(self.parameters)
 
     @property
     def has_ragged_input(self) -> bool:

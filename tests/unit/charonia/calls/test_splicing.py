@@ -1,17 +1,11 @@
-"""What a model declares, and the words of an interruption."""
+"""The words of an interruption."""
 
 from __future__ import annotations
 
 import pytest
 
-from charonia.calls.splicing import Visible, declares_repeatable
+from charonia.calls.splicing import Visible
 from charonia.errors import ErrorCode, StreamInterrupted
-
-
-@pytest.mark.parametrize(("text", "declared"), [("true", True), ("1", True), ("false", False), ("", False)])
-def test_what_a_model_declares(text: str, declared: bool) -> None:
-    assert declares_repeatable({"charonia.repeatable": text}) is declared
-    assert not declares_repeatable({})
 
 
 def test_another_run_cannot_go_on_for_the_first() -> None:
