@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class LiveSequence:
     """From its START to its end. Of its requests one runs at a time, the others wait in `queue`, in order.
 
-    `run` is the id of the request that started it, b"" before that was given out. `closed`: its END has come, so that
-    the id is free for another. `predecessor` is the sequence of the same id that has to be over before. `binding` is
+    `run` is the id of the request that started it, b"" before that was given out; `former` one that the log may still
+    know instead, because the request that began the present run has not been answered. `closed`: its END has come, so
+    that the id is free for another. `predecessor` is the sequence of the same id that has to be over before. `binding` is
     the number of its present place; `wanted` where a new owner found it: executor, instance, slot, content hash.
     """
 
@@ -26,6 +27,7 @@ class LiveSequence:
         "binding",
         "closed",
         "done",
+        "former",
         "instance",
         "key",
         "predecessor",
@@ -46,6 +48,7 @@ class LiveSequence:
         self.again: QueuedRequest | None = None
         """The request at the head of the queue that has had a turn and wants another (S41)."""
         self.run = b""
+        self.former = b""
         self.closed = False
         self.done = False
         self.instance: SequenceInstance | None = None
