@@ -37,6 +37,9 @@ _KEEP = 0.05
 """A choice in time is kept unless another saves this share."""
 _SLACK = 1.15
 """The current size may need so much more time than there is, another one must be gathered in that much less."""
+_FIRST_PATIENCE_NS = 1_000_000_000
+_LONGEST_PATIENCE_NS = 30_000_000_000
+"""How long waiting must look right before it begins; it grows each time that requests were late by it."""
 _LEAST_MARGIN, _MOST_MARGIN = 0.3, 0.9
 _LATE = 0.01
 _JUDGED = 200
@@ -96,6 +99,9 @@ class AdaptiveBatching:
         self._failed_margin = 1.0
         """Where requests were late last; up to near it the margin grows faster."""
         self._missed = False
+        self._patience_ns = _FIRST_PATIENCE_NS
+        self._wanted_since_ns = 0
+        self._waits_since_ns = 0
         self._finished = self._late = 0
         self._judged_ns = 0
         self.choice = Choice("learning", 1, 0, rules.max_rows)
@@ -157,7 +163,7 @@ class AdaptiveBatching:
                 del self._costs[size]
         if self._batches < _FIRST_BATCHES or not self._rate or slots <= 0:
             return
-        chosen = self._choose(slots)
+        chosen = self._patient(self._choose(slots), now_ns)
         if chosen != self.choice:
             self.choice = chosen
             # all that wait go together, once they are enough or the delay has passed
@@ -168,6 +174,21 @@ class AdaptiveBatching:
                 delay_ns=chosen.delay_ns,
                 max_rows=chosen.most,
             )
+
+    def _patient(self, chosen: Choice, now_ns: int) -> Choice:
+        """Not to wait is decided at once, to wait when it has looked right for a while."""
+        if not chosen.delay_ns:
+            self._wanted_since_ns = self._waits_since_ns = 0
+            return chosen
+        if self.choice.delay_ns:
+            if now_ns - self._waits_since_ns > _LONGEST_PATIENCE_NS:
+                self._patience_ns = _FIRST_PATIENCE_NS
+            return chosen
+        self._wanted_since_ns = self._wanted_since_ns or now_ns
+        if now_ns - self._wanted_since_ns < self._patience_ns:
+            return self.choice
+        self._waits_since_ns = now_ns
+        return chosen
 
     def _judge(self, now_ns: int) -> None:
         """Learn from what was late."""
@@ -186,6 +207,8 @@ class AdaptiveBatching:
                     self.margin = min(_MOST_MARGIN, self.margin * (1.01 if near else 1.05))
             elif self.choice.delay_ns:  # without a delay it is not for waiting that they are late
                 self._failed_margin = self.margin
+                self._patience_ns = min(_LONGEST_PATIENCE_NS, 2 * self._patience_ns)
+                self._waits_since_ns = now_ns
                 self.margin = max(_LEAST_MARGIN, self.margin * 0.85)
         self._finished = self._late = 0
         self._judged_ns = now_ns

@@ -40,7 +40,17 @@ def test_nothing_is_limited_or_delayed_before_something_is_known() -> None:
     assert learner.adaptive.rules == RULES
     assert learner.tenth(1, 2, 1).state == "learning"
     assert learner.adaptive.rules == RULES
-    assert learner.tenth(1).state != "learning"
+    assert learner.settle(1, 2, tenths=12).state == "in reach"
+
+
+def test_waiting_begins_when_it_has_looked_right_for_a_while_and_ends_at_once() -> None:
+    learner = Learner()
+    assert learner.settle(1, 8, tenths=10).delay_ns == 0
+    assert learner.settle(1, 8, tenths=3).delay_ns > 0
+    assert learner.settle(1, 8, tenths=2, rate=10_000, late=500).delay_ns == 0
+    # requests were late by it: now it must look right for twice as long at least
+    assert learner.settle(1, 8, tenths=15).delay_ns == 0
+    assert learner.settle(1, 8, tenths=150).delay_ns > 0
 
 
 def test_larger_sizes_are_tried_in_steps_of_two() -> None:
