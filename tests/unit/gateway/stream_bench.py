@@ -12,7 +12,7 @@ import numpy as np
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
-from charonia.jobs import JobEnd, JobState
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, record_fields
 
@@ -65,3 +65,31 @@ class StreamBench(job_bench.JobBench):  # type: ignore[misc,name-defined]
     async def settle(self, record: RequestRecord, attempt: int = 1, state: JobState = JobState.SUCCEEDED) -> Any:
         ends = {record.id: JobEnd(state)} if record.is_job else None
         return await self.log.settle(MODEL, [(record.id, attempt)], None, [], ends=ends)
+
+    # -- jobs: responses are kept, the last one is the result ---------------------------------------------------------
+
+    async def answer(self, record: RequestRecord, index: int, value: int, *, attempt: int = 1) -> bool:
+        packed = pack_response(record.id, MODEL, 1, tensors(value), {}, final=False, place=(attempt, index))
+        return bool(await self.log.add_job_responses(MODEL, record.id, attempt, index, [packed]))
+
+    async def end(
+        self,
+        record: RequestRecord,
+        index: int,
+        value: int | None = None,
+        *,
+        attempt: int = 1,
+        error: CharoniaError | None = None,
+    ) -> None:
+        if error is not None:
+            result, state = pack_failure(record.id, MODEL, 1, error), JobState.FAILED
+        else:
+            outputs = [] if value is None else tensors(value)
+            result = pack_response(record.id, MODEL, 1, outputs, {}, final=True, place=(attempt, index))
+            state = JobState.SUCCEEDED
+        detail = {} if error is None else {"error": error.message, "code": error.code.name}
+        (won,) = await self.log.settle(
+            MODEL, [(record.id, attempt)], None, [], ends={record.id: JobEnd(state, result, detail)},
+            outcomes=OUTCOME_CODES[state],
+        )  # fmt: skip
+        assert won

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -202,3 +203,84 @@ async def test_small_requests_with_large_answers_are_bounded() -> None:
     peer.taking.set()
     assert await running is None
     assert peer.written == [b"y" * 1000] * 20
+
+
+class Rows:
+    """Answers that come one by one from a queue for each message; None is their end."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, asyncio.Queue[bytes | CharoniaError | None]] = {}
+        self.closed: list[bytes] = []
+
+    async def __call__(self, message: bytes) -> AsyncGenerator[bytes | CharoniaError]:
+        row = self.rows[message] = asyncio.Queue()
+        try:
+            while (answer := await row.get()) is not None:
+                yield answer
+        finally:
+            self.closed.append(message)
+
+
+async def test_answers_in_rows_leave_as_they_come() -> None:
+    rows, work, peer = Rows(), Work(b"0"), Peer(b"0", b"row1", b"row2")
+
+    def answer(message: bytes) -> Any:
+        return rows(message) if message.startswith(b"row") else work(message)
+
+    running = asyncio.create_task(AnswerStream(answer, peer.write).run(peer.__aiter__()))
+    await settle()
+    for row, text in ((b"row2", b"a"), (b"row1", b"b"), (b"row2", b"c")):
+        rows.rows[row].put_nowait(text)
+        await settle()
+    assert peer.written == [b"a", b"b", b"c"]
+    work.gates[b"0"].set()
+    rows.rows[b"row1"].put_nowait(None)
+    await settle()
+    assert not running.done()
+    rows.rows[b"row2"].put_nowait(None)
+    assert await running is None
+    assert peer.written == [b"a", b"b", b"c", b"0"]
+
+
+@pytest.mark.parametrize("how", ["error", "cancel", "write", "reader"])
+async def test_whatever_ends_it_closes_the_rows(how: str) -> None:
+    rows = Rows()
+    peer = Peer(b"row1", b"row2", hold=True, failure=ConnectionError() if how == "reader" else None)
+
+    async def write(answer: bytes) -> None:
+        if how == "write":
+            raise ConnectionError
+        await peer.write(answer)
+
+    running = asyncio.create_task(AnswerStream(rows.__call__, write).run(peer.__aiter__()))
+    await settle()
+    rows.rows[b"row1"].put_nowait(NotFound("x") if how == "error" else b"a")
+    await settle()
+    if how == "cancel":
+        running.cancel()
+    if how == "reader":
+        # what was asked before is still answered
+        peer.more.set()
+        await settle()
+        assert not running.done()
+        for row in rows.rows.values():
+            row.put_nowait(None)
+    with pytest.raises((ConnectionError, asyncio.CancelledError)) if how != "error" else contextlib.nullcontext():
+        assert isinstance(await running, NotFound)
+    await settle()
+    assert sorted(rows.closed) == [b"row1", b"row2"]
+
+
+async def test_a_row_whose_client_takes_nothing_is_not_asked_for_more() -> None:
+    rows, peer = Rows(), Peer(b"row1")
+    peer.taking.clear()
+    running = asyncio.create_task(AnswerStream(rows.__call__, peer.write).run(peer.__aiter__()))
+    await settle()
+    for _ in range(5):
+        rows.rows[b"row1"].put_nowait(b"a")
+    rows.rows[b"row1"].put_nowait(None)
+    await settle()
+    assert rows.rows[b"row1"].qsize() == 5
+    peer.taking.set()
+    assert await running is None
+    assert len(peer.written) == 5
