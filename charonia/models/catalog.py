@@ -145,14 +145,14 @@ class Catalog:
         if view.lost:
             # it was only stalled: what it serves it still serves
             view.lost = False
-            self._refresh({model for model, _ in view.versions})
+            self._refresh(view.versions.models())
 
     def _view(self, executor: str) -> ExecutorView | None:
         return self.executors.get(executor) or self._replaced.get(executor)
 
     def _held(self, fact: VersionHeld) -> None:
         view = self._view(fact.executor)
-        known = view.versions.get((fact.model, fact.version)) if view is not None else None
+        known = view.versions.get(fact.model, fact.version) if view is not None else None
         if known is None or known.loaded is None:
             return
         known.loaded = replace(known.loaded, slots=fact.slots)
@@ -166,7 +166,7 @@ class Catalog:
         view = self.executors.get(executor)
         if view is not None and not view.draining:
             view.draining = True
-            self._refresh({model for model, _ in view.versions})
+            self._refresh(view.versions.models())
 
     def _leave(self, fact: ProcessLeft) -> None:
         self.processes.pop(fact.incarnation, None)
@@ -175,7 +175,7 @@ class Catalog:
             return
         # whatever its reason: what it served is accepted on until a successor has said what it serves
         view.lost = True
-        models = {model for model, _ in view.versions}
+        models = view.versions.models()
         self._refresh(models)
 
     def _scanned(self, fact: RepositoryScanned) -> None:
@@ -188,7 +188,7 @@ class Catalog:
             pool = view.joined.pool
             for incarnation in [i for i, v in self.executors.items() if v.lost and v.joined.pool == pool]:
                 view = self.executors.pop(incarnation)
-                models |= {model for model, _ in view.versions}
+                models |= view.versions.models()
                 self._replaced[incarnation] = view
             while len(self._replaced) > _REPLACED_REMEMBERED:
                 self._replaced.pop(next(iter(self._replaced)))
@@ -201,40 +201,40 @@ class Catalog:
         if view is None:
             return
         key = (fact.model, fact.version)
-        known = view.versions.get(key)
+        known = view.versions.get(*key)
         if not isinstance(fact, VersionFailed | VersionUnloaded):
             view.excluded.pop(fact.model, None)
         if isinstance(fact, VersionLoaded | VersionAnnounced):
             on_demand = isinstance(fact, VersionAnnounced)
             loaded = _without_slots(fact) if isinstance(fact, VersionAnnounced) else fact
             self._parse(loaded)  # one that cannot be read must leave everything as it was
-            view.versions[key] = ExecutorVersion(READY, ON_DEMAND if on_demand else "", loaded, on_demand)
+            view.versions.put(*key, ExecutorVersion(READY, ON_DEMAND if on_demand else "", loaded, on_demand))
             self._newest[key] = loaded.content_hash
         elif isinstance(fact, VersionStateChanged):
             # a reload keeps serving the old incarnation while the new one loads (R22)
             if known is not None and known.state == READY and fact.state == LOADING:
                 return
             # an unloading version still runs what was accepted before (R27)
-            view.versions[key] = ExecutorVersion(fact.state, "", known.loaded if known is not None else None)
+            view.versions.put(*key, ExecutorVersion(fact.state, "", known.loaded if known is not None else None))
         elif isinstance(fact, VersionFailed):
             if known is not None and known.state == READY and not known.on_demand:
                 return
-            view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.message)
+            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.message))
         elif fact.version < 1:
             # it stood for a model that had no version to load
-            view.versions.pop(key, None)
+            view.versions.drop(*key)
         else:
-            view.versions[key] = ExecutorVersion(UNAVAILABLE, fact.reason)
-        if isinstance(fact, VersionUnloaded) or view.versions[key].state == UNLOADING:
+            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.reason))
+        if isinstance(fact, VersionUnloaded) or (isinstance(fact, VersionStateChanged) and fact.state == UNLOADING):
             # what is unloaded on purpose is not waited for on account of an executor that is gone
             for other in self.executors.values():
                 if other.lost and other is not view and other.joined.pool == view.joined.pool:
-                    other.versions.pop(key, None)
+                    other.versions.drop(*key)
         self._refresh({fact.model})
 
     def _health(self, fact: VersionHealthChanged) -> None:
         view = self._view(fact.executor)
-        known = view.versions.get((fact.model, fact.version)) if view is not None else None
+        known = view.versions.get(fact.model, fact.version) if view is not None else None
         if known is not None:
             known.well = fact.well
 
@@ -245,13 +245,13 @@ class Catalog:
             accepting = {
                 version
                 for view in self.executors.values()
-                for (name, version), state in view.versions.items()
-                if name == model and state.state == READY
+                for version, state in view.versions.of(model).items()
+                if state.state == READY
             }
             for incarnation, view in self.executors.items():
-                for (name, version), state in view.versions.items():
+                for version, state in view.versions.of(model).items():
                     loaded = state.loaded
-                    if name != model or loaded is None or loaded.content_hash != self._newest[(name, version)]:
+                    if loaded is None or loaded.content_hash != self._newest[(model, version)]:
                         continue
                     entry = served.get(version)
                     if entry is None:
@@ -335,7 +335,11 @@ class Catalog:
             return False
         number = max(served) if version < 0 else version
         found = served.get(number)
-        return found is not None and any(self.executors[e].versions[(model, number)].well for e in found.slots)
+        return found is not None and any(self._is_well(e, model, number) for e in found.slots)
+
+    def _is_well(self, executor: str, model: str, version: int) -> bool:
+        entry = self.executors[executor].versions.get(model, version)
+        return entry is not None and entry.well
 
     def may_come(self, model: str) -> bool:
         """Whether a model that nobody holds may be held soon: an executor loads it, still starts, or is missing.
@@ -346,7 +350,7 @@ class Catalog:
         return not live or any(
             view.scan is None
             or not view.scan.ready
-            or any(name == model and entry.state == LOADING for (name, _), entry in view.versions.items())
+            or any(entry.state == LOADING for entry in view.versions.of(model).values())
             for view in live
         )
 
@@ -377,10 +381,10 @@ class Catalog:
         With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
         """
         left = {
-            key
+            (model, version)
             for view in self.executors.values()
             if awaited and view.away
-            for key, entry in view.versions.items()
+            for model, version, entry in view.versions
             if entry.loaded is not None
         }
         return all(

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from charonia.events import ExecutorDescribed, ProcessJoined, RepositoryScanned, VersionLoaded
@@ -47,13 +47,46 @@ class ExecutorVersion:
     well: bool = True
 
 
+class Versions:
+    """What one executor has, by model: with many models nobody can look through all of them for each."""
+
+    __slots__ = ("_models",)
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[int, ExecutorVersion]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, int, ExecutorVersion]]:
+        return ((model, number, entry) for model, found in self._models.items() for number, entry in found.items())
+
+    def models(self) -> set[str]:
+        return set(self._models)
+
+    def of(self, model: str) -> Mapping[int, ExecutorVersion]:
+        return self._models.get(model, _NONE)
+
+    def get(self, model: str, version: int) -> ExecutorVersion | None:
+        return self.of(model).get(version)
+
+    def put(self, model: str, version: int, entry: ExecutorVersion) -> None:
+        self._models.setdefault(model, {})[version] = entry
+
+    def drop(self, model: str, version: int) -> None:
+        """Forget a version, if it is known."""
+        found = self._models.get(model)
+        if found is not None and found.pop(version, None) is not None and not found:
+            del self._models[model]
+
+
+_NONE: Mapping[int, ExecutorVersion] = {}
+
+
 @dataclass(slots=True)
 class ExecutorView:
     """One executor as its facts describe it. Once gone its versions stay in mind until a successor has scanned."""
 
     joined: ProcessJoined
     scan: RepositoryScanned | None = None
-    versions: dict[tuple[str, int], ExecutorVersion] = field(default_factory=dict)
+    versions: Versions = field(default_factory=Versions)
     lost: bool = False
     draining: bool = False
     described: ExecutorDescribed | None = None
@@ -105,9 +138,7 @@ def states(views: Collection[ExecutorView], model: str) -> list[tuple[int, str, 
     """(version, state, reason) of a model over all executors, the best of each version, ascending (H40)."""
     best: dict[int, tuple[str, str]] = {}
     for view in views:
-        for (name, version), entry in view.versions.items():
-            if name != model:
-                continue
+        for version, entry in view.versions.of(model).items():
             state, reason = entry.state, entry.reason
             if view.away and state != UNAVAILABLE:
                 state, reason = UNAVAILABLE, EXECUTOR_LOST if view.lost else EXECUTOR_DRAINS
@@ -125,7 +156,7 @@ def states(views: Collection[ExecutorView], model: str) -> list[tuple[int, str, 
 def index(views: Collection[ExecutorView]) -> Iterator[IndexRow]:
     """Every model any executor's repository holds, sorted by name, then version (H40)."""
     names = {name for view in views if view.scan for name in view.scan.models}
-    names |= {model for view in views for model, _ in view.versions}
+    names |= {model for view in views for model in view.versions.models()}
     for name in sorted(names):
         known = states(views, name)
         if reason := _excluded(views, name, known):
@@ -139,7 +170,7 @@ def index(views: Collection[ExecutorView]) -> Iterator[IndexRow]:
 
 def _excluded(views: Collection[ExecutorView], model: str, known: list[tuple[int, str, str]]) -> str:
     """Why nobody may load a model, "" when somebody may or has tried."""
-    if any(reason != UNLOADED for _, _, reason in known):
+    if any(reason != UNLOADED for _, _, reason in known) or not any(model in view.excluded for view in views):
         return ""
     holders = [view for view in views if not view.away and view.scan is not None and model in view.scan.models]
     if not holders or not all(model in view.excluded for view in holders):

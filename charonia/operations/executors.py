@@ -39,8 +39,9 @@ async def _catalog(log: EventLog) -> Catalog:
 async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, Any]:
     described = view.described
     labels = dict(described.labels) if described is not None else {}
-    held = [entry for entry in view.versions.values() if entry.state == READY and not entry.on_demand]
-    announced = sum(entry.on_demand for entry in view.versions.values() if entry.state == READY)
+    ready = [entry for _, _, entry in view.versions if entry.state == READY]
+    held = [entry for entry in ready if not entry.on_demand]
+    announced = sum(entry.on_demand for entry in ready)
     bounded = described is not None and (described.budget_bytes or described.most_models)
     joined = view.joined
     return {
