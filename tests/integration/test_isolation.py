@@ -103,7 +103,9 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
     bench_.linear(tmp_path / "apart" / "1" / "model.onnx")
-    (tmp_path / "apart" / "config.pbtxt").write_text(f'backend: "onnxruntime" {LINEAR} {ISOLATED}')
+    (tmp_path / "apart" / "config.pbtxt").write_text(
+        f'backend: "onnxruntime" {LINEAR} {ISOLATED} instance_group {{ count: 1 kind: KIND_CPU }}'
+    )
     bench_.linear(tmp_path / "within" / "1" / "model.onnx")
     async with bench_.running(tmp_path) as bench:
         given = bench_.x(2)
