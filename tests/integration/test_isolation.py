@@ -29,6 +29,7 @@ assert _spec.loader is not None
 bench_ = sys.modules["executor_bench"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(bench_)
 
+ONE = "instance_group { count: 1 kind: KIND_CPU }"
 ISOLATED = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'
 
 
@@ -103,9 +104,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
     bench_.linear(tmp_path / "apart" / "1" / "model.onnx")
-    (tmp_path / "apart" / "config.pbtxt").write_text(
-        f'backend: "onnxruntime" {LINEAR} {ISOLATED} instance_group {{ count: 1 kind: KIND_CPU }}'
-    )
+    (tmp_path / "apart" / "config.pbtxt").write_text(f'backend: "onnxruntime" {LINEAR} {ISOLATED} {ONE}')
     bench_.linear(tmp_path / "within" / "1" / "model.onnx")
     async with bench_.running(tmp_path) as bench:
         given = bench_.x(2)
