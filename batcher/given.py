@@ -71,8 +71,13 @@ class GivenBatches:
     def requests(self, batch_id: str) -> list[RequestQueued]:
         return self._batches[batch_id][1] if batch_id in self._batches else []
 
+    def verified(self, batch_id: str) -> None:
+        """Its executor has it still: nothing needs to be asked about it for a while."""
+        if batch_id in self._sent:
+            self._sent[batch_id] = monotonic_ns()
+
     def older_than(self, age_ns: int) -> dict[str, list[str]]:
-        """By executor the batches it was given at least so long ago."""
+        """By executor the batches it was given, or found with, at least so long ago."""
         before_ns = monotonic_ns() - age_ns
         found: dict[str, list[str]] = {}
         for batch_id, sent_ns in self._sent.items():

@@ -41,7 +41,10 @@ async def verify(owned: OwnedModel, min_age_ns: int) -> None:
     for executor, batch_ids in owned.given.older_than(min_age_ns).items():
         held = await owned.dispatcher.held(executor)
         for batch_id in batch_ids:
-            if batch_id in held or batch_id not in owned.given or owned.closed:
+            if batch_id in held:
+                owned.given.verified(batch_id)
+                continue
+            if batch_id not in owned.given or owned.closed:
                 continue
             ids = [request.id for request in owned.given.requests(batch_id)]
             attempts = await owned.log.unsettled(owned.model, ids)

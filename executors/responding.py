@@ -110,7 +110,10 @@ class ResponseWriter:
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                await self._write(waiting)
+                try:
+                    await self._write(waiting)
+                except Exception:  # ours: those after them must not wait for ever
+                    _log.exception("%d responses were not written", len(waiting))
                 for one in waiting:
                     one.batch.flow.written(one.record)
                     if one.batch in self._unwritten:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance
@@ -116,6 +116,8 @@ class StreamedBatch:
         self._unwanted = set(unwanted)
         self._writer = writer
         self._open = len(batch.records)
+        self._counted: set[int] = set()
+        """Runs, by their start, that are counted with a request already."""
         numbers = list(attempts)
         self._answering: dict[int, _Answering] = {
             index: _Answering(index, plan, batch.records[index], numbers[index]) for index, plan in batch.planned
@@ -253,12 +255,11 @@ class StreamedBatch:
         part.failures = [failure for failure in executed.failures if failure.index in finals]
         executed.failures = [failure for failure in executed.failures if failure.index not in finals]
         failed = {failure.index for failure in part.failures}
-        part.executions = [
-            Execution(tuple(kept), e.rows, e.start_ns, e.end_ns, e.input_ns, e.infer_ns, e.output_ns, e.first)
-            for e in executed.executions
-            if (kept := [index for index in e.indices if index in finals and index not in failed])
-        ]
-        executed.executions = [e for e in executed.executions if not any(index in finals for index in e.indices)]
+        for one in executed.executions:
+            if one.indices[0] in finals and one.indices[0] not in failed:
+                part.executions.append(replace(one, first=one.start_ns not in self._counted))
+                self._counted.add(one.start_ns)
+        executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
         return part
 
     def freed_now(self) -> None:
@@ -280,7 +281,6 @@ class StreamRun:
         self._started_ns = monotonic_ns()
         self._begun_ns = self._started_ns
         self._rows = 0
-        self._counted = False
         self.freed = asyncio.Event()
 
     def begin(self, indices: list[int], requests: list[ModelRequest]) -> None:
@@ -322,7 +322,5 @@ class StreamRun:
             self._begun_ns - self._started_ns,
             now_ns - self._begun_ns,
             0,
-            not self._counted,
         )
-        self._counted = True
         self._batch.batch.executed.executions.append(execution)

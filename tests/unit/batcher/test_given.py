@@ -19,6 +19,8 @@ def test_a_batch_is_unsent_then_given_then_over_once() -> None:
     assert given.unsent("a") == given.unsent("b") == []
     assert given.older_than(0) == {"a": ["1"]}
     assert given.older_than(10**18) == {}
+    given.verified("1")
+    assert given.older_than(0) == {"a": ["1"]}
     assert given.end("1") == [REQUEST]
     assert given.end("1") == []
     given.sent("1", elsewhere=True)
