@@ -24,14 +24,15 @@ async def only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseReco
 async def responses_of(
     records: AsyncGenerator[ResponseRecord], request: InferenceRequest, counts: RequestCounts, started_ns: int
 ) -> AsyncGenerator[InferenceResponse]:
-    """See `Handler.stream`. A request of which any response failed counts as failed."""
+    """See `Handler.stream`. A request fails or succeeds by the last response that said anything, as in statistics."""
     failed: CharoniaError | None = None
     counted = False
     seen = 0
     try:
         async with contextlib.aclosing(records):
             async for record in records:
-                failed = record.error or failed
+                if not _is_flag(record):
+                    failed = record.error
                 if record.final:  # before it is given: its reader may not come again
                     counted = True
                     _count_end(counts, failed, started_ns)
@@ -59,6 +60,10 @@ async def responses_of(
     else:
         return
     yield ended
+
+
+def _is_flag(record: ResponseRecord) -> bool:
+    return record.final and not record.outputs and not record.parameters and record.error is None
 
 
 def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: int) -> None:

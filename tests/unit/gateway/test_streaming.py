@@ -123,8 +123,18 @@ async def test_a_failed_response_does_not_end_it(bench: Any) -> None:
     await reader.task
     assert reader.values() == [1, None, 3]
     assert [str(r.error) if r.error else "" for r in reader.read] == ["", "this one", ""]
-    assert counts(gateway).failures["BACKEND"] == 1
-    assert counts(gateway).success == 0
+    assert (counts(gateway).failures["BACKEND"], counts(gateway).success) == (0, 1)
+
+
+async def test_a_request_fails_by_the_last_response_that_said_anything(bench: Any) -> None:
+    gateway = await bench.gateway()
+    reader = Reader(gateway.stream(request_of()))
+    (record,) = await bench.comes()
+    await bench.respond(record, 0, 1)
+    await bench.respond(record, 1, error=InternalError("this one"))
+    await bench.respond(record, 2, final=True)
+    await reader.task
+    assert (counts(gateway).failures["BACKEND"], counts(gateway).success) == (1, 0)
 
 
 @pytest.mark.parametrize("placed", [True, False])
