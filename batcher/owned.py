@@ -69,6 +69,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _PAGE = 500
+_WIDER_FOR_SEQUENCES = 8
 
 
 class OwnedModel:
@@ -115,6 +116,8 @@ class OwnedModel:
         self.given = GivenBatches(self._batch_ended)
         self.notes = Notes(log, model, local_executor)
         self._turns = turns
+        # who waits for a slot must not hide what is next of those that have one
+        window_requests *= _WIDER_FOR_SEQUENCES if self.is_sequential else 1
         self.windows = Windows(reader, window_requests, self._catch_up)
         self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self.demand = Demand(model, self.dispatcher, choose, self.spawn)

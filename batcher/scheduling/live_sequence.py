@@ -18,8 +18,9 @@ class LiveSequence:
 
     `run` is the id of the request that started it, b"" before that was given out; `former` one that the log may still
     know instead, because the request that began the present run has not been answered. `closed`: its END has come, so
-    that the id is free for another. `predecessor` is the sequence of the same id that has to be over before. `binding` is
-    the number of its present place; `wanted` where a new owner found it: executor, instance, slot, content hash.
+    that the id is free for another. `predecessor` is the sequence of the same id that has to be over before.
+    `binding` is the number of its present place; `wanted` where a new owner found it: executor, instance, slot,
+    content hash.
     """
 
     __slots__ = (
@@ -63,6 +64,12 @@ class LiveSequence:
         sequence.run, sequence.binding = about.run, about.binding
         sequence.wanted = (about.executor, about.instance, about.slot, about.content_hash)
         return sequence
+
+    def begin(self, run: bytes) -> None:
+        """A START is given out."""
+        if run != self.run:
+            self.former = self.former or self.run
+            self.run = run
 
     def waits_for(self) -> LiveSequence | None:
         """The sequence of the same id that has to be over before; those before it that were given up do not count."""

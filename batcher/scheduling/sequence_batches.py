@@ -74,8 +74,7 @@ class SequenceBatches(SequenceSlots):
             request = sequence.queue.popleft()
             again, sequence.again = sequence.again is request, None
             if mark_of(request).start and not again:
-                sequence.former = sequence.former or sequence.run
-                sequence.run = request.id
+                sequence.begin(request.id)
             sequence.running = request
             instance.refresh(sequence)
             self._idle.pop(sequence, None)
@@ -225,7 +224,8 @@ class SequenceBatches(SequenceSlots):
             sequence.running = request
             self._idle.pop(sequence, None)
             if place is not None:
-                sequence.run, sequence.binding = place.run, place.binding
+                sequence.begin(place.run)
+                sequence.binding = place.binding
                 if sequence.instance is None:
                     sequence.wanted = (event.executor, event.sequences.instance, place.slot, event.content_hash)
             requests.append(request)

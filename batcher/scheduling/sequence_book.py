@@ -139,6 +139,8 @@ class SequenceBook:
                 self._known.pop(one.id, None)
         if sequence.again is request:
             sequence.again = None
+        if request.id == sequence.run:  # it had been given out, and began nothing
+            sequence.run, sequence.former = sequence.former, b""
         self._settle_down(sequence, now_ns, decisions)
 
     def _put_back(self, request: QueuedRequest, sequence: LiveSequence, now_ns: int) -> None:

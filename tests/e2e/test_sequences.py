@@ -151,10 +151,11 @@ def build(repository: Path) -> None:
     )
     fp32 = "data_type: TYPE_FP32 dims: [ 1 ] } ]"
     put(repository / "adds" / "1" / "model.onnx", adding())
+    warm = 'model_warmup { name: "w" inputs { key: "X" value { data_type: %s dims: 1 zero_data: true } } }'
     put(
         repository / "adds" / "config.pbtxt",
         f'backend: "onnxruntime" max_batch_size: 8 input [ {{ name: "X" {fp32} output [ {{ name: "SUM" {fp32} '
-        "instance_group [ { count: 2 kind: KIND_CPU } ] "
+        f"instance_group [ {{ count: 2 kind: KIND_CPU }} ] {warm % 'TYPE_FP32'} "
         f"sequence_batching {{ {LONG} oldest {{ max_candidate_sequences: 64 }} {STATE % ('AFTER', '1', '')} }}",
     )
     initial = 'initial_state: [ { name: "two" data_type: TYPE_FP32 dims: [ 2 ] data_file: "two.bin" } ]'
