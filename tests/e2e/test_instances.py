@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_asking import Gate, batches, infer, pending, post, statistics, until
-from e2e_models import gated, put, python
+from e2e_models import GATED, GATED_IO, gated, put, python
 from e2e_server import serving
 
 CORE = max(os.sched_getaffinity(0))
@@ -110,6 +110,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = directory / "models"
     put(models / "ragged" / "1" / "model.onnx", ragged_graph())
     put(models / "ragged" / "config.pbtxt", RAGGED)
+    ragged_io = GATED_IO.replace("dims: [ -1 ] }", "dims: [ -1 ] allow_ragged_batch: true }", 1)
+    python(models, "mixed", GATED, ragged_io + "max_batch_size: 8 dynamic_batching { } instance_group [ { count: 1 } ]")
     for name in ("one", "other"):
         gated(models, name, SHARED)
     gated(models, "greedy", SHARED.replace("count: 1", "count: 3"))
@@ -124,7 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     python(models, "anywhere", PLACED, PLACED_IO + "instance_group [ { kind: KIND_CPU } ]")
     python(models, "targeted", SLEEPING, TARGET)
     python(models, "hurried", SLEEPING, TARGET.replace("dynamic_batching { }", ""))
-    names = ("ragged", "one", "other", "grouped", "placed", "anywhere", "targeted")
+    names = ("ragged", "mixed", "one", "other", "grouped", "placed", "anywhere", "targeted")
     loaded = [f"--load-model={name}" for name in names]
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=shared:2", f"--host-policy=last,cpu-cores={CORE}"]
     with serving(models, directory / "state", "--model-control-mode=explicit", *loaded, *flags) as running:
@@ -156,6 +158,18 @@ def test_requests_of_different_lengths_share_an_execution(server: Any) -> None:
     status, config = server.get("/v2/models/ragged")
     assert status == 200
     assert [row["name"] for row in json.loads(config)["inputs"]] == ["VALUES"]
+
+
+def test_a_python_model_gets_requests_of_different_lengths_together_each_as_it_is(server: Any, tmp_path: Path) -> None:
+    parts = [np.full((1, size), size, np.int32) for size in (3, 1, 5)]
+    with ThreadPoolExecutor(8) as pool:
+        with Gate(server, "mixed", tmp_path, pool):
+            waiting = [pool.submit(infer, server, "mixed", VALUE=part) for part in parts]
+            until("all of them wait", lambda: pending(server, "mixed") == 3)
+        for part, future in zip(parts, waiting, strict=True):
+            result = future.result(60)
+            assert result.as_numpy("ECHO").tolist() == part.tolist()
+            assert set(result.as_numpy("REQUESTS").ravel().tolist()) == {3}
 
 
 def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path: Path) -> None:
