@@ -110,6 +110,13 @@ class Answers:
         """A file that is needed as long as the request is."""
         self._files.setdefault(request_id, []).append(reference)
 
+    def file_names(self) -> set[str]:
+        """The files that are needed."""
+        kept = {reference.name for files in self._files.values() for reference in files}
+        for answers in self._aside.values():
+            kept |= {reference.name for (_, reference), _ in answers if reference is not None}
+        return kept
+
     def release(self, request_id: bytes) -> None:
         """A request is settled: what its steps answered is not needed any more."""
         for carrier in self._held.pop(request_id, ()):

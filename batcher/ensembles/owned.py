@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Tensor bytes of the requests of one ensemble that are under way; beyond, requests wait in the log."""
 _LOST_AFTER_NS = 5_000_000_000
+_SWEEP_NS = 60_000_000_000
+_FILE_AGE_S = 3600.0
+"""A file nobody knows may be of an answer that is on its way still; an hour later its executor is gone."""
 _RETRY_S = 0.2
 
 
@@ -49,7 +52,7 @@ class OwnedEnsemble(OwnedModel):
         self.scheduler: plan.EnsembleScheduler = plan.EnsembleScheduler(self.model, is_true, MAX_HELD_BYTES)
         self._catalog = catalog
         self._directory = PayloadDirectory(shm_dir, keys.ensemble_endpoint(self.model))
-        self._directory.open()
+        self._directory.open(standing=True)
         self._flights = Submission(self.log, self.model, catalog, self._directory, self.spawn, self._own)
         self._answers = Answers(self.log, self.model, self._directory, self._deletions, self._awaited)
         self._endings = Endings(self.log, self.model, self._directory, self.spawn, self.requests_settled)
@@ -60,6 +63,7 @@ class OwnedEnsemble(OwnedModel):
         self._todo: deque[plan.EnsembleDecision] = deque()
         self._applying = False
         self._suspects: set[bytes] = set()
+        self._swept_ns = 0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -269,6 +273,8 @@ class OwnedEnsemble(OwnedModel):
         if self.scheduler.find(request.id) is not request:
             return  # what was decided before this ended it
         flight = self._flights.await_step(decision)
+        if carrier_of(request).restored:
+            self._flights.inherit(flight)
         if self._answers.knows(flight.id):
             flight.asked = True
             self._apply_answers(self._answers.take(flight.id, request.id))
@@ -276,14 +282,17 @@ class OwnedEnsemble(OwnedModel):
         self._ask(flight, restored=carrier_of(request).restored)
 
     def _ask(self, flight: Flight, *, restored: bool) -> None:
-        decision = flight.decision
+        if restored:
+            self._flights.ask_unless_known(flight, self._is_answered, self._refused)
+            return
         try:
-            if restored:
-                self._flights.ask_unless_known(flight, self._is_answered)
-            else:
-                self._flights.ask(flight)
+            self._flights.ask(flight)
         except CharoniaError as error:
-            self._tell(plan.StepFailed(decision.request.id, decision.step.index, decision.path, error))
+            self._refused(flight, error)
+
+    def _refused(self, flight: Flight, error: CharoniaError) -> None:
+        decision = flight.decision
+        self._tell(plan.StepFailed(decision.request.id, decision.step.index, decision.path, error))
 
     async def _is_answered(self, step_id: bytes) -> bool:
         """Whether the answer of a step lies in the stream, a little before its reader."""
@@ -293,6 +302,9 @@ class OwnedEnsemble(OwnedModel):
         """Ask again for steps the log lost; forget answers nobody will ask for. Raises what the log raises."""
         if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
             self._answers.forget_aside()
+        if monotonic_ns() >= self._swept_ns + _SWEEP_NS:
+            self._swept_ns = monotonic_ns()
+            self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
         lost = {flight.id: flight for flight in await self._flights.lost(_LOST_AFTER_NS)}
         again = [flight for step_id, flight in lost.items() if step_id in self._suspects]
         self._suspects = set(lost)

@@ -30,6 +30,7 @@ from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.wire import (
+    FILE,
     FLAG_JOURNALLED,
     FLAG_REPLY_BY_REFERENCE,
     FLAG_TIMED,
@@ -131,17 +132,22 @@ class Submission:
             raise
         self._send(flight)
 
-    def ask_unless_known(self, flight: Flight, answered: Callable[[bytes], Awaitable[bool]]) -> None:
-        """Send the step unless the log has it already, from a former owner. Raises as `ask` does.
+    def inherit(self, flight: Flight) -> None:
+        """A former owner may have asked for the step: what it wrote for it ends with the request."""
+        name = f"{self._endpoint.decode()}/{flight.id.hex()}"
+        self._own(flight.request.id, Reference(FILE, name, 0))
+
+    def ask_unless_known(
+        self,
+        flight: Flight,
+        answered: Callable[[bytes], Awaitable[bool]],
+        refused: Callable[[Flight, CharoniaError], None],
+    ) -> None:
+        """Send the step unless the log has it already. `refused` is told what `ask` would raise.
 
         `answered` looks whether the reply stream has its answer.
         """
-        try:
-            self._pack(flight)
-        except CharoniaError:
-            self.flights.pop(flight.id, None)
-            raise
-        self._spawn(self._ask_unless_known(flight, answered))
+        self._spawn(self._ask_unless_known(flight, answered, refused))
 
     def done(self, flight: Flight) -> None:
         """A step has given its last answer, or nobody awaits it any more."""
@@ -185,7 +191,8 @@ class Submission:
         if durable or (reference is not None and not shared):
             reference = None
         elif reference is None and shared and admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
-            reference = self._directory.write([tensor.data for tensor in tensors])
+            # named after the step, so that a successor knows what it inherits
+            reference = self._directory.write([tensor.data for tensor in tensors], name=flight.id.hex())
             if reference is not None:
                 self._own(request.id, reference)
         flight.beside_bytes = reference.size_bytes if reference is not None else 0
@@ -309,7 +316,12 @@ class Submission:
         if flight.id not in self.flights and not self.closed:
             self._spawn(self._tell(flight))  # it was given up meanwhile
 
-    async def _ask_unless_known(self, flight: Flight, answered: Callable[[bytes], Awaitable[bool]]) -> None:
+    async def _ask_unless_known(
+        self,
+        flight: Flight,
+        answered: Callable[[bytes], Awaitable[bool]],
+        refused: Callable[[Flight, CharoniaError], None],
+    ) -> None:
         while flight.id in self.flights and not self.closed:
             try:
                 attempt = (await self._log.unsettled(flight.model, [flight.id]))[0]
@@ -319,11 +331,17 @@ class Submission:
                     flight.asked = True
                     flight.record = b""
                 elif flight.id in self.flights:
-                    self._send(flight)
+                    break
                 return
             except CharoniaError as error:
                 _log.warning("whether a step was asked for cannot be read, trying again: %s", error)
                 await asyncio.sleep(_RETRY_S)
+        else:
+            return
+        try:
+            self.ask(flight)
+        except CharoniaError as error:
+            refused(flight, error)
 
     async def lost(self, min_age_ns: int) -> list[Flight]:
         """Steps asked for at least so long ago of which the log knows nothing any more. Raises what the log raises."""

@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from charonia import keys
@@ -48,13 +48,16 @@ class PayloadDirectory:
         self.token = ""
         self._proven: dict[str, tuple[str, bool]] = {}
 
-    def open(self) -> None:
-        """Make this process's directory. One that cannot be made is off, with a word in the log."""
+    def open(self, *, standing: bool = False) -> None:
+        """Make this process's directory. One that cannot be made is off, with a word in the log.
+
+        A `standing` one is not this process's alone: it may be there already, and what is in it stays.
+        """
         if self._root is None:
             return
         try:
             own = self._root / self._incarnation
-            own.mkdir(parents=True, mode=0o700)
+            own.mkdir(parents=True, mode=0o700, exist_ok=standing)
             token = secrets.token_hex(16)
             (own / _TOKEN).write_text(token)
         except OSError as error:
@@ -80,16 +83,20 @@ class PayloadDirectory:
             known = self._proven[incarnation] = (token, secrets.compare_digest(found, token))
         return known[1]
 
-    def write(self, buffers: Sequence[Buffer], owner: str = "") -> Reference | None:
+    def write(self, buffers: Sequence[Buffer], owner: str = "", name: str = "") -> Reference | None:
         """Put these bytes, joined, into a new file of `owner` (an incarnation; "" for this process).
 
-        None when that cannot be done (no directory, owner gone, no space): then they travel in the record.
+        A `name` given replaces what was called so. None when that cannot be done (no directory, owner gone, no space):
+        then they travel in the record.
         """
         if self._root is None:
             return None
-        name = f"{owner or self._incarnation}/{secrets.token_hex(12)}"
+        file = name
+        name = f"{owner or self._incarnation}/{file or secrets.token_hex(12)}"
         path = self._root / name
         try:
+            if file:
+                path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
@@ -131,6 +138,21 @@ class PayloadDirectory:
         if self._root is not None and reference.kind == FILE:
             with contextlib.suppress(OSError):
                 (self._root / reference.name).unlink()
+
+    def forget(self, kept: Container[str], min_age_s: float) -> int:
+        """Remove this directory's files that are older and whose names are not among those `kept`; how many."""
+        count = 0
+        if self._root is None:
+            return count
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._root / self._incarnation):
+                name = f"{self._incarnation}/{entry.name}"
+                with contextlib.suppress(OSError):
+                    old = time.time() - entry.stat().st_mtime >= min_age_s
+                    if old and entry.name != _TOKEN and name not in kept:
+                        os.unlink(entry.path)
+                        count += 1
+        return count
 
     def others(self, min_age_s: float) -> list[str]:
         """Incarnations whose directories are here and have not changed for a while, this process left out."""

@@ -98,6 +98,10 @@ instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
 
 
+BIG = np.arange(30_000, dtype=np.float32).reshape(1, -1)
+"""Over 32 KB: beside the log."""
+
+
 def step(model: str, takes: dict[str, str], gives: dict[str, str]) -> str:
     taken = " ".join(f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in takes.items())
     given = " ".join(f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in gives.items())
@@ -114,7 +118,24 @@ def tensor(name: str, type_: str = "TYPE_FP32", dims: object = WIDTH, more: str 
     return f'{{ name: "{name}" data_type: {type_} dims: [ {dims} ] {more} }}'
 
 
+def copying_graph() -> bytes:
+    """An ONNX model: FP32 [batch, any] IN -> OUT."""
+    from onnx import TensorProto, helper
+
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "any"]) for name in ("IN", "OUT")]
+    node = helper.make_node("Identity", ["IN"], ["OUT"])
+    model = helper.make_model(
+        helper.make_graph([node], "copying", tensors[:1], tensors[1:]),
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    return bytes(model.SerializeToString())
+
+
 def build(models: Path) -> None:
+    put(models / "copying" / "1" / "model.onnx", copying_graph())
+    wide = f"input [ {tensor('IN', dims=-1)} ] output [ {tensor('OUT', dims=-1)} ]"
+    put(models / "copying" / "config.pbtxt", f'backend: "onnxruntime"\nmax_batch_size: 8\n{wide}\n')
     scaling(models, "double", 2.0)
     scaling(models, "triple", 3.0)
     scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
@@ -159,10 +180,12 @@ def build(models: Path) -> None:
         models,
         "waiting",
         step("triple", scale, {"OUTPUT0": "a"}),
+        step("copying", {"IN": "BIG"}, {"OUT": "first"}),
         step("gated", {"VALUE": "VALUE"}, {"ECHO": "echo"}),
         step("adder", {"A": "a"}, {"SUM": "SUM"}),
-        io=f"input [ {tensor('INPUT0')}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
-        f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)} ]",
+        step("copying", {"IN": "first"}, {"OUT": "second"}),
+        io=f"input [ {tensor('INPUT0')}, {tensor('BIG', dims=-1)}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
+        f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)}, {tensor('second', dims=-1)} ]",
     )
     python(models, "repeater", REPEATER, REPEATER_CONFIG)
     ensemble(
@@ -191,9 +214,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     build(models)
     wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting", "spread", "running")]
-    with serving(
-        models, tmp_path_factory.mktemp("state"), "--batcher=separate", "--model-control-mode=explicit", *wanted
-    ) as running:
+    state = tmp_path_factory.mktemp("state")
+    flags = ("--batcher=separate", "--model-control-mode=explicit", f"--shm-dir={state / 'shm'}")
+    with serving(models, state, *flags, *wanted) as running:
         yield running
 
 
@@ -303,10 +326,18 @@ def test_steps_of_many_requests_share_batches(server: Server) -> None:
     assert after["executions"] - before["executions"] <= 16
 
 
-def test_large_tensors_pass_through(server: Server) -> None:
+def test_large_tensors_pass_through_and_leave_nothing_behind(server: Server) -> None:
     value = np.arange(20_000, dtype=np.int32).reshape(1, -1)
-    answer = ask(server, "waiting", INPUT0=rows(), VALUE=value)
+    answer = ask(server, "waiting", INPUT0=rows(), VALUE=value, BIG=BIG)
     np.testing.assert_array_equal(answer.as_numpy("echo"), value)
+    np.testing.assert_array_equal(answer.as_numpy("second"), BIG)
+    until("its files are gone", lambda: not files_of(server, "waiting"))
+
+
+def files_of(server: Server, model: str) -> list[Path]:
+    """What lies in the payload directory of an ensemble."""
+    directory = server.state_dir / "shm" / f"ensemble.{model}"
+    return [path for path in directory.iterdir() if path.name != "token"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -409,7 +440,7 @@ class Gate:
         asked = {"entered": str(self._entered), "gate": str(self._gate)}
         value = np.array([[7]], np.int32)
         self.task = pool.submit(
-            infer, server, "waiting", "grpc", options={"parameters": asked}, INPUT0=rows(), VALUE=value
+            infer, server, "waiting", "grpc", options={"parameters": asked}, INPUT0=rows(), VALUE=value, BIG=BIG
         )
 
     def until_entered(self) -> None:
@@ -430,6 +461,7 @@ def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp
         gate.until_entered()
         until("the first step is done", lambda: counted(server, "triple")["success"] == before["success"] + 1)
         (pid,) = server.pids(role)
+        assert files_of(server, "waiting")  # what a successor reads on from
         if role == "executor":
             gate.forget_entered()
         os.kill(pid, signal.SIGKILL)
@@ -440,8 +472,9 @@ def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp
         answer = gate.task.result(90)
     np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
     np.testing.assert_array_equal(answer.as_numpy("echo"), [[7]])
+    np.testing.assert_array_equal(answer.as_numpy("second"), BIG)
     assert counted(server, "triple")["executions"] == before["executions"] + 1
-    assert counted(server, "waiting")["success"] >= 1
+    until("its files are gone", lambda: not files_of(server, "waiting"))
 
 
 def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
@@ -458,6 +491,7 @@ def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
                 options={"parameters": {"entered": str(entered)}, "client_timeout": 0.5},
                 INPUT0=rows(),
                 VALUE=np.array([[8]], np.int32),
+                BIG=BIG,
             )
         until("its step is given up", lambda: counted(server, "gated")["fail"] == before["fail"] + 1)
         held.open()

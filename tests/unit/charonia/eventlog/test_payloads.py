@@ -90,3 +90,23 @@ def test_closing_and_sweeping_leave_nothing(
 def test_a_blob_is_no_file(gateway: PayloadDirectory) -> None:
     with pytest.raises(InvalidRecord):
         gateway.read(Reference(BLOB, "ab", 1))
+
+
+def test_a_standing_directory_is_taken_over_as_it_is(tmp_path: Path) -> None:
+    first, second = (PayloadDirectory(str(tmp_path), "ensemble.e") for _ in range(2))
+    first.open(standing=True)
+    kept, old = first.write([b"kept"], name="ab12"), first.write([b"nobody's"])
+    assert kept is not None
+    assert old is not None
+    second.open(standing=True)
+    assert bytes(second.read(kept)) == b"kept"
+    again = second.write([b"another"], name="ab12")
+    assert again is not None
+    assert again.name == kept.name
+    assert bytes(second.read(again)) == b"another"
+    assert second.forget({again.name}, min_age_s=3600) == 0
+    assert second.forget({again.name}, min_age_s=0) == 1
+    with pytest.raises(InvalidRecord):
+        second.read(old)
+    assert second.token  # it is no payload
+    assert (tmp_path / "ensemble.e" / "token").exists()

@@ -47,7 +47,8 @@ def find(name: str, version: int) -> ModelInterface:
 def ensemble(*steps: str, io: str = "", more: str = "", batch: int = 4) -> ModelConfig:
     io = io or f"input [ {tensor('x')} ] output [ {tensor('y')} ]"
     return parse(
-        f'name: "e" platform: "ensemble" max_batch_size: {batch} {io} ensemble_scheduling {{ {" ".join(steps)} }} {more}'
+        f'name: "e" platform: "ensemble" max_batch_size: {batch} {io} '
+        f"ensemble_scheduling {{ {' '.join(steps)} }} {more}"
     )
 
 
