@@ -208,11 +208,7 @@ class InstancePool:
 
     def checking_instances(self) -> list[tuple[str, SelfCheckingInstance]]:
         """Those that can tell whether they are well and are not busy, with their names (P6)."""
-        return [
-            (worker.spec.name, instance)
-            for worker in self._workers
-            if isinstance(worker, TaskWorker) and (instance := worker.checking) is not None
-        ]
+        return [(worker.spec.name, instance) for worker in self._workers if (instance := worker.checking) is not None]
 
     def all_down(self) -> bool:
         return all(worker.down for worker in self._workers if not worker.passive)

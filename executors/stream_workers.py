@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints
-from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, StreamingInstance
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, SelfCheckingInstance, StreamingInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
@@ -23,7 +23,7 @@ from .assembly import groups, request_inputs
 from .execution import Batch, Planned, model_request
 from .job import Job, died
 from .streaming import Flow, Outgoing, StreamedBatch, StreamRun
-from .workers import Worker
+from .workers import Worker, able_to_tell
 
 if TYPE_CHECKING:
     from .instance import InstancePool
@@ -82,6 +82,12 @@ class StreamWorker(Worker):
         """Tell the model, if it has this batch, that these requests are no longer wanted."""
         if job.stream is not None and job in self._open.values():
             job.stream.cancel(ids, self._instance)
+
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        """Not while it begins a batch; that responses are still to come keeps nobody from asking."""
+        beginning = any(job.stream is None or not job.stream.freed.is_set() for job in self._open.values())
+        return None if beginning else able_to_tell(self._instance)
 
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)

@@ -64,6 +64,11 @@ class Worker(ABC):
     async def close(self) -> None:
         """Stop after what is queued before this call, then unload the instance."""
 
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        """The instance, if it can tell whether it is well and has nothing else to do."""
+        return None
+
     @abstractmethod
     async def _create(self) -> None:
         """Make the instance. Raises what its backend raises."""
@@ -120,6 +125,11 @@ class Worker(ABC):
                 if self._pool.all_down():
                     self._pool.fail_queued(died(self.spec.name))
             delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
+
+
+def able_to_tell(instance: object) -> SelfCheckingInstance | None:
+    """The instance, if it can tell whether it is well (P6)."""
+    return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
 
 
 class ThreadWorker(Worker):
@@ -282,10 +292,7 @@ class TaskWorker(Worker):
 
     @property
     def checking(self) -> SelfCheckingInstance | None:
-        """The instance, if it can tell whether it is well and has nothing else to do."""
-        instance = self._instance
-        able = isinstance(instance, SelfCheckingInstance) and instance.checks_health
-        return instance if able and self._job is None else None  # type: ignore[return-value]
+        return None if self._job is not None else able_to_tell(self._instance)
 
     def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
         """Tell the model, if it runs this batch now, that these requests are no longer wanted."""

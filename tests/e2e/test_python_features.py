@@ -162,6 +162,7 @@ def write_models(models: Path, backends: Path, environment: Path) -> None:
     python(models, "metered", METERED, IO + "instance_group [ { count: 2 } ]")
     often = 'parameters { key: "charonia.health_interval_s" value { string_value: "0.02" } }'
     python(models, "patient", PATIENT, IO + often)
+    python(models, "patient_stream", PATIENT, IO + often + "model_transaction_policy { decoupled: true }")
     env = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }'
     python(models, "surrounded", SURROUNDED, TEXT + env)
     with tarfile.open(models / "surrounded/env.tar.gz", "w:gz") as tar:
@@ -236,15 +237,16 @@ def test_what_models_count_is_on_the_servers_page(server: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ready_endpoint_asks_the_models_health(kind: str, server: Any) -> None:
+    names = ("patient", "patient_stream")
     with client(kind, server) as asking:
-        until("it is ready", lambda: asking.is_model_ready("patient"))
+        until("they are ready", lambda: all(asking.is_model_ready(name) for name in names))
         server.sick.touch()
-        until("it is not ready", lambda: not asking.is_model_ready("patient"))
+        until("they are not ready", lambda: not any(asking.is_model_ready(name) for name in names))
         assert asking.is_model_ready("metered")
         assert asking.is_server_ready()
         assert (infer(server, "patient", kind, X=X).as_numpy("Y") == X).all(), "requests are accepted all the same"
         server.sick.unlink()
-        until("it is ready again", lambda: asking.is_model_ready("patient"))
+        until("they are ready again", lambda: all(asking.is_model_ready(name) for name in names))
 
 
 def test_a_model_runs_in_the_environment_it_brings(server: Any) -> None:
