@@ -28,14 +28,16 @@ Planned = tuple[int, RequestPlan]
 
 
 def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]) -> ModelRequest:
-    """A request that is of no sequence, as instances over requests get it."""
+    """A request as instances over requests get it; a sequence batcher has more to say of it (`BatchSteps`)."""
+    mark = record.sequence
     return ModelRequest(
         id=record.client_id,
-        correlation_id=0,
+        correlation_id=0 if mark is None else mark.correlation_id,
         inputs=inputs,
         outputs=plan.outputs,
         parameters=dict(record.meta.parameters),
         timeout_us=record.timeout_us,
+        flags=0 if mark is None else mark.flags,
         origin=record,
     )
 

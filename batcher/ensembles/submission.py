@@ -360,10 +360,10 @@ class Submission:
 
 
 def _mark(record: RequestRecord, asked: InferenceRequest, step_id: bytes, admitted: Admitted) -> SequenceMark | None:
-    """The ensemble's own where its step can do with it (S52)."""
+    """The ensemble's own (S52)."""
     if record.sequence is None:
         return mark_of(asked, step_id, admitted, record.lineage.tenant if record.lineage is not None else "")
-    return record.sequence if admitted.sequential or admitted.composed else None
+    return record.sequence
 
 
 def _is_journalled(flight: Flight) -> bool:

@@ -50,8 +50,6 @@ class Admitted:
     """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
     sequential: bool = False
     """The request is one of a sequence (`charonia.calls.sequences`)."""
-    composed: bool = False
-    """It is for an ensemble, whose steps may be of sequences: its correlation id is passed on (S52)."""
 
 
 class Admission:
@@ -131,8 +129,7 @@ class Admission:
             for position, t in enumerate(request.inputs)
             if t.datatype is DataType.BYTES
         )
-        composed = interface.scheduling == ENSEMBLE_SCHEDULING
-        return Admitted(meta, rows, signature, bytes_inputs, interface.sequence_batching is not None, composed)
+        return Admitted(meta, rows, signature, bytes_inputs, interface.sequence_batching is not None)
 
     def _check_names(self, request: InferenceRequest) -> None:
         interface = self._interface

@@ -11,8 +11,8 @@ from .sequences import sequence_mark
 
 
 def mark_of(request: InferenceRequest, request_id: bytes, admitted: Admitted, tenant: str) -> SequenceMark | None:
-    """The mark of a request of a sequence, and of one for an ensemble that names a sequence."""
-    if admitted.sequential or (admitted.composed and request.sequence_id):
+    """The mark of a request of a sequence, and of any other with a correlation id: models may ask (P9, S52)."""
+    if admitted.sequential or request.sequence_id:
         return sequence_mark(request, request_id, tenant)
     return None
 

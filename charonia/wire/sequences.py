@@ -39,6 +39,11 @@ class SequenceMark:
             return scope + b"s" + self.correlation_id.encode()
         return scope + b"n" + self.correlation_id.to_bytes(8, "little")
 
+    @property
+    def flags(self) -> int:
+        """Start and end as the bits models know (P13)."""
+        return (_START if self.start else 0) | (_END if self.end else 0)
+
     def pack(self) -> bytes:
         flags = (_START if self.start else 0) | (_END if self.end else 0)
         scope = _SCOPE.pack(self.scope) if self.scope else b""

@@ -103,6 +103,7 @@ class TritonPythonModel:
                 "id": request.request_id(),
                 "timeout": request.timeout(),
                 "flags": request.flags(),
+                "correlation": request.correlation_id(),
                 "outputs": request.requested_output_names(),
                 "parameters": json.loads(request.parameters()),
                 "memory": request.preferred_memory().preferred_memory_type,
@@ -281,11 +282,23 @@ def test_a_model_sees_its_request(server: Any) -> None:
         "id": "r7",
         "timeout": 5_000_000,
         "flags": 0,
+        "correlation": 0,
         "outputs": ["TEXT"],
         "memory": 0,
         "context": None,
         "directory": "1",
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("correlation_id", [7, 2**63 - 1, "call-1"])
+def test_a_model_without_a_sequence_batcher_sees_the_correlation_id_too(
+    correlation_id: int | str, kind: str, server: Any
+) -> None:
+    options = {"sequence_id": correlation_id, "sequence_start": True, "sequence_end": False}
+    text = infer(server, "facts", kind, options, X=X).as_numpy("TEXT")[0, 0]
+    facts = json.loads(text)
+    assert (facts["correlation"], facts["flags"], facts["parameters"]) == (correlation_id, 1, {})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -265,7 +265,8 @@ async def test_an_instance_told_to_end_dies_without_blame() -> None:
     under = Pool(instance)
     deadly = under.run(DEADLY)
     closing = asyncio.ensure_future(under.pool.close())
-    await asyncio.sleep(0)
+    while not under.pool._workers[0]._closing.is_set():
+        await asyncio.sleep(0)
     gate.set()
     await asyncio.wait_for(closing, 30)
     death = (await deadly).death
