@@ -15,6 +15,7 @@ from charonia.telemetry import log_epoch_changes, render
 
 from .adaptive_report import adaptive_of
 from .ensembles.owned import OwnedEnsemble
+from .scheduling.sequence_scheduler import SequenceScheduler
 from .service import BatcherService
 
 _OF_ENSEMBLES = (
@@ -67,6 +68,9 @@ class BatcherMetrics(Collector):
         running = GaugeMetricFamily(
             "charonia_batcher_running_requests", "Requests given to executors and not settled", labels=["model"]
         )
+        live = GaugeMetricFamily(
+            "charonia_live_sequences", "Sequences that have a slot or wait for one", labels=["model"]
+        )
         adaptive = [
             GaugeMetricFamily(name, what, labels=["model", "version"])
             for name, what in (
@@ -85,10 +89,14 @@ class BatcherMetrics(Collector):
             for version in self._catalog.held(model):
                 pending.add_metric([model, str(version)], waiting.get(version, 0))
             running.add_metric([model], owned.scheduler.outstanding_requests())
+            if isinstance(owned.scheduler, SequenceScheduler):
+                live.add_metric([model], owned.scheduler.live_sequences())
         yield from self._of_ensembles()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
         yield from (family for family in adaptive if family.samples)
+        if live.samples:
+            yield live
         yield pending
         yield running
         yield GaugeMetricFamily(

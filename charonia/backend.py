@@ -145,7 +145,11 @@ class ModelCalls(Protocol):
 
 @runtime_checkable
 class BatchInstance(Protocol):
-    """An instance over assembled arrays."""
+    """An instance over assembled arrays.
+
+    One that remembers nothing from one execution to the next may say so with an attribute `stateless = True`: then
+    sequences without implicit states lose nothing when they move to another instance.
+    """
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run one batch: arrays of [rows, ...] (or the exact shape without batching) to arrays, one per name.

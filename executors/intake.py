@@ -230,6 +230,8 @@ class Intake:
         if sequences is not None and job.steps is not None and job.header is not None:
             ended = {index for index, answer in enumerate(executed.answers) if answer}
             failed = {failure.index for failure in executed.failures}
+            if job.steps.errors:
+                self._metrics.states_lost(incarnation.model, incarnation.version, len(job.steps.errors))
             job.written, job.before = sequences.commit(
                 *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
             )

@@ -63,6 +63,7 @@ class _Totals:
     returned: int = 0
     died: int = 0
     fenced: int = 0
+    states_lost: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
     unawaited: int = 0
     unawaited_ns: int = 0
@@ -123,6 +124,10 @@ class ExecutorMetrics(Collector):
         """Count requests whose settlement came after somebody else's."""
         self._of(model, version).fenced += requests
 
+    def states_lost(self, model: str, version: int, requests: int) -> None:
+        """Count requests that were told that their sequence's state is gone."""
+        self._of(model, version).states_lost += requests
+
     def invalid(self) -> None:
         """Count one entry that held no batch (H27)."""
         self._invalid += 1
@@ -160,6 +165,8 @@ class ExecutorMetrics(Collector):
         yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
         yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
         yield self._counter("batches_died", "Batches whose instance died or hung", lambda totals: totals.died)
+        what = "Requests whose sequence's state was gone"
+        yield self._counter("sequence_states_lost", what, lambda totals: totals.states_lost)
         fenced = CounterMetricFamily(
             "charonia_fenced",
             "Requests whose settlement came after another attempt, cancel or deadline",

@@ -67,8 +67,6 @@ class Sequences:
         self._known: dict[bytes, Remembered] = {}
         self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
         self._since_sweep = 0
-        self.lost = 0
-        """Requests that were told that their sequence's state is gone."""
 
     def missing(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
         """The keys of the sequences whose state has to be read from the log first."""
@@ -107,7 +105,6 @@ class Sequences:
             if not start:
                 before = self._before(self._key(record), place, places.instance, life)
             if before is None:
-                self.lost += 1
                 errors[index] = InternalError(LOST.format(id=mark.correlation_id, model=self._model))
                 before = self.tensors.initial
             steps.append(Step(mark.correlation_id, start, end, place.slot, before))

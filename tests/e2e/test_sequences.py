@@ -150,14 +150,15 @@ def build(repository: Path) -> None:
         + f"sequence_batching {{ max_sequence_idle_microseconds: 300000 direct {{ }} {direct} }}",
     )
     fp32 = "data_type: TYPE_FP32 dims: [ 1 ] } ]"
-    put(repository / "adds" / "1" / "model.onnx", adding())
-    warm = 'model_warmup { name: "w" inputs { key: "X" value { data_type: %s dims: 1 zero_data: true } } }'
-    put(
-        repository / "adds" / "config.pbtxt",
-        f'backend: "onnxruntime" max_batch_size: 8 input [ {{ name: "X" {fp32} output [ {{ name: "SUM" {fp32} '
-        f"instance_group [ {{ count: 2 kind: KIND_CPU }} ] {warm % 'TYPE_FP32'} "
-        f"sequence_batching {{ {LONG} oldest {{ max_candidate_sequences: 64 }} {STATE % ('AFTER', '1', '')} }}",
-    )
+    warm = 'model_warmup { name: "w" inputs { key: "X" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }'
+    for name, strategy in (("adds", "oldest { max_candidate_sequences: 64 }"), ("adds_direct", "direct { }")):
+        put(repository / name / "1" / "model.onnx", adding())
+        put(
+            repository / name / "config.pbtxt",
+            f'backend: "onnxruntime" max_batch_size: 8 input [ {{ name: "X" {fp32} output [ {{ name: "SUM" {fp32} '
+            f"instance_group [ {{ count: 2 kind: KIND_CPU }} ] {warm} "
+            f"sequence_batching {{ {LONG} {strategy} {STATE % ('AFTER', '1', '')} }}",
+        )
     initial = 'initial_state: [ { name: "two" data_type: TYPE_FP32 dims: [ 2 ] data_file: "two.bin" } ]'
     put(repository / "grows" / "1" / "model.onnx", growing())
     put(repository / "grows" / "initial_state" / "two.bin", struct.pack("<2f", 7, 8))
@@ -166,6 +167,13 @@ def build(repository: Path) -> None:
         f'backend: "onnxruntime" max_batch_size: 0 input [ {{ name: "X" {fp32} '
         'output [ { name: "ALL" data_type: TYPE_FP32 dims: [ -1 ] } ] '
         f"sequence_batching {{ {LONG} {STATE % ('ALL', '-1', initial)} }}",
+    )
+    maps = 'input_map { key: "X" value: "X" } output_map { key: "SUM" value: "SUM" }'
+    put(repository / "wraps" / "1" / "empty", "")
+    put(
+        repository / "wraps" / "config.pbtxt",
+        f'platform: "ensemble" max_batch_size: 8 input [ {{ name: "X" {fp32} output [ {{ name: "SUM" {fp32} '
+        f'ensemble_scheduling {{ step [ {{ model_name: "adds" model_version: -1 {maps} }} ] }}',
     )
     one = "data_type: TYPE_INT32 dims: [ 1 ]"
     python(
@@ -207,6 +215,15 @@ def test_a_direct_sequence_is_told_what_it_is(sequences: Any, kind: str) -> None
     assert [one[0] for one in told] == [1, 3, 6]
     assert [one[1:5] for one in told] == [[5, 1, 0, 1], [0, 1, 0, 0], [0, 1, 0.5, 2]]
     assert answers[0].as_numpy("NAME")[0, 0] == f"int {number} {number}".encode()
+
+
+def test_an_empty_slot_gets_a_request_that_is_not_ready(sequences: Any) -> None:
+    """S34: a python model gets it as a request like any other, but for READY."""
+    step(sequences, "direct", 51, 1, "s")
+    step(sequences, "direct", 52, 10, "s")
+    step(sequences, "direct", 51, 1, "e")
+    told = step(sequences, "direct", 52, 10, "e").as_numpy("TOLD")[0].tolist()
+    assert (told[0], told[5:7]) == (20, [2, 1])
 
 
 def test_controls_are_no_inputs_of_the_model(sequences: Any) -> None:
@@ -299,14 +316,16 @@ def test_a_stream_answers_in_order_without_waiting(sequences: Any) -> None:
     assert seen == [(f"{n}/{at}", n * (at + 1)) for at in range(30) for n in range(1, 5)]
 
 
-def test_many_sequences_share_batches_and_keep_their_sums(sequences: Any) -> None:
+@pytest.mark.parametrize("model", ["adds", "adds_direct"])
+def test_many_sequences_share_batches_and_keep_their_sums(sequences: Any, model: str) -> None:
+    """Of 24 sequences 16 have a direct slot at a time."""
     wrong: list[Any] = []
 
     def run(number: int) -> None:
         with client("http", sequences) as asking:
             for at in range(8):
                 options = {"sequence_id": number, "sequence_start": at == 0, "sequence_end": at == 7}
-                answer = asking.infer("adds", inputs("http", X=np.array([[number]], np.float32)), **options)
+                answer = asking.infer(model, inputs("http", X=np.array([[number]], np.float32)), **options)
                 if float(answer.as_numpy("SUM")[0, 0]) != number * (at + 1):
                     wrong.append((number, at))
 
@@ -340,3 +359,20 @@ def test_a_model_may_ask_for_another_turn(sequences: Any) -> None:
             for turns, kind in zip(wanted, KINDS * 2, strict=True)
         ]
         assert [int(answer.result(60).as_numpy("TURNS")[0, 0]) for answer in answers] == wanted
+
+
+def test_an_ensemble_hands_its_sequence_on(sequences: Any) -> None:
+    """S52."""
+    options = [{"sequence_start": True}, {}, {"sequence_end": True}]
+    asked = [{"sequence_id": 4711} | option for option in options]
+    answers = [
+        infer(sequences, "wraps", "http", option, X=np.array([[value]], np.float32)).as_numpy("SUM")
+        for value, option in enumerate(asked, 1)
+    ]
+    assert [float(answer[0, 0]) for answer in answers] == [1, 3, 6]
+
+
+def test_it_is_counted(sequences: Any) -> None:
+    step(sequences, "direct", 31, 1, "s")
+    assert 'charonia_live_sequences{model="direct"}' in sequences.scrape()
+    step(sequences, "direct", 31, 1, "e")

@@ -101,7 +101,6 @@ def test_what_is_not_here_is_read_from_the_log() -> None:
     assert known.missing(header(binding=3), [record(3)]) == [KEY], "it has been elsewhere meanwhile"
     known.restore([KEY], [None])
     assert begin(known, header(binding=3), record(3)).errors
-    assert known.lost == 1
 
 
 def test_a_state_that_is_not_of_the_last_step_is_none() -> None:

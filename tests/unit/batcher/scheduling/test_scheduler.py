@@ -740,3 +740,19 @@ def test_the_same_configuration_again_changes_nothing() -> None:
     model.put(1)
     assert model.see(PolicyChanged(interface(4, block))) == []
     assert model.wakeup_us() == 10
+
+
+def test_a_hook_holds_the_first_batch_back() -> None:
+    """S43: nothing before so many wait, then as ever."""
+    scheduler = ModelScheduler("b", waits_for=2)
+    scheduler.observe_all([PolicyChanged(interface(4, DynamicBatching())), VersionServed("e", 1, "h", 1)], 0)
+
+    def send(number: int) -> list[Decision]:
+        return scheduler.observe(RequestQueued(bytes([number]) * 16, 1, 0, 1, 0, 0, 0, 0), 0)
+
+    assert send(1) == []
+    (batch,) = send(2)
+    assert isinstance(batch, DispatchBatch)
+    assert len(batch.requests) == 2
+    scheduler.observe(BatchFinished(batch.batch_id, "e"), 0)
+    assert len(send(3)) == 1
