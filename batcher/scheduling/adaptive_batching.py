@@ -14,6 +14,7 @@ starves. When no size is in time, nothing waits either: batches grow with the qu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Literal
@@ -134,9 +135,10 @@ class AdaptiveBatching:
     def finished(self, rows: int, duration_ns: int, now_ns: int) -> None:
         """A batch of so many rows took so long on its instance."""
         self._batches += 1
-        cost = self._costs.get(rows)
+        size = _rounded(rows)
+        cost = self._costs.get(size)
         if cost is None:
-            self._costs[rows] = _Cost(float(duration_ns), duration_ns * 0.1, now_ns)
+            self._costs[size] = _Cost(float(duration_ns), duration_ns * 0.1, now_ns)
         else:
             cost.add(duration_ns, now_ns)
 
@@ -288,14 +290,20 @@ class AdaptiveBatching:
         if size > known[-1]:
             cost = self._costs[known[-1]]
             return cost.mean_ns * size / known[-1], cost.high_ns * size / known[-1]
-        above = next(other for other in known if other > size)
-        below = known[known.index(above) - 1]
+        position = bisect_left(known, size)
+        below, above = known[position - 1], known[position]
         part = (size - below) / (above - below)
         one, other = self._costs[below], self._costs[above]
         return (
             one.mean_ns + part * (other.mean_ns - one.mean_ns),
             one.high_ns + part * (other.high_ns - one.high_ns),
         )
+
+
+def _rounded(rows: int) -> int:
+    """Large sizes that cost about the same are one: eight of them between a power of two and the next."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return rows if rows <= 16 else rows // step * step
 
 
 def _candidates(limit: int, current: int) -> list[int]:
