@@ -33,6 +33,7 @@ from .job_queries import JobQueries
 from .job_watches import JobWatches
 from .metrics import JobCounts, count
 from .retention import Retentions
+from .streaming import until
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
 from .waiters import Waiter
 from .webhooks.addresses import Allowed, check_url
@@ -185,7 +186,7 @@ class Jobs:
             waiter.follows = not created
             following = self._queries.answers(model, ticket.id)
             if timer is not None:
-                following = _until(waiter.future, following)
+                following = until(waiter.future, following)
             async with contextlib.aclosing(following) as answers:
                 async for answer in answers:
                     complete = answer.final
@@ -362,27 +363,6 @@ class Jobs:
 
     async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
         return await self._queries.page(which, caller, cursor, limit)
-
-
-async def _until(
-    end: asyncio.Future[ResponseRecord], answers: AsyncGenerator[ResponseRecord]
-) -> AsyncGenerator[ResponseRecord]:
-    """The answers, until there are no more or `end` fails."""
-    async with contextlib.aclosing(answers):
-        while True:
-            coming = asyncio.ensure_future(anext(answers))
-            try:
-                await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    await end
-            finally:
-                coming.cancel()
-                await asyncio.wait({coming})
-            try:
-                answer = coming.result()
-            except StopAsyncIteration:
-                return
-            yield answer
 
 
 def _about(

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ from charonia.eventlog.port import EventLog
 from charonia.events import LanesWeighed
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
 from charonia.jobs import JobEvent
-from charonia.models.caching import CachingRules
 from charonia.models.catalog import ServedVersion
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
@@ -241,9 +240,10 @@ class GatewayService:
         """The one answer to an admitted request."""
         level = admission.level(request.priority)
         rules = admission.caching
-        if rules is not None and cachable(request, options):
+        if self._cache is not None and rules is not None and cachable(request, options):
+            tenant = options.caller.tenant if options is not None else ""
             send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
-            return self._cached(request, served, rules, options, send, counts)
+            return self._cache.answer(request, served, rules, tenant, send, counts)
         if options is None or not is_job(options):
             return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
         return self.jobs.infer(request, admitted, level, served, options)
@@ -268,19 +268,6 @@ class GatewayService:
         async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
             async for response in responses:
                 yield response
-
-    async def _cached(
-        self,
-        request: InferenceRequest,
-        served: ServedVersion,
-        rules: CachingRules,
-        options: DeliveryOptions | None,
-        send: Callable[[], Awaitable[ResponseRecord]],
-        counts: RequestCounts,
-    ) -> ResponseRecord:
-        assert self._cache is not None
-        tenant = options.caller.tenant if options is not None else ""
-        return await self._cache.answer(request, served, rules, tenant, send, counts)
 
     def _admit(
         self, request: InferenceRequest, started_ns: int

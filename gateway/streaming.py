@@ -21,6 +21,27 @@ async def only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseReco
     yield await coming
 
 
+async def until(
+    end: asyncio.Future[ResponseRecord], answers: AsyncGenerator[ResponseRecord]
+) -> AsyncGenerator[ResponseRecord]:
+    """The answers, until there are no more or `end` fails."""
+    async with contextlib.aclosing(answers):
+        while True:
+            coming = asyncio.ensure_future(anext(answers))
+            try:
+                await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    await end
+            finally:
+                coming.cancel()
+                await asyncio.wait({coming})
+            try:
+                answer = coming.result()
+            except StopAsyncIteration:
+                return
+            yield answer
+
+
 async def responses_of(
     records: AsyncGenerator[ResponseRecord], request: InferenceRequest, counts: RequestCounts, started_ns: int
 ) -> AsyncGenerator[InferenceResponse]:

@@ -101,7 +101,10 @@ async def timeline(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
 
 
 async def result(log: EventLog, text: str, directory: Path | None) -> dict[str, Any]:
-    """An ended job's answer: v2 outputs, or files of `directory`; `error` of one that failed. Raises `NotFound`."""
+    """An ended job's answer: v2 outputs, or files of `directory`; `error` of one that failed. Raises `NotFound`.
+
+    A job of a model that may answer more than once has `responses`, each with its outputs, files or error.
+    """
     job = await _must_be(log, text)
     about: dict[str, Any] = {"id": job.public_id, "state": job.state.value, "model_name": job.model}
     record = await log.job_result(job.model, job.id)
@@ -112,11 +115,27 @@ async def result(log: EventLog, text: str, directory: Path | None) -> dict[str, 
     if response.error is not None:
         return {**about, "error": response.error.message, "code": response.error.code.name}
     answer: dict[str, Any] = {**about, "model_version": str(response.version), "error": None}
-    if response.parameters:
-        answer["parameters"] = plain(response.parameters)
+    if response.place is None:
+        return {**answer, **_answered(response, directory)}
+    responses: list[dict[str, Any]] = []
+    while page := await log.job_responses(job.model, job.id, len(responses) - 1, _PAGE):
+        responses += [_placed(unpack_response(packed), directory) for _, _, packed in page]
+    return {**answer, "responses": [*responses, _placed(response, directory)]}
+
+
+def _placed(response: ResponseRecord, directory: Path | None) -> dict[str, Any]:
+    attempt, index = response.place or (1, 0)
+    place = {"attempt": attempt, "index": index}
+    if response.error is not None:
+        return {**place, "error": response.error.message, "code": response.error.code.name}
+    return {**place, **_answered(response, directory / str(index) if directory is not None else None)}
+
+
+def _answered(response: ResponseRecord, directory: Path | None) -> dict[str, Any]:
+    parameters = {"parameters": plain(response.parameters)} if response.parameters else {}
     if directory is None:
-        return {**answer, "outputs": [described(tensor, whole=True) for tensor in response.outputs]}
-    return {**answer, "files": saved_all(response.outputs, directory)}
+        return {**parameters, "outputs": [described(tensor, whole=True) for tensor in response.outputs]}
+    return {**parameters, "files": saved_all(response.outputs, directory)}
 
 
 async def cancel_jobs(log: EventLog, ids: Sequence[str], wanted: Filter | None, now_us: int) -> dict[str, Any]:

@@ -214,7 +214,16 @@ def _jobs_result(document: dict[str, Any]) -> list[str]:
     if document["error"] is not None:
         return [f"{document['id']} {document['state']}: {one_line(document['error'])}"]
     lines = [f"{document['id']} {document['state']}"]
-    lines += document.get("files", [])
+    for response in document.get("responses", []):
+        lines.append(f"response {response['index']}, attempt {response['attempt']}")
+        lines += [f"  {line}" for line in _answered(response)]
+    return lines + _answered(document)
+
+
+def _answered(document: dict[str, Any]) -> list[str]:
+    if document.get("error") is not None:
+        return [one_line(document["error"])]
+    lines = list(document.get("files", []))
     for output in document.get("outputs", []):
         lines.append(f"{one_line(output['name'])} {output['datatype']} {output['shape']}")
         lines.append(f"  {json.dumps(output['data'])}")

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from charonia import keys
-from charonia.errors import NotFound
-from charonia.jobs import JobState
+from charonia.errors import InternalError, NotFound
+from charonia.jobs import JobEnd, JobState
+from charonia.tensors import Tensor
+from charonia.wire import pack_failure, pack_response
 
 Ids = Callable[[int], bytes]
 
@@ -119,6 +121,30 @@ async def test_the_result_of_a_job_is_its_outputs(yard: Any, ids: Ids, tmp_path:
     assert document["outputs"] == [{"name": "Y", "datatype": "FP32", "shape": [1, 12], "data": values}]
     document, _, _ = await yard.run("jobs", "result", public(ids(1)), "--out", str(tmp_path / "new"))
     assert np.load(document["files"][0]).tolist() == [values]
+
+
+async def test_the_result_of_a_job_with_several_responses(yard: Any, ids: Ids, tmp_path: Path) -> None:
+    await yard.job(ids(1))
+    await yard.begin(ids(1))
+
+    def packed(index: int, final: bool) -> bytes:
+        outputs = [] if final else [Tensor.of("Y", np.array([index], np.int32))]
+        return pack_response(ids(1), "m", 1, outputs, {}, final=final, place=(1, index))
+
+    failed = pack_failure(ids(1), "m", 1, InternalError("this one"), final=False, place=(1, 1))
+    assert await yard.log.add_job_responses("m", ids(1), 1, 0, [packed(0, False), failed])
+    end = JobEnd(JobState.SUCCEEDED, packed(2, True))
+    await yard.log.settle("m", [(ids(1), 1)], None, [], ends={ids(1): end})
+    document, well, shown = await yard.run("jobs", "result", public(ids(1)))
+    assert well
+    assert document["responses"] == [
+        {"attempt": 1, "index": 0, "outputs": [{"name": "Y", "datatype": "INT32", "shape": [1], "data": [0]}]},
+        {"attempt": 1, "index": 1, "error": "this one", "code": "INTERNAL"},
+        {"attempt": 1, "index": 2, "outputs": []},
+    ]
+    assert "this one" in shown
+    document, _, _ = await yard.run("jobs", "result", public(ids(1)), "--out", str(tmp_path / "new"))
+    assert np.load(document["responses"][0]["files"][0]).tolist() == [0]
 
 
 async def test_a_job_that_failed_says_why(yard: Any, ids: Ids) -> None:
