@@ -16,9 +16,14 @@ import pytest
 
 from batcher.upkeep import verify
 from charonia import keys
+from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.embedded import PrivateServer
+from charonia.eventlog.port import Limits
 from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, pack_fact
+from charonia.tensors import Tensor
+from charonia.wire import pack_request, request_meta
 
 pytestmark = pytest.mark.integration
 
@@ -519,6 +524,34 @@ async def test_replies_to_a_gateway_that_left_are_not_kept(cluster: Cluster) -> 
         return not await log.range(stream)
 
     await until_so(gone)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+async def test_a_stream_that_nobody_reads_any_more_is_given_up(cluster: Cluster, decoupled: bool) -> None:
+    """What answers once is soon done and goes on."""
+    policy = "model_transaction_policy { decoupled: true }" if decoupled else ""
+    cluster.configure(DYNAMIC + policy)
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    await executor.tell(ProcessJoined("gateway", "gateway-0"))
+    tensor = Tensor("x", DataType.INT32, (1, 1), b"\1\0\0\0")
+    meta = request_meta(1, HASH, [tensor], (), {})
+    record = pack_request(
+        b"1" * 16, b"gateway-0", b"", meta, [tensor.data], rows=1, signature=1, level=0, accepted_ns=wall_ns()
+    )
+    await executor.log.accept(MODEL, 0, 0, [(b"1" * 16, len(record))], [b"r", record], Limits())
+    await until(lambda: len(executor.held) == 1)
+
+    await cluster.lose("gateway", "gateway-0")
+
+    if decoupled:
+        await until(lambda: executor.unwanted == [b"1" * 16])
+        await until_so(lambda: _pending(cluster, 0))
+    await until(lambda: "gateway-0" in batcher.service._gone_endpoints)
+    assert bool(executor.unwanted) is decoupled
+    executor.release()
+    await until_so(lambda: _pending(cluster, 0))
 
 
 async def test_a_reload_serves_on(cluster: Cluster) -> None:
