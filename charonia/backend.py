@@ -223,6 +223,18 @@ class StreamingInstance(Protocol):
 
 
 @runtime_checkable
+class LateAnswering(Protocol):
+    """What an instance that is both a `RequestInstance` and a `StreamingInstance` may be besides.
+
+    With `answers_later` it is used as the latter for a model that is not decoupled, too: each request gets exactly one
+    response, final, and after `free` the next batch comes while responses are still to come. Not of models with
+    sequences or with `preserve_ordering`.
+    """
+
+    answers_later: bool
+
+
+@runtime_checkable
 class CancellableInstance(Protocol):
     """What a `RequestInstance` or `StreamingInstance` may be besides: one that tells its model what is not wanted."""
 
@@ -291,6 +303,7 @@ __all__ = [
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
+    "LateAnswering",
     "MeteredBackend",
     "ModelCalls",
     "ModelRequest",

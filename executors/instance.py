@@ -16,12 +16,13 @@ from charonia.backend import (
     BatchInstance,
     InstanceDied,
     InstanceSpec,
+    LateAnswering,
     RequestInstance,
     SelfCheckingInstance,
     StreamingInstance,
 )
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, Unsupported
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.wire import RequestRecord
 
@@ -120,18 +121,30 @@ class InstancePool:
         if isinstance(instance, BatchInstance):
             jobs = self._blocking if self._turns is None and not self._is_bound else queue.SimpleQueue()
             worker = ThreadWorker(self, spec, instance, group.passive, jobs)
-        elif isinstance(instance, StreamingInstance) and (
-            self.interface.decoupled or not isinstance(instance, RequestInstance)
-        ):
+        elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
             own = self._cooperative if self._turns is None else asyncio.Queue()
             worker = StreamWorker(self, spec, instance, group.passive, own)
             self.streams = True
         else:
+            assert isinstance(instance, RequestInstance)
             own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
         self._workers.append(worker)
         if self._turns is not None:
             self._turns.add(worker, group)
+
+    def _streams_on(self, instance: StreamingInstance) -> bool:
+        """Whether an instance answers requests one by one. Raises `Unsupported` when it must and the model cannot."""
+        block = self.interface.dynamic_batching
+        tied = self._is_bound or (block is not None and block.preserve_ordering)
+        if self.interface.decoupled or not isinstance(instance, RequestInstance):
+            if tied:
+                raise Unsupported(
+                    f"model '{self.interface.name}' is answered request by request, which sequence batching and "
+                    "preserve_ordering do not allow"
+                )
+            return True
+        return not tied and isinstance(instance, LateAnswering) and instance.answers_later
 
     def start(self) -> None:
         """Start taking work. All instances of a version are of one kind: a backend's."""

@@ -443,3 +443,36 @@ async def test_nothing_is_kept_of_what_has_ended(load: Load) -> None:
     assert not (child._heard_s)
     assert not (child._timers)
     assert not (instance._executing)
+
+
+async def test_a_model_that_is_not_decoupled_frees_its_instance_too(load: Load) -> None:
+    """The first request is answered by the second call of execute, which so must come before."""
+    instance = await load(
+        """
+        kept = []
+
+        def execute(self, requests):
+            for request in requests:
+                if value_of(request) == 1:
+                    self.kept.append(request.get_response_sender())
+            answers = [None if value_of(r) == 1 else response(value_of(r)) for r in requests]
+            if answers[0] is not None:
+                for sender in self.kept:
+                    sender.send(response(9), FINAL)
+                self.kept.clear()
+            return answers
+        """,
+        TENSORS,
+    )
+    assert instance.answers_later
+    first = Responses(2)
+    going = asyncio.ensure_future(instance.execute_stream([request(1), request(3)], first))
+    await asyncio.wait_for(first.freed.wait(), PATIENCE_S)
+    assert (first.ended, first.told(1)) == ([False, True], [3])
+    assert (await run(instance, 2)).told() == [2]
+    await asyncio.wait_for(going, PATIENCE_S)
+    assert first.told(0) == [9]
+
+
+async def test_an_instance_whose_code_has_no_senders_does_not_answer_later(load: Load) -> None:
+    assert not (await load("def execute(self, requests):\n    return []", TENSORS)).answers_later

@@ -30,7 +30,7 @@ from .exchange import failure_of, requests_content, responses_of
 from .frames import Frame, FrameError, Kind
 from .limits import Limits
 from .model_calls import AskedByModel
-from .runtime_file import code_file
+from .runtime_file import code_file, mentions
 from .streams import SingleResponses, Stream
 
 _HEALTH_CEILING_S = 60.0
@@ -43,6 +43,8 @@ class PythonInstance:
     def __init__(self, child: ChildProcess, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
         self._child = child
         self._limits = limits
+        self.answers_later = False
+        """Whether its code has response senders, whose responses may come after `execute` has returned."""
         self.checks_health = False
         """Whether the model has a function that tells of its health."""
         self._check: asyncio.Future[Frame] | None = None
@@ -83,7 +85,7 @@ class PythonInstance:
             self._end(call, requests)
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
-        """Of a decoupled model (P11): returns when every sender has sent its final response. Raises as above.
+        """Returns when every request has had its final response, of senders (P11) or returned. Raises as above.
 
         A failure of `execute` is raised; it is that of the requests without a final response (P12).
         """
@@ -94,6 +96,8 @@ class PythonInstance:
             frame = await reply
             if frame.kind is Kind.FAILED:
                 raise failure_of(frame)
+            if frame.content() is not None:  # of a model that is not decoupled
+                stream.returned(responses_of(frame))
             responses.free()
             await stream.ended
         except FrameError as error:
@@ -190,6 +194,7 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
         await child.close(limits.finalize_s)
         raise failure_of(frame)
     instance.checks_health = frame.content() is True
+    instance.answers_later = await asyncio.to_thread(mentions, source, "get_response_sender")
     return instance
 
 

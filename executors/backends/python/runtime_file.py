@@ -33,3 +33,14 @@ def code_file(source: ModelSource) -> Path:
     if source.config.backend not in ("", OWN_BACKEND):
         return python_based(source) or source.version_directory.absolute() / RUNTIME
     return source.version_directory.absolute() / (source.config.default_model_filename or RUNTIME)
+
+
+def mentions(source: ModelSource, word: str) -> bool:
+    """Whether the model's code, or a file beside it, has a word in it."""
+    for path in code_file(source).parent.glob("*.py"):
+        try:
+            if word in path.read_text("utf-8", "replace"):
+                return True
+        except OSError:
+            continue
+    return False

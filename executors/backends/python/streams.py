@@ -1,13 +1,13 @@
 """The responses of one EXECUTE as they come from a model process, for the executor's side (`exchange`).
 
-Of a decoupled model they go on as they come; of another one each request has one, which may come after its EXECUTE is
-answered: then the others wait for it.
+`Stream` hands them on as they come. `SingleResponses` gathers those of an EXECUTE that is answered as a whole: there a
+response that comes after `execute` has returned is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from charonia.backend import InstanceDied, ModelResponse, ResponseStream
 
@@ -24,6 +24,7 @@ class Stream:
         self.ended: asyncio.Future[None] = loop.create_future()
         self._child = child
         self._responses = responses
+        self._count = count
         self._open = set(range(count))
         self._waiting: asyncio.Task[None] | None = None
 
@@ -42,6 +43,20 @@ class Stream:
         if self._responses.full and self._waiting is None:
             self._child.read(False)
             self._waiting = asyncio.get_running_loop().create_task(self._drain())
+
+    def returned(self, responses: Sequence[ModelResponse | None]) -> None:
+        """What `execute` of a model that is not decoupled returned; None stands for what a sender answers.
+
+        Raises `FrameError`.
+        """
+        if len(responses) != self._count:
+            raise FrameError(f"{len(responses)} replies to {self._count} requests")
+        for index, response in enumerate(responses):
+            if response is not None and index in self._open:
+                self._open.discard(index)
+                self._responses.send(index, response, final=True)
+        if not self._open:
+            self._end(None)
 
     def died(self, death: InstanceDied) -> None:
         self._end(death)
