@@ -21,7 +21,7 @@ from charonia.settings import BatcherSettings
 
 from . import ownership
 from .deadlocks import DeadlockWatch
-from .demand import most_room
+from .demand import has_room, most_room
 from .ensembles.owned import OwnedEnsemble
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
@@ -313,6 +313,9 @@ class BatcherService:
                         self._gone_endpoints -= {e for e in self._gone_endpoints if keys.replies(e) == stream}
             await asyncio.sleep(_SWEEP_S)
 
+    def _has_room(self, executor: str) -> bool:
+        return has_room(self._catalog, executor)
+
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
@@ -328,6 +331,8 @@ class BatcherService:
                 for owned in list(self._owned.values()):
                     await verify(owned, min_age_ns)
                     await owned.look_after()
+                    if owned.demand.is_for_this_model:
+                        owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
                 self._deadlocks.look(self._owned.values(), monotonic_ns())

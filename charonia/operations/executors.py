@@ -42,7 +42,7 @@ async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, An
     ready = [entry for _, _, entry in view.versions if entry.state == READY]
     held = [entry for entry in ready if not entry.on_demand]
     announced = sum(entry.on_demand for entry in ready)
-    bounded = described is not None and (described.budget_bytes or described.most_models)
+    budget_bytes = described.budget_bytes if described is not None else 0
     joined = view.joined
     return {
         "executor": joined.incarnation,
@@ -57,8 +57,8 @@ async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, An
         "slots": sum(entry.loaded.slots for entry in held if entry.loaded is not None),
         # batches of an executor with a batcher in its process never leave it
         "outstanding": None if joined.hosts_batcher else await _outstanding(log, joined.incarnation),
-        "used_bytes": described.used_bytes if described is not None and bounded else None,
-        "budget_bytes": (described.budget_bytes or None) if described is not None else None,
+        "used_bytes": described.used_bytes if described is not None and budget_bytes else None,
+        "budget_bytes": budget_bytes or None,
         "most_models": (described.most_models or None) if described is not None else None,
         "excluded": dict(view.excluded),
         "heartbeat_age_s": max(0, LEASE_MS - lease_ms) / 1000 if lease_ms >= 0 else None,

@@ -102,6 +102,38 @@ async def test_what_the_log_does_not_take_is_said_again() -> None:
     assert dispatcher.told == [("a", 1), ("a", 1)]
 
 
+async def test_what_does_not_come_is_asked_for_again() -> None:
+    asks, dispatcher = demand()
+    asks.on_served({1: served({"a": 0, "b": 0})})
+    asks.look({1: 1})
+    for _ in range(11):
+        asks.tend({1: 1}, lambda _: False)
+    await settle()
+    assert dispatcher.told == [("a", 1)] * 3
+    for _ in range(11):
+        asks.tend({}, lambda _: True)
+    await settle()
+    assert len(dispatcher.told) == 3, "nobody waits any more"
+
+
+async def test_a_backlog_is_shared_with_one_that_has_room() -> None:
+    asks, dispatcher = demand()
+    asks.on_served({1: served({"a": 2, "b": 0, "c": 0})})
+    assert asks.is_for_this_model
+    for waiting in (100, 100, 8, 100, 100):
+        asks.tend({1: waiting}, lambda _: True)
+    await settle()
+    assert dispatcher.told == [], "it was gone meanwhile"
+    asks.tend({1: 100}, lambda _: False)
+    await settle()
+    assert dispatcher.told == [], "nobody has room"
+    asks.tend({1: 100}, lambda executor: executor == "c")
+    await settle()
+    assert dispatcher.told == [("c", 1)]
+    asks.on_served({1: served({"a": 2, "b": 3, "c": 2})})
+    assert not asks.is_for_this_model
+
+
 def catalog(**described: tuple[int, int, int, int]) -> Catalog:
     found = Catalog()
     for executor, numbers in described.items():
