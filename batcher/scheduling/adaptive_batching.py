@@ -50,8 +50,9 @@ _JUDGE_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Cost:
-    """What batches of one size took, in ns."""
+    """What batches of about one size, `rows` in the mean, took."""
 
+    rows: float
     mean_ns: float
     deviation_ns: float
     seen_ns: int
@@ -62,8 +63,9 @@ class _Cost:
         """Hardly any batch takes longer."""
         return self.mean_ns + 3 * self.deviation_ns
 
-    def add(self, duration_ns: int, now_ns: int) -> None:
+    def add(self, rows: int, duration_ns: int, now_ns: int) -> None:
         weight = max(0.1, 1 / (self.count + 1))
+        self.rows += weight * (rows - self.rows)
         # One batch that took very long is an accident; were it none, others follow, and lateness is seen besides.
         bound_ns = 5 * self.deviation_ns + 0.3 * self.mean_ns
         off = min(bound_ns, max(-bound_ns, duration_ns - self.mean_ns))
@@ -138,9 +140,9 @@ class AdaptiveBatching:
         size = _rounded(rows)
         cost = self._costs.get(size)
         if cost is None:
-            self._costs[size] = _Cost(float(duration_ns), duration_ns * 0.1, now_ns)
+            self._costs[size] = _Cost(float(rows), float(duration_ns), duration_ns * 0.1, now_ns)
         else:
-            cost.add(duration_ns, now_ns)
+            cost.add(rows, duration_ns, now_ns)
 
     def answered(self, requests: int, late: int) -> None:
         """So many requests ended, of which so many past the target."""
@@ -271,17 +273,18 @@ class AdaptiveBatching:
     def _row_ns(self, known: list[int], size: int) -> float:
         """Cost of a row; a size beyond those known is hoped to be cheaper, or it would never be tried."""
         mean_ns, _ = self._cost(known, size)
-        hope = 1.0 if size <= known[-1] else 0.9 if len(known) == 1 or self._still_falling(known) else 1.0
+        hope = 1.0 if _rounded(size) <= known[-1] else 0.9 if len(known) == 1 or self._still_falling(known) else 1.0
         return hope * mean_ns / size
 
     def _still_falling(self, known: list[int]) -> bool:
         """Whether the largest size is cheaper for a row than the one before."""
         last, before = known[-1], known[-2]
-        return self._costs[last].mean_ns / last < self._costs[before].mean_ns / before * (1 - _WORTH)
+        last_ns, before_ns = (self._costs[size].mean_ns / self._costs[size].rows for size in (last, before))
+        return last_ns < before_ns * (1 - _WORTH)
 
     def _cost(self, known: list[int], size: int) -> tuple[float, float]:
         """(mean, high) of a batch: as measured, between two sizes by a line, beyond the largest in proportion."""
-        cost = self._costs.get(size)
+        cost = self._costs.get(_rounded(size))
         if cost is not None:
             return cost.mean_ns, cost.high_ns
         if size < known[0]:
@@ -289,7 +292,7 @@ class AdaptiveBatching:
             return cost.mean_ns, cost.high_ns
         if size > known[-1]:
             cost = self._costs[known[-1]]
-            return cost.mean_ns * size / known[-1], cost.high_ns * size / known[-1]
+            return cost.mean_ns * size / cost.rows, cost.high_ns * size / cost.rows
         position = bisect_left(known, size)
         below, above = known[position - 1], known[position]
         part = (size - below) / (above - below)

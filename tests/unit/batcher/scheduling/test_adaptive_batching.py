@@ -104,3 +104,14 @@ def test_another_target_begins_anew_with_what_is_known() -> None:
     assert learner.adaptive.choice.state == "out of reach"
     learner.adaptive.adopt(tight)
     assert learner.adaptive.choice.state == "out of reach"
+
+
+def test_large_sizes_that_cost_about_the_same_are_one() -> None:
+    wide = BatchRules(True, 4096, frozenset((4096,)), 4096, 0, False, 40 * MS)
+    adaptive = AdaptiveBatching(wide)
+    for size in range(1, 4097):
+        adaptive.finished(size, 4 * MS + size, 1)
+    assert len(adaptive._costs) <= 16 + 8 * 8 + 1
+    known = sorted(adaptive._costs)
+    assert known[:16] == list(range(1, 17))
+    assert all(adaptive._cost(known, size)[0] >= 4 * MS for size in (1, 17, 31, 100, 4095, 4096, 5000))
