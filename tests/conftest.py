@@ -22,6 +22,9 @@ from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
 
+# servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # machines are shared: how long one example takes says nothing about the code
 settings.register_profile("charonia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("charonia")
