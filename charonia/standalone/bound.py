@@ -119,7 +119,7 @@ class Server:
         where = running.endpoints
         self.http, self.grpc, self.metrics = (where.get(name, "") for name in ("http", "grpc", "metrics"))
         self.log_url = where["log"]
-        atexit.register(self.stop)
+        _stop_at_exit(self)
         return self
 
     def stop(self) -> bool:
@@ -127,7 +127,7 @@ class Server:
         running, self._running = self._running, None
         if running is None:
             return True
-        atexit.unregister(self.stop)
+        _started.discard(self)
         self.http = self.grpc = self.metrics = self.log_url = ""
         return running.stop()
 
@@ -184,7 +184,7 @@ class _Running:
         self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_wanted: asyncio.Event | None = None
-        # a daemon, so that a program that forgets to stop can end; it is stopped by atexit then
+        # a daemon, so that a program that forgets to stop can end (`_stop_at_exit`)
         self._thread = threading.Thread(target=self._run, name="charonia server", daemon=True)
 
     def start(self) -> None:
@@ -252,6 +252,28 @@ class _Running:
     def _became_ready(self, endpoints: Mapping[str, str]) -> None:
         self.endpoints = dict(endpoints)
         self._ready.set()
+
+
+# -- the end of the program --------------------------------------------------------------------------------------------
+
+_started: set[Server] = set()
+_exit_is_watched = False
+
+
+def _stop_at_exit(server: Server) -> None:
+    """Have a server that its program forgets stopped while threads can still be had, earlier than `atexit` does."""
+    global _exit_is_watched
+    _started.add(server)
+    if not _exit_is_watched:
+        _exit_is_watched = True
+        import concurrent.futures.thread  # noqa: F401 - whose own end must come after ours
+
+        getattr(threading, "_register_atexit", atexit.register)(_stop_all)
+
+
+def _stop_all() -> None:
+    for server in list(_started):
+        server.stop()
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------

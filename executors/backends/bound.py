@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import queue
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from charonia.tensors import Tensor
 WORD = "bound"
 
 Style = Literal["keywords", "dict", "requests"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,11 @@ class BoundArrays:
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Call it in this thread; see `BatchInstance`."""
-        return _named(_given(self._call, self._bound.style, inputs), self._bound.outputs)
+        named = _named(_given(self._call, self._bound.style, inputs), self._bound.outputs)
+        for name in outputs:
+            if name not in named:
+                raise InternalError(f"a bound function gave no output '{name}'")
+        return {name: named[name] for name in outputs}
 
     def close(self) -> None:
         """End the event loop of a coroutine function, if it was ever called."""
@@ -102,19 +108,15 @@ class BoundRequests:
     def __init__(self, bound: BoundFunction, name: str) -> None:
         self._bound = bound
         self._call = _Call(bound.function)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {name}")
+        self._thread = _InstanceThread(name)
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
         """Call it in the instance's thread; an exception in the place of an answer fails that request alone."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, requests)
+        return await self._thread.run(partial(self._answers, requests))
 
     async def close_instance(self) -> None:
         """End the thread."""
-        await asyncio.to_thread(self._end)
-
-    def _end(self) -> None:
-        self._thread.submit(self._call.close).result()
-        self._thread.shutdown()
+        await self._thread.close(self._call.close)
 
     def _answers(self, requests: Sequence[ModelRequest]) -> list[ModelResponse]:
         given = [
@@ -150,7 +152,7 @@ class BoundStream:
     def __init__(self, bound: BoundFunction, name: str) -> None:
         self._bound = bound
         self._call = _Call(bound.function)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {name}")
+        self._thread = _InstanceThread(name)
         self._executing: set[int] = set()
         self._cancelled: set[int] = set()
 
@@ -161,7 +163,7 @@ class BoundStream:
         try:
             for index, request in enumerate(requests):
                 send = partial(_send_from_thread, loop, responses, index)
-                await loop.run_in_executor(self._thread, self._stream, request, send)
+                await self._thread.run(partial(self._stream, request, send))
         finally:
             for request in requests:
                 self._executing.discard(id(request))
@@ -173,11 +175,7 @@ class BoundStream:
 
     async def close_instance(self) -> None:
         """End the thread."""
-        await asyncio.to_thread(self._end)
-
-    def _end(self) -> None:
-        self._thread.submit(self._call.close).result()
-        self._thread.shutdown()
+        await self._thread.close(self._call.close)
 
     def _stream(self, request: ModelRequest, send: Callable[[ModelResponse | None, bool], None]) -> None:
         try:
@@ -210,6 +208,52 @@ def _send_from_thread(
 
 def _given(call: _Call, style: Style, inputs: Mapping[str, Array]) -> Any:
     return call(**inputs) if style == "keywords" else call(dict(inputs))
+
+
+class _InstanceThread:
+    """The one thread in which a function over requests is called; a daemon, because the function may never return."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"instance {name}", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(cast("T", result))
+
+        def call() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as failure:
+                error = failure
+            with contextlib.suppress(RuntimeError):  # nobody waits any more, the loop has ended
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._work.put(call)
+        return await done
+
+    async def close(self, last: Callable[[], None]) -> None:
+        """End it after `last`; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            await self.run(last)
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._work.get()) is not None:
+            call()
 
 
 class _Call:

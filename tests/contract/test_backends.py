@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from charonia.testing.backend_contract import CHECKS, Check, IdentityModel, check_backend
+from executors.backends.bound import BoundBackend, BoundFunction, Style
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.python import PythonBackend
 
@@ -115,11 +116,46 @@ def decoupled_python_model(directory: Path, batching: bool) -> IdentityModel:
     return identity(directory, "python", batching, copies=3, decoupled=True)
 
 
+def bound_model(directory: Path, batching: bool) -> IdentityModel:
+    return identity(directory, "bound", batching)
+
+
+def decoupled_bound_model(directory: Path, batching: bool) -> IdentityModel:
+    return identity(directory, "bound", batching, copies=3, decoupled=True)
+
+
+def same(A: Array, B: Array) -> dict[str, Array]:
+    if A.shape[-1] != 3:
+        raise ValueError("not three columns")
+    return {"X": A, "Y": B}
+
+
+def three_times(A: Array, B: Array) -> Iterator[dict[str, Array]]:
+    for _ in range(3):
+        yield same(A, B)
+
+
+def bound(function: Callable[..., object], style: Style) -> Callable[[], Backend]:
+    def make() -> Backend:
+        backend = BoundBackend()
+        backend.functions["m"] = BoundFunction(function, style, ("X", "Y"))
+        return backend
+
+    return make
+
+
 @pytest.mark.parametrize("batching", [True, False], ids=["batching", "plain"])
 @pytest.mark.parametrize(
     ("make", "model"),
-    [(OnnxRuntimeBackend, onnx_model), (PythonBackend, python_model), (PythonBackend, decoupled_python_model)],
-    ids=["onnxruntime", "python", "decoupled-python"],
+    [
+        (OnnxRuntimeBackend, onnx_model),
+        (PythonBackend, python_model),
+        (PythonBackend, decoupled_python_model),
+        (bound(same, "keywords"), bound_model),
+        (bound(lambda requests: [same(**request.inputs) for request in requests], "requests"), bound_model),
+        (bound(three_times, "keywords"), decoupled_bound_model),
+    ],
+    ids=["onnxruntime", "python", "decoupled-python", "bound", "bound-requests", "bound-generator"],
 )
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_a_backend_of_the_tree_keeps_the_contract(

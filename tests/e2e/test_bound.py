@@ -279,3 +279,22 @@ def test_a_start_that_fails_leaves_nothing() -> None:
     with pytest.raises(StartupError, match=r"charonia\.Server has no option 'https_port'"):
         Server(https_port=1)
     assert server.stop()
+
+
+def test_a_program_that_forgets_to_stop_ends_all_the_same(tmp_path: Path) -> None:
+    program = tmp_path / "forgetting.py"
+    program.write_text(
+        "import numpy as np, charonia, os, time\n"
+        "t = [charonia.TensorSpec(n, np.int32, [-1]) for n in 'XY']\n"
+        "server = charonia.Server(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_secs=1)\n"
+        "server.bind('m', lambda X: X, inputs=t[:1], outputs=t[1:])\n"
+        "server.bind('r', lambda rs: [r.inputs['X'] for r in rs], inputs=t[:1], outputs=t[1:], style='requests')\n"
+        "server.start()\n"
+        "from charonia.standalone.children import descendants\n"
+        "print(*(pid for pid, _ in descendants(os.getpid())), flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    children = [int(pid) for pid in done.stdout.split()]
+    assert len(children) >= 2
+    until("everything has ended", lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
