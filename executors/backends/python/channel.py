@@ -69,7 +69,8 @@ class Channel:
                 frame = self._frames.get(block=self._background)
             except queue.Empty:
                 with self._receiving:
-                    if not self._background:
+                    # who looked for a cancel meanwhile may have read a frame
+                    if not self._background and self._frames.empty():
                         self._read(0)
                 continue
             if isinstance(frame, Exception):
