@@ -202,3 +202,47 @@ async def test_requests_are_accepted_on_their_doors_terms() -> None:
     assert await door.log.pending_of_tenants("m", ["tenant 7"]) == [(2, 2)]
     assert len(await door.log.range(keys.journal("m"))) == 2
     assert [type(error) for error in door.failures.values()] == [ResourceExhausted]
+
+
+async def test_in_order_nothing_passes_an_entry_that_is_refused_and_split() -> None:
+    """For sequences: a bound has room again while an entry's halves are tried, and what came later still waits."""
+    door = Door(limits=Limits(requests=3), max_requests=4)
+    door.coalescer.in_order = True
+    await door.log.accept("m", 0, 7, [(b"x" * 16, 1)], [b"r", b"other"], Limits())
+    gate, door.log.gate = door.log.gate, asyncio.Event()
+    for n in range(4):
+        door.submit(b"%d" % n)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for n in range(4, 6):
+        door.submit(b"%d" % n, interval_s=0.001)
+    door.log.gate.set()
+    await door.quiet()
+    assert gate.is_set()
+    entries = await door.log.entries()
+    accepted = [record for entry in entries for record in entry]
+    assert accepted == sorted(accepted)
+    assert entries[0] == [b"0", b"1"]
+    assert sorted([*accepted, *door.failures]) == [b"%d" % n for n in range(6)]
+
+
+async def test_in_order_several_entries_of_a_tick_are_accepted_one_after_the_other() -> None:
+    door = Door(max_requests=2)
+    door.coalescer.in_order = True
+    open_at_once = most = 0
+    accept = door.log.accept
+
+    async def counted(*arguments: Any, **terms: Any) -> None:
+        nonlocal open_at_once, most
+        open_at_once += 1
+        most = max(most, open_at_once)
+        await asyncio.sleep(0)
+        await accept(*arguments, **terms)
+        open_at_once -= 1
+
+    door.log.accept = counted  # type: ignore[method-assign]
+    for n in range(7):
+        door.submit(b"%d" % n, interval_s=0.0 if n % 2 else 0.001)
+    await door.quiet()
+    assert most == 1
+    assert [record for entry in await door.log.entries() for record in entry] == [b"%d" % n for n in range(7)]
