@@ -20,6 +20,7 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.models.catalog import Catalog
 from charonia.models.interface import ModelInterface
 from charonia.wire import Lineage, RequestRecord
 
@@ -62,6 +63,12 @@ class ExecutorCalls:
             priority=records[0].level if records else 0,
         )
         return _Opened((await self._started()).open(inherited, _origin(model, records)))
+
+    async def catalog(self) -> Catalog:
+        """Who serves what, followed from now on."""
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog
 
     async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None:
         await (await self._model_control()).load(model, config_json or None, files)

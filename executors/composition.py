@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from charonia.models.catalog import Catalog
 from charonia.models.config import normalise, unsupported_features, validate
 from charonia.models.ensemble import Find, circle, compose, composing_models
 from charonia.models.interface import ModelInterface
 from charonia.models.repository import ModelDirectory
 from protos.model_config_pb2 import ModelConfig
+
+from .placing import NotPlacedHere
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,9 @@ class Loads(Protocol):
     async def load_underway(self, model: str) -> bool:
         """Wait for the load of a model that was begun together with others; False when there is none."""
 
+    async def catalog(self) -> Catalog:
+        """What all executors serve."""
+
     def is_underway(self, model: str) -> bool:
         """Whether a model is being loaded together with others."""
 
@@ -82,6 +88,8 @@ class Composition:
         """What the ensembles that were to be loaded last are composed of."""
         self._wanting: dict[str, frozenset[str]] = {}
         """The same of those whose load failed."""
+        self._catalog: Catalog | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self, directory: ModelDirectory) -> Find:
         """Load what an ensemble is composed of and is not served (R26).
@@ -97,17 +105,56 @@ class Composition:
         if round_about:
             return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(round_about)}"))
         missing: set[str] = set()
+        elsewhere: set[str] = set()
         for model in models:
             if await self._loads.load_underway(model) or self._loads.interfaces(model):
+                if isinstance(self._loads.failure(model), NotPlacedHere):
+                    elsewhere.add(model)
                 continue
             if await asyncio.to_thread(self._loads.find_directory, model) is None:
                 missing.add(model)
                 continue
             try:
                 await self._loads.load(model, None)
+            except NotPlacedHere:
+                elsewhere.add(model)
             except CharoniaError as error:
                 _log.error("ensemble '%s' needs '%s': %s", name, model, error)
-        return _Members(name, self._loads, frozenset(missing)).find
+        away = await self._served_elsewhere([model for model in models if not self._loads.interfaces(model)])
+        for model in sorted(elsewhere - away.keys()):
+            raise NotPlacedHere(f"ensemble '{name}' waits for '{model}', which is loaded elsewhere")
+        return _Members(name, self._loads, frozenset(missing), away).find
+
+    async def _served_elsewhere(self, models: Sequence[str]) -> dict[str, dict[int, ModelInterface]]:
+        """The versions of these models that other executors serve."""
+        if not models:
+            return {}
+        if self._catalog is None:
+            self._catalog = await self._loads.catalog()
+            self._catalog.listeners.append(self._on_served)
+        found = {model: self._catalog.served(model) for model in models}
+        return {
+            model: {number: version.interface for number, version in versions.items()}
+            for model, versions in found.items()
+            if versions
+        }
+
+    def _on_served(self, model: str) -> None:
+        """An executor serves a model: perhaps what an ensemble here waits for."""
+        waiting = [name for name, models in self._wanting.items() if model in models]
+        if waiting and self._catalog is not None and self._catalog.served(model):
+            task = asyncio.get_running_loop().create_task(self._try_again(waiting), name="ensembles that wait")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for nobody any more."""
+        if self._catalog is not None:
+            self._catalog.listeners.remove(self._on_served)
+            self._catalog = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _circle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
         def composed_of(model: str) -> list[str]:
@@ -121,16 +168,22 @@ class Composition:
 
     async def loaded(self, model: str) -> None:
         """A model was loaded, for the first time or anew: what is composed of it is checked again (R26)."""
+        waiting = [name for name, models in self._wanting.items() if model in models]
         for ensemble in self.dependents(model):
             try:
                 await self._loads.reload(ensemble)
             except CharoniaError as error:
                 _log.error("ensemble '%s' cannot go on with the new '%s': %s", ensemble, model, error.message)
                 await self._loads.unload(ensemble)
-        for ensemble in [name for name, models in self._wanting.items() if model in models]:
+                self.failed(ensemble)  # it comes back with one that fits
+        await self._try_again(waiting)
+
+    async def _try_again(self, ensembles: Sequence[str]) -> None:
+        for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
                 continue  # it waits for this
-            del self._wanting[ensemble]
+            if self._wanting.pop(ensemble, None) is None:
+                continue
             try:
                 await self._loads.load(ensemble, None)
             except CharoniaError as error:
@@ -164,17 +217,24 @@ class Composition:
 class _Members:
     """The models of one ensemble, as far as they are served."""
 
-    def __init__(self, ensemble: str, loads: Loads, missing: frozenset[str]) -> None:
+    def __init__(
+        self,
+        ensemble: str,
+        loads: Loads,
+        missing: frozenset[str],
+        elsewhere: Mapping[str, Mapping[int, ModelInterface]],
+    ) -> None:
         self._ensemble = ensemble
+        self._elsewhere = elsewhere
         self._loads = loads
         self._missing = missing
 
     def find(self, model: str, version: int) -> ModelInterface:
         """The interface of a version (-1: the highest). Raises `InvalidArgument` with C52's texts."""
         ensemble = self._ensemble
-        if model in self._missing:
+        served = self._loads.interfaces(model) or self._elsewhere.get(model, {})
+        if model in self._missing and not served:
             raise InvalidArgument(f"ensemble {ensemble} contains models that are not available or ambiguous: {model}")
-        served = self._loads.interfaces(model)
         if not served:
             failure = self._loads.failure(model)
             why = ""

@@ -17,6 +17,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.models.catalog import Catalog
 from charonia.models.config import from_json
 from charonia.models.ensemble import Find
 from charonia.models.errors import StructureError
@@ -60,6 +61,7 @@ class Deployment:
         placing: Placing,
         concurrent_loads: int,
         on_hung: Hung,
+        catalog: Callable[[], Awaitable[Catalog]],
     ) -> None:
         self._log = log
         self._executor = executor
@@ -75,6 +77,7 @@ class Deployment:
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retiring: set[asyncio.Task[None]] = set()
         self._composition = Composition(self)
+        self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
         """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
         self._failed: dict[str, CharoniaError] = {}
@@ -98,6 +101,7 @@ class Deployment:
 
     async def close(self, grace_s: float) -> None:
         """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
+        await self._composition.close()
         incarnations = self.incarnations()
         self._serving.clear()
         for incarnation in incarnations:
@@ -193,6 +197,10 @@ class Deployment:
             return self.announced[model]
         ready = self._lifecycle.ready_versions(model)
         return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
+
+    async def catalog(self) -> Catalog:
+        """What all executors serve."""
+        return await self._catalog()
 
     def find_directory(self, model: str) -> ModelDirectory | None:
         """A model's files, with its override; None for a model that is not there. Reads files."""

@@ -103,6 +103,7 @@ class ExecutorService:
             placing=Placing(settings.pool, capabilities, loader.can_find_backend),
             concurrent_loads=settings.model_load_thread_count,
             on_hung=self._hung,
+            catalog=self._calls.catalog,
         )
         if loader.turnstile is not None:
             metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -475,6 +476,47 @@ def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp
     np.testing.assert_array_equal(answer.as_numpy("second"), BIG)
     assert counted(server, "triple")["executions"] == before["executions"] + 1
     until("its files are gone", lambda: not files_of(server, "waiting"))
+
+
+def test_a_job_survives_its_owner(server: Server, tmp_path: Path) -> None:
+    entered, opened = tmp_path / "entered", tmp_path / "gate"
+    shapes = {"INPUT0": [1, WIDTH], "BIG": [1, 30_000], "VALUE": [1, 1]}
+    data = {"INPUT0": rows().ravel().tolist(), "BIG": BIG.ravel().tolist(), "VALUE": [7]}
+    types = {"INPUT0": "FP32", "BIG": "FP32", "VALUE": "INT32"}
+    tensors = [{"name": n, "shape": shapes[n], "datatype": types[n], "data": data[n]} for n in shapes]
+    parameters = {"entered": str(entered), "gate": str(opened)}
+    body = json.dumps({"inputs": tensors, "parameters": parameters, "outputs": [{"name": "SUM"}, {"name": "second"}]})
+    status, answer = server.request("POST", "/v2/models/waiting/infer", body.encode(), {"Prefer": "respond-async"})
+    assert status == 202, answer
+    location = f"/v2/jobs/{json.loads(answer)['id']}"
+    # what is not wanted is not run: the gated step of this job
+    done = until("the job is done", lambda: job_in(server, location, "succeeded"))
+    assert not entered.exists()
+    assert done["attempts"] == 1
+    body = json.dumps({"inputs": tensors, "parameters": parameters})
+    status, answer = server.request("POST", "/v2/models/waiting/infer", body.encode(), {"Prefer": "respond-async"})
+    assert status == 202, answer
+    location = f"/v2/jobs/{json.loads(answer)['id']}"
+    until("the gated step has begun", entered.exists)
+    (pid,) = server.pids("batcher")
+    os.kill(pid, signal.SIGKILL)
+    until("it is started again", lambda: server.pids("batcher") not in ([], [pid]))
+    opened.touch()
+    until("the job is done", lambda: job_in(server, location, "succeeded"))
+    status, result = server.get(location + "/result")
+    assert status == 200, result
+    outputs = {output["name"]: output["data"] for output in json.loads(result)["outputs"]}
+    assert outputs["SUM"] == (rows() * 3).ravel().tolist()
+    assert outputs["second"] == BIG.ravel().tolist()
+
+
+def job_in(server: Server, location: str, state: str) -> dict[str, Any] | None:
+    """The job once it is in a state; None before."""
+    status, answer = server.get(location)
+    assert status == 200, answer
+    job = dict(json.loads(answer))
+    assert job["state"] not in {"failed", "cancelled", "expired"} - {state}, job
+    return job if job["state"] == state else None
 
 
 def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
