@@ -6,9 +6,13 @@ import http.client
 import json
 import os
 import queue
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,6 +85,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def other_gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Where it listens: another gateway over the same log."""
+    said = tmp_path_factory.mktemp("other") / "gateway.log"
+    with said.open("wb") as log:
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "charonia"), "gateway", "--log-url", server.log_url, "--http-port=0",
+                "--grpc-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-port=0",
+            ],
+            stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def up() -> re.Match[str] | None:
+        assert process.poll() is None, said.read_text()
+        return re.search(r"gateway is up, http on ([\d.:]+)", said.read_text())
+
+    try:
+        found = until("the gateway is up", up)
+        assert found is not None
+        yield SimpleNamespace(http=found[1])
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
 class Gates:
     """Files a request waits for, one for each of its responses."""
 
@@ -148,7 +178,7 @@ class Events:
     """An answer of server-sent events on a connection of its own; `next` is the next one by its fields, {} the end."""
 
     def __init__(
-        self, server: Server, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
+        self, server: Any, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         self._connection = http.client.HTTPConnection(server.http, timeout=LIMIT_S)
         self._connection.request(method, path, body, headers or {})
@@ -175,7 +205,7 @@ class Events:
         self._connection.close()
 
 
-def generate(server: Server, model: str, body: dict[str, Any], **headers: str) -> Events:
+def generate(server: Any, model: str, body: dict[str, Any], **headers: str) -> Events:
     return Events(server, "POST", f"/v2/models/{model}/generate_stream", json.dumps(body), headers)
 
 
@@ -238,7 +268,9 @@ def test_a_generation_that_is_left(server: Server, gates: Gates) -> None:
     until("the model sees it", gates.left.exists)
 
 
-def test_a_job_is_followed_from_where_its_reader_was(server: Server, stream: Stream, gates: Gates) -> None:
+def test_a_job_is_followed_from_where_its_reader_was_at_any_gateway(
+    server: Server, other_gateway: Any, stream: Stream, gates: Gates
+) -> None:
     tensor = {"name": "COUNT", "shape": [1], "datatype": "INT32", "data": [4]}
     body = json.dumps({"inputs": [tensor], "parameters": gates.parameters, "id": "mine"}).encode()
     status, answer = server.request("POST", "/v2/models/squares/infer", body, {"Prefer": "respond-async"})
@@ -262,7 +294,7 @@ def test_a_job_is_followed_from_where_its_reader_was(server: Server, stream: Str
     assert stream.next() == ("mine", 9, False)
 
     told = []
-    with Events(server, "GET", job["location"] + "/events", headers={"Last-Event-ID": seen}) as events:
+    with Events(other_gateway, "GET", job["location"] + "/events", headers={"Last-Event-ID": seen}) as events:
         assert events.next() == {"retry": "1000"}
         while event := events.next():
             told.append(event)
@@ -278,12 +310,13 @@ def test_a_job_is_followed_from_where_its_reader_was(server: Server, stream: Str
     assert [r["outputs"][0]["data"][0] for r in json.loads(answer)] == [0, 1, 4, 9]
 
 
-def test_a_key_attaches_to_the_stream_of_the_first(server: Server, gates: Gates) -> None:
+def test_a_key_attaches_to_the_stream_of_the_first(server: Server, other_gateway: Any, gates: Gates) -> None:
     body = {"COUNT": 3, **gates.parameters}
     gates.open(0)
     with generate(server, "squares", body, **{"Idempotency-Key": "order-1"}) as events:
         assert events.data()["VALUE"] == 0
-    with generate(server, "squares", body, **{"Idempotency-Key": "order-1"}) as events:  # the connection broke
+    # the connection broke
+    with generate(other_gateway, "squares", body, **{"Idempotency-Key": "order-1"}) as events:
         assert events.data()["VALUE"] == 0
         gates.open(1, 2)
         assert [events.data()["VALUE"] for _ in range(2)] == [1, 4]
