@@ -151,6 +151,8 @@ class DataPlane:
         try:
             while (record := await waiter.read()) is not None:
                 complete = record.final
+                # it is in the log and under way: its tensors may be large, and the stream long
+                request.inputs, waiter.record = [], b""
                 yield record
                 del record  # the next one may be long in coming
         except CharoniaError as error:

@@ -65,10 +65,10 @@ class StreamCalls:
             if self._front.draining:
                 raise Unavailable(SHUTTING_DOWN)
             if asks_for_job(message):
-                return self._told(message, self._jobs.follow(message, self._caller()))
+                return self._told(named(message), self._jobs.follow(message, self._caller()))
             served = self._handler.served_model(message.model_name, message.model_version)
             if served.interface.decoupled:
-                return self._told(message, self._responses(message, served))
+                return self._told(named(message), self._responses(message, served))
         except CharoniaError as error:
             return self._refused(error, message)
         except Exception:
@@ -98,6 +98,8 @@ class StreamCalls:
         request, classes, deadline_ns = self._front.read(message, served, self._context)
         words = words_of_parameters(message) if message.parameters else {}
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+        about = named(message)
+        del message  # its tensors may be large, and the stream long
         responses = self._jobs.stream(request, classes, served, words, caller, deadline_ns)
         async with contextlib.aclosing(responses):
             async for response in responses:
@@ -106,14 +108,14 @@ class StreamCalls:
                 elif response.error is not None:
                     if self._ends_on_error:
                         raise response.error
-                    yield stream_error(response.error.message, message)
+                    yield stream_error(response.error.message, about)
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)
                     yield stream_answer(self._jobs.encode(response, classes, served), final=response.final)
                 del response  # the next one may be long in coming
 
-    async def _told(self, message: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
+    async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
         """The answers, and what is raised as the last one."""
         error: CharoniaError
         try:
@@ -126,10 +128,15 @@ class StreamCalls:
         except Exception:
             _log.exception("a request of a stream failed")
             error = InternalError(INTERNAL)
-        yield self._error(error, message)
+        yield self._error(error, about)
 
     def _error(self, error: CharoniaError, message: pb.ModelInferRequest) -> Answer:
         if self._ends_on_error:
             error.__traceback__ = None  # it holds frames, and they the message
             return error
         return stream_error(error.message, message)
+
+
+def named(message: pb.ModelInferRequest) -> pb.ModelInferRequest:
+    """What answers say of their request, without its tensors."""
+    return pb.ModelInferRequest(id=message.id, model_name=message.model_name, model_version=message.model_version)

@@ -279,3 +279,50 @@ async def test_the_stock_asynchronous_client(front: GrpcFront) -> None:
     async with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
         values = [result.as_numpy("OUTPUT0")[0, 0] async for result, _ in client.stream_infer(requests())]
     assert values == [0, 1]
+
+
+async def test_tenants_are_told_apart_in_streams(handler: Any) -> None:
+    handler.tenants = {"key": "acme"}
+    front = GrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+    await front.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
+        stream = opened(channel)
+        await stream.write(request("a", 1))
+        assert (await stream.read()).error_message == "an API key is needed"
+        stream.cancel()
+        stream = opened(channel, ("x-api-key", "key"))
+        await stream.write(request("a", 1))
+        assert said(await stream.read()) == ("a", 0, False)
+        assert handler.options[-1].caller.tenant == "acme"
+        stream.cancel()
+    await front.close(1.0)
+
+
+async def test_jobs_through_a_stream(channel: grpc.aio.Channel, handler: Any) -> None:
+    stream = opened(channel)
+    message = request("mine", 1)
+    message.parameters["charonia_prefer"].string_param = "respond-async"
+    await stream.write(message)
+    receipt = (await stream.read()).infer_response
+    job_id = receipt.parameters["charonia_job_id"].string_param
+    assert (receipt.id, receipt.model_name) == ("mine", "stream")
+    assert receipt.parameters["triton_final_response"].bool_param
+    for wrong, text in (
+        ({"charonia_job_id": "none"}, "job not found"),
+        ({"charonia_job_id": job_id, "charonia_after_index": "x"},
+         "parameter 'charonia_after_index' must be the index of a response, or -1"),
+        ({"charonia_job_id": job_id, "other": "x"}, "parameter 'other' has no meaning beside 'charonia_job_id'"),
+    ):  # fmt: skip
+        asking = pb.ModelInferRequest(id="f")
+        for key, value in wrong.items():
+            asking.parameters[key].string_param = value
+        await stream.write(asking)
+        answer = await stream.read()
+        assert (answer.error_message, answer.infer_response.id) == (text, "f")
+    message = request("k", 1)
+    message.parameters["charonia_idempotency_key"].string_param = "k"
+    await stream.write(message)
+    response = (await stream.read()).infer_response
+    assert handler.options[-1].idempotency_key == "k"
+    assert [response.parameters[f"charonia_{name}"].int64_param for name in ("attempt", "index")] == [1, 0]
+    stream.cancel()

@@ -96,7 +96,7 @@ class _Job:
             self.id, self.request.model, 1, self.state, 1, JobTimings(1000, 2000, 3000 if ended else 0, 0.001, 0.001),
             0 if ended else 1, 0 if ended else 1, None, "" if ended else "it runs", error, "memory",
             self.options.caller.tenant, self.request.id, self.state is JobState.SUCCEEDED, 9000 if ended else 0,
-            self.options.form,
+            self.options.form, decoupled=self.request.model == "stream",
         )  # fmt: skip
 
 
