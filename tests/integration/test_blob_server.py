@@ -33,13 +33,14 @@ LARGE = bytes(range(256)) * 1024
 
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[Any]:
-    """A log, and a blob server with a password."""
+    """A log, and a blob server whose user may do no more than docs/durability.md says."""
     main, beside = servers.LogServer().start(), servers.LogServer(appendonly="no").start()
-    beside.ask("CONFIG", "SET", "requirepass", "p:w")
+    beside.ask("ACL", "SETUSER", "blobs", "reset", "on", ">p:w", *documented_rights())
     secret = tmp_path / "password"
     secret.write_text("p:w\n")
     log = RedisLog(main.url)
-    log.blobs = BlobServer(RedisLog(with_password(beside.url, str(secret))))
+    address = beside.url.replace("redis://", "redis://blobs@")
+    log.blobs = BlobServer(RedisLog(with_password(address, str(secret))))
     await log.open()
     await log.blobs.open()
     yield SimpleNamespace(log=log, main=main, beside=beside)
@@ -49,8 +50,13 @@ async def two(tmp_path: Path) -> AsyncIterator[Any]:
     beside.stop()
 
 
-def names(server: Any, password: str | None = None) -> list[bytes]:
-    with redis.Redis("127.0.0.1", server.port, password=password) as client:
+def documented_rights() -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / "durability.md").read_text()
+    return next(found for line in text.splitlines() if (found := line.strip()).endswith("%R~ctl")).split()
+
+
+def names(server: Any) -> list[bytes]:
+    with redis.Redis("127.0.0.1", server.port) as client:
         return sorted(key for key in client.keys("blob:*"))
 
 
@@ -60,7 +66,7 @@ async def test_only_what_may_be_forgotten_is_kept_beside_the_log(two: Any) -> No
     durable = await payloads.lend([LARGE], 0, durable=True)
     assert passing is not None
     assert durable is not None
-    assert names(two.beside, "p:w") == [keys.blob(passing.name)]
+    assert names(two.beside) == [keys.blob(passing.name)]
     assert names(two.main) == [keys.blob(durable.name)]
     assert await two.log.blob(passing.name) == await two.log.blob(durable.name) == LARGE
 
@@ -72,7 +78,7 @@ async def test_only_what_may_be_forgotten_is_kept_beside_the_log(two: Any) -> No
 
     await payloads.end(passing)
     await payloads.end(durable)
-    assert names(two.beside, "p:w") == names(two.main) == []
+    assert names(two.beside) == names(two.main) == []
 
 
 async def test_without_the_blob_server_requests_are_refused_and_the_log_goes_on(two: Any) -> None:
@@ -93,6 +99,7 @@ async def test_without_the_blob_server_requests_are_refused_and_the_log_goes_on(
     await payloads.end(lent)  # it is gone either way
     assert await payloads.lend([LARGE], 0, durable=True) is not None
     two.beside.start()
+    two.beside.ask("ACL", "SETUSER", "blobs", "reset", "on", ">p:w", *documented_rights())
     async with asyncio.timeout(servers.PATIENCE_S):
         while True:
             try:
@@ -106,7 +113,7 @@ async def test_without_the_blob_server_requests_are_refused_and_the_log_goes_on(
 
 
 async def test_a_blob_server_that_cannot_be_used_is_named_so(two: Any) -> None:
-    blobs = BlobServer(RedisLog(two.beside.url.replace("redis://", "redis://:wrong@")))
+    blobs = BlobServer(RedisLog(two.beside.url.replace("redis://", "redis://blobs:wrong@")))
     with pytest.raises(StartupError, match="the blob server at"):
         await blobs.open()
     await blobs.close()
