@@ -219,7 +219,8 @@ class Catalog:
         elif isinstance(fact, VersionFailed):
             if known is not None and known.state == READY and not known.on_demand:
                 return
-            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.message))
+            on_demand = known is not None and known.on_demand
+            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.message, on_demand=on_demand))
         elif fact.version < 1:
             # it stood for a model that had no version to load
             view.versions.drop(*key)
@@ -378,18 +379,21 @@ class Catalog:
     def all_ready(self, *, awaited: bool = False) -> bool:
         """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count.
 
+        Nor does what could not be loaded on demand: whoever asks for a broken model must not end the readiness of all.
         With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
         """
-        left = {
-            (model, version)
-            for view in self.executors.values()
-            if awaited and view.away
-            for model, version, entry in view.versions
-            if entry.loaded is not None
-        }
+        left: set[tuple[str, int]] = set()
+        tried: set[tuple[str, int]] = set()
+        for view in self.executors.values():
+            for model, version, entry in view.versions:
+                if awaited and view.away and entry.loaded is not None:
+                    left.add((model, version))
+                elif entry.on_demand and entry.state == UNAVAILABLE:
+                    tried.add((model, version))
         return all(
             row.state in (READY, "", UNLOADING)
             or row.reason == UNLOADED
+            or (row.model, row.version) in tried
             or ((row.model, row.version) in left and (row.state == LOADING or row.reason in AWAITED))
             for row in self.index()
         )

@@ -268,6 +268,7 @@ def test_what_cannot_be_loaded_on_demand_is_not_announced_any_more() -> None:
     assert found.failure("m", 1) == "Internal: why"
     assert not found.held("m")
     assert found.index() == [IndexRow("m", 1, "UNAVAILABLE", "Internal: why")]
+    assert found.all_ready(), "who asks for a broken model does not end the readiness of all"
     found.apply(announced("a"))
     assert found.is_ready("m", 1)
 
