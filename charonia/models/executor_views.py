@@ -37,8 +37,8 @@ class ExecutorVersion:
     """One version on one executor: its state, the reason shown in the index, and what it serves while READY.
 
     What is announced (`on_demand`) is READY with no slots: requests are accepted, the first one has it loaded. What
-    could not be loaded then is UNAVAILABLE, and `on_demand` still. `well`
-    is false while its health function says that it is not ready (P6): requests are accepted all the same.
+    could not be loaded then is UNAVAILABLE, and `on_demand` still. `well` is false while its health function says that
+    it is not ready (P6): requests are accepted all the same.
     """
 
     state: str
