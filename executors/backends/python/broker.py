@@ -6,6 +6,7 @@ The `Exchange` of `api.calls`. Any thread of the model may call; answers come in
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import threading
 from collections.abc import Iterable
@@ -15,20 +16,34 @@ from .api.calls import Sink
 from .channel import Channel, ChannelClosed
 from .frames import Buffer, Frame, Kind
 
+_execute_call: contextvars.ContextVar[int] = contextvars.ContextVar("charonia_execute_call", default=0)
+
 
 class Broker:
-    """`executes` is set once the model is initialised, `execute_call` to the number of the EXECUTE that runs."""
+    """`executes` is set once the model is initialised, `execute_call` to the number of the EXECUTE that runs.
+
+    A coroutine of a decoupled model knows that of its own, however many began since; a thread that of the last one.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.executes = False
         self.model = ""
-        self.execute_call = 0
+        self._last_execute_call = 0
         self._channel = channel
         self._lock = threading.Lock()
         self._sinks: dict[int, Sink] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         channel.deliver_answers_to(self._answered, self._gone)
+
+    @property
+    def execute_call(self) -> int:
+        return _execute_call.get() or self._last_execute_call
+
+    @execute_call.setter
+    def execute_call(self, call: int) -> None:
+        self._last_execute_call = call
+        _execute_call.set(call)
 
     def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
         return self._send(Kind.CALL, [self.execute_call, *content], data, sink)
