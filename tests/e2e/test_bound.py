@@ -189,6 +189,12 @@ def test_a_generator_answers_many_times(server: Server) -> None:
         client.stop_stream()
 
 
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_large_arrays_come_back_whole(kind: str, server: Server) -> None:
+    value = np.arange(300_000, dtype=np.int32)
+    assert (ask(server, "moods", value, kind) == value).all()
+
+
 def test_models_of_a_repository_are_served_beside(server: Server) -> None:
     assert ask(server, "written", [1, 2]).tolist() == [7, 14]
 
