@@ -196,6 +196,13 @@ def build(models: Path) -> None:
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
         io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
     )
+    ensemble(
+        models,
+        "remembered",
+        step("double", scale, {"OUTPUT0": "a"}),
+        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
+        more="response_cache { enable: true }",
+    )
     python(models, "total", TOTAL, TOTAL_CONFIG)
     ensemble(
         models,
@@ -214,9 +221,17 @@ def build(models: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     build(models)
-    wanted = [f"--load-model={name}" for name in ("chain", "nested", "conditional", "waiting", "spread", "running")]
+    wanted = [
+        f"--load-model={name}"
+        for name in ("chain", "nested", "conditional", "waiting", "spread", "running", "remembered")
+    ]
     state = tmp_path_factory.mktemp("state")
-    flags = ("--batcher=separate", "--model-control-mode=explicit", f"--shm-dir={state / 'shm'}")
+    flags = (
+        "--cache-config=local,size=1048576",
+        "--batcher=separate",
+        "--model-control-mode=explicit",
+        f"--shm-dir={state / 'shm'}",
+    )
     with serving(models, state, *flags, *wanted) as running:
         yield running
 
@@ -362,6 +377,17 @@ def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: 
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer, (rows() + number) * 3)
     until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
+
+
+def test_a_remembered_answer_skips_all_steps(server: Server) -> None:
+    for _ in range(2):
+        np.testing.assert_array_equal(ask(server, "remembered", INPUT0=rows() / 2).as_numpy("OUTPUT0"), rows() * 3)
+        before = {model: counted(server, model) for model in ("double", "triple")}
+    np.testing.assert_array_equal(ask(server, "remembered", INPUT0=rows() / 2).as_numpy("OUTPUT0"), rows() * 3)
+    assert {model: counted(server, model) for model in before} == before
+    stats = statistics(server, "remembered")
+    assert stats["execution_count"] == 1
+    assert stats["inference_stats"]["cache_hit"]["count"] == 2
 
 
 def test_a_sequence_passes_through(server: Server) -> None:
