@@ -16,6 +16,7 @@ The meta is msgpack: [family, description, labels, bucket bounds]. What series m
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
@@ -140,14 +141,16 @@ def _series(data: bytes) -> Iterator[Series]:
         if size < _RECORD.size or size % 8 or at + size > len(data) or meta_at + meta_bytes > at + size:
             return
         if live == 1:
-            values = struct.unpack_from(f"={count}d", data, at + _RECORD.size)
-            series = _decoded(kind, values, data[meta_at : meta_at + meta_bytes])
-            if series is not None:
-                yield series
+            known = _described(kind, count, data[meta_at : meta_at + meta_bytes])
+            if known is not None:
+                values = struct.unpack_from(f"={count}d", data, at + _RECORD.size)
+                yield Series(known.kind, known.family, known.description, known.labels, known.bounds, values)
         at += size
 
 
-def _decoded(kind: int, values: tuple[float, ...], meta: bytes) -> Series | None:
+@functools.lru_cache(maxsize=1 << 14)
+def _described(kind: int, count: int, meta: bytes) -> Series | None:
+    """A series without its values, which alone change between two looks; `None` for what is no series."""
     try:
         family, description, labels, bounds = msgpack.unpackb(meta)
         series = Series(
@@ -156,12 +159,12 @@ def _decoded(kind: int, values: tuple[float, ...], meta: bytes) -> Series | None
             str(description),
             tuple(sorted((str(name), str(value)) for name, value in labels.items())),
             tuple(float(bound) for bound in bounds),
-            values,
+            (),
         )
     except Exception:  # whatever it was, it is no series
         return None
     expected = {COUNTER: 1, GAUGE: 3, HISTOGRAM: len(series.bounds) + 2}.get(kind)
-    return series if expected == len(values) and names_are_valid(series.family, [n for n, _ in series.labels]) else None
+    return series if expected == count and names_are_valid(series.family, [n for n, _ in series.labels]) else None
 
 
 def names_are_valid(family: str, labels: Iterable[str]) -> bool:
