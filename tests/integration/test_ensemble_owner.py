@@ -1,0 +1,263 @@
+"""The owner of an ensemble over a log in memory: successions, a log that fails, steps that are lost. No model runs: the
+test answers what is asked of the models, so it sees what is asked for twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from batcher.ensembles import owned as shell
+from batcher.ensembles.submission import step_id
+from batcher.service import BatcherService
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import LogUnavailable, Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import Limits, Reply
+from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, RequestCancelled, VersionLoaded, pack_fact
+from charonia.settings import BatcherSettings
+from charonia.tensors import Tensor
+from charonia.wire import (
+    RequestRecord,
+    pack_failure,
+    pack_request,
+    pack_response,
+    record_fields,
+    records_of,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
+from protos.model_config_pb2 import ModelConfig
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 20.0
+CALLER = "gateway-1"
+REQUEST = bytes(range(16))
+IO = 'input { name: "i" data_type: TYPE_FP32 dims: 1 } output { name: "o" data_type: TYPE_FP32 dims: 1 }'
+
+
+def step(model: str, takes: str, gives: str) -> str:
+    return (
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "i" value: "{takes}" }} '
+        f'output_map {{ key: "o" value: "{gives}" }} }}'
+    )
+
+
+STEPS = step("a", "i", "x") + step("b", "x", "y") + step("c", "y", "o")
+CONFIGS = {
+    name: text_format.Parse(f'name: "{name}" backend: "python" {IO}', ModelConfig()) for name in ("a", "b", "c")
+} | {
+    "e": text_format.Parse(
+        f'name: "e" platform: "ensemble" {IO} ensemble_scheduling {{ {STEPS} }}',
+        ModelConfig(),
+    )
+}
+
+
+class FailingLog(MemoryLog):
+    """Refuses the next steps of a model: before they are written, or after, when nobody can know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: dict[str, list[str]] = {}
+
+    async def accept(self, model: str, *arguments: Any, **more: Any) -> None:
+        when = self.failing[model].pop() if self.failing.get(model) else ""
+        if when != "before":
+            await super().accept(model, *arguments, **more)
+        if when:
+            raise LogUnavailable("no answer")
+
+
+class World:
+    """A log, one owner at a time, and models that the test plays."""
+
+    def __init__(self) -> None:
+        self.log = FailingLog()
+        self.asked: list[str] = []
+        self._seen: dict[str, bytes] = {}
+        self._owners = 0
+        self._running: list[Any] = []
+
+    async def tell(self, fact: Fact) -> None:
+        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+    async def start(self) -> None:
+        await self.log.beat("gateway", CALLER, 3_600_000)
+        await self.tell(ProcessJoined("executor", "executor-1"))
+        for name, config in CONFIGS.items():
+            # without slots nothing is given out: what is asked stays to be seen in its queue
+            await self.tell(VersionLoaded("executor-1", name, 1, "hash", 0, config.SerializeToString()))
+        await self.new_owner()
+
+    async def new_owner(self) -> BatcherService:
+        await self.stop_owner()
+        self._owners += 1
+        incarnation = f"batcher-{self._owners}"
+        control = ControlPlane(self.log, check_interval_ms=3_600_000, incarnation=incarnation)
+        await control.start()
+        service = BatcherService(self.log, control, BatcherSettings(incarnation))
+        await service.start()
+        await self.tell(ProcessJoined("batcher", incarnation))
+        self._running = [service, control]
+        await self.until(lambda: "e" in service.owned)
+        return service
+
+    async def stop_owner(self) -> None:
+        for part in self._running:
+            await part.close()
+        if self._running:
+            await self.tell(ProcessLeft("batcher", f"batcher-{self._owners}", "drained"))
+        self._running = []
+
+    @property
+    def owned(self) -> shell.OwnedEnsemble:
+        found = self._running[0].owned["e"]
+        assert isinstance(found, shell.OwnedEnsemble)
+        return found
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def ask(self) -> None:
+        tensor = Tensor.of("i", np.array([1], np.float32))
+        meta = request_meta(1, "hash", [tensor], (), {})
+        record = pack_request(
+            REQUEST, CALLER.encode(), b"mine", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=wall_ns()
+        )
+        await self.log.accept("e", 0, 0, [(REQUEST, len(record))], record_fields([record]), Limits())
+
+    async def step_of(self, model: str) -> RequestRecord:
+        """The next request that is asked of a model."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (entries := await self.log.range(keys.queue(model, 0), self._seen.get(model, b"0-0"), 1)):
+                await asyncio.sleep(0.001)
+        self._seen[model] = entries[0].id
+        self.asked.append(model)
+        return unpack_request(records_of(entries[0].fields)[0])
+
+    async def answer(self, model: str, record: RequestRecord, *, error: bool = False) -> None:
+        """Answer with one more than was asked, or with an error."""
+        value = record.inputs()[0].array() + 1
+        answer = (
+            pack_failure(record.id, model, 1, Unavailable("too much"))
+            if error
+            else pack_response(record.id, model, 1, [Tensor.of("o", value)], {})
+        )
+        reply = Reply(keys.replies(record.endpoint), record_fields([answer]))
+        assert await self.log.settle(model, [(record.id, 1)], None, [reply]) == [True]
+
+    async def outcome(self) -> Any:
+        """What the caller reads."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (entries := await self.log.range(keys.replies(CALLER))):
+                await asyncio.sleep(0.001)
+        (record,) = records_of(entries[0].fields)
+        response = unpack_response(record)
+        return response.error or response.outputs[0].array().tolist()
+
+    async def until_tidy(self) -> None:
+        """Nothing of the request is left in the log."""
+        streams = (keys.queue("e", 0), keys.replies(keys.ensemble_endpoint("e")))
+        async with asyncio.timeout(PATIENCE_S):
+            while [entry for stream in streams for entry in await self.log.range(stream)]:
+                await asyncio.sleep(0.001)
+        assert await self.log.pending("e") == (0, 0)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    await made.start()
+    yield made
+    await made.stop_owner()
+
+
+async def play(world: World, models: str) -> None:
+    for model in models:
+        record = await world.step_of(model)
+        assert record.client_id == "mine"
+        await world.answer(model, record)
+
+
+@pytest.mark.parametrize("done", ["", "a", "ab", "abc"])
+@pytest.mark.parametrize("is_asked", [False, True], ids=["between steps", "while a step is under way"])
+async def test_a_successor_goes_on_where_the_last_owner_was(world: World, done: str, is_asked: bool) -> None:
+    await world.ask()
+    await play(world, done[:-1] if done else "")
+    last = await world.step_of(done[-1]) if done else None
+    if last is not None and not is_asked:
+        await world.stop_owner()  # the answer comes while nobody reads
+    if last is not None and not is_asked:
+        await world.answer(done[-1], last)
+    await world.new_owner()
+    if last is not None and is_asked:
+        await world.answer(done[-1], last)
+    await play(world, "abc"[len(done) :])
+    assert await world.outcome() == [4.0]
+    assert world.asked == ["a", "b", "c"]
+    await world.until_tidy()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_log_that_fails_is_asked_again_and_nothing_is_asked_twice(world: World, when: str) -> None:
+    world.log.failing = {"b": [when]}
+    await world.ask()
+    await play(world, "abc")
+    assert await world.outcome() == [4.0]
+    assert await world.log.range(keys.queue("b", 0), world._seen["b"]) == []
+
+
+async def test_a_step_that_fails_ends_its_request(world: World) -> None:
+    await world.ask()
+    await play(world, "a")
+    await world.answer("b", await world.step_of("b"), error=True)
+    error = await world.outcome()
+    assert (error.message, error.code) == ("in ensemble 'e', too much", Unavailable.code)
+    await world.until_tidy()
+
+
+async def test_a_request_that_is_given_up_takes_its_steps_along(world: World) -> None:
+    await world.ask()
+    step = await world.step_of("a")
+    await world.log.append(keys.facts("e"), [FIELD_FACT, pack_fact(RequestCancelled(REQUEST))])
+    assert (await world.outcome()).code.name == "CANCELLED"
+    # the owner of the step's model is told, and rejects what waits
+    await world.until(lambda: world.log._work["a"].requests == {})
+    assert step.id == step_id(REQUEST, 0, ())
+    await world.until_tidy()
+
+
+async def test_a_step_that_the_log_lost_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "_LOST_AFTER_NS", 0)
+    await world.ask()
+    lost = await world.step_of("a")
+    assert await world.log.settle("a", [(lost.id, 1)], None, []) == [True]  # its answer is nowhere
+    await world.owned.look_after()
+    await world.owned.look_after()
+    again = await world.step_of("a")
+    assert again.id == lost.id
+    await world.answer("a", again)
+    await play(world, "bc")
+    assert await world.outcome() == [4.0]
+
+
+async def test_answers_nobody_awaits_are_not_kept(world: World) -> None:
+    stream = keys.replies(keys.ensemble_endpoint("e"))
+    await world.log.append(stream, record_fields([pack_response(bytes(16), "a", 1, [], {}), b"no record"]))
+    await world.ask()
+    await play(world, "abc")
+    assert await world.outcome() == [4.0]
+    await world.owned.look_after()
+    await world.until_tidy()
