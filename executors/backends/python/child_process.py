@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from charonia.backend import InstanceDied
 
+from .child_pipes import FrameProtocol, OutputProtocol
 from .custom_metrics import Board
 from .environments import Interpreter
-from .frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
+from .frames import Buffer, Frame, Kind, pack
 from .output import OutputLines
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
@@ -250,9 +251,9 @@ class ChildProcess:
             os.close(write_end)
         try:
             ours.setblocking(False)
-            self._transport, _ = await self._loop.create_unix_connection(lambda: _FrameProtocol(self), sock=ours)
+            self._transport, _ = await self._loop.create_unix_connection(lambda: FrameProtocol(self), sock=ours)
             self._output_transport, _ = await self._loop.connect_read_pipe(
-                lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
+                lambda: OutputProtocol(self), os.fdopen(read_end, "rb", 0)
             )
         except BaseException:
             self.kill("it could not be connected")
@@ -361,42 +362,6 @@ class ChildProcess:
         if not self._closing:
             self._loop.call_later(_DRAIN_S, self.kill, "it closed its connection")
         self.stream_ended()
-
-
-class _FrameProtocol(asyncio.BufferedProtocol):
-    def __init__(self, child: ChildProcess) -> None:
-        self._child = child
-        self._reader = FrameReader()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            for frame in self._reader.received(nbytes):
-                self._child.frame_received(frame)
-        except (FrameError, ValueError, TypeError, IndexError) as error:
-            self._child.kill(f"it does not keep to the protocol: {error}")
-
-    def pause_writing(self) -> None:
-        self._child.may_write(False)
-
-    def resume_writing(self) -> None:
-        self._child.may_write(True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._child.connection_ended()
-
-
-class _OutputProtocol(asyncio.Protocol):
-    def __init__(self, child: ChildProcess) -> None:
-        self._child = child
-
-    def data_received(self, data: bytes) -> None:
-        self._child.output_received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._child.stream_ended()
 
 
 def _write_to_stderr(text: str) -> None:

@@ -1,0 +1,65 @@
+"""The executor's ends of a model process's socket and output pipe; what comes through them is `child_process`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from .frames import Frame, FrameError, FrameReader
+
+
+class Child(Protocol):
+    """Who is told."""
+
+    def frame_received(self, frame: Frame) -> None:
+        """Raises `FrameError`, or what else bytes of another form lead to."""
+
+    def may_write(self, writable: bool) -> None: ...
+
+    def connection_ended(self) -> None: ...
+
+    def output_received(self, data: bytes) -> None: ...
+
+    def stream_ended(self) -> None: ...
+
+    def kill(self, reason: str) -> None: ...
+
+
+class FrameProtocol(asyncio.BufferedProtocol):
+    """The socket."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._reader = FrameReader()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._reader.received(nbytes):
+                self._child.frame_received(frame)
+        except (FrameError, ValueError, TypeError, IndexError) as error:
+            self._child.kill(f"it does not keep to the protocol: {error}")
+
+    def pause_writing(self) -> None:
+        self._child.may_write(False)
+
+    def resume_writing(self) -> None:
+        self._child.may_write(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.connection_ended()
+
+
+class OutputProtocol(asyncio.Protocol):
+    """What it prints."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def data_received(self, data: bytes) -> None:
+        self._child.output_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.stream_ended()
