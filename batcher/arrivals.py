@@ -57,6 +57,6 @@ def arrivals(
                     record.sequence,
                 )
             )
-            if record.lineage is not None:
+            if record.lineage is not None and record.lineage.ancestors:
                 called[record.id] = queued[-1]
     return queued

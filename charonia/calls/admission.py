@@ -24,6 +24,9 @@ UNKNOWN_ID = "<id_unknown>"
 
 _SIGNATURES_REMEMBERED = 4096
 
+_CALL_NOTHING = frozenset({"onnxruntime", "tensorrt", "pytorch"})
+"""Backends that run graphs, which call nobody."""
+
 _MOST_LEVELS_OF_ENSEMBLES = 64
 """An ensemble has no levels of its own; each that is named is a stream of the log."""
 
@@ -50,6 +53,8 @@ class Admitted:
     """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
     sequential: bool = False
     """The request is one of a sequence (`charonia.calls.sequences`)."""
+    passes_on: bool = False
+    """The model may make requests of its own for this one: then its record says whose it is."""
 
 
 class Admission:
@@ -129,7 +134,8 @@ class Admission:
             for position, t in enumerate(request.inputs)
             if t.datatype is DataType.BYTES
         )
-        return Admitted(meta, rows, signature, bytes_inputs, interface.sequence_batching is not None)
+        sequential = interface.sequence_batching is not None
+        return Admitted(meta, rows, signature, bytes_inputs, sequential, _passes_on(interface))
 
     def _check_names(self, request: InferenceRequest) -> None:
         interface = self._interface
@@ -217,6 +223,11 @@ class Admission:
             if name in seen:
                 raise InvalidArgument(f"output '{name}' already exists in request")
             seen.add(name)
+
+
+def _passes_on(interface: ModelInterface) -> bool:
+    """Ensembles, and backends that run code of the user's (which may be under any word)."""
+    return interface.backend not in _CALL_NOTHING
 
 
 def _names(names: set[str] | frozenset[str]) -> str:

@@ -30,6 +30,8 @@ def request_record(
     tenant: str = "",
 ) -> bytes:
     """The wire form of an admitted request of a tenant, accepted now. With a `reference` its tensor bytes are there."""
+    if tenant and lineage is None and admitted.passes_on:
+        lineage = Lineage(tenant=tenant)
     return pack_request(
         request_id,
         endpoint,

@@ -17,7 +17,7 @@ import pytest
 import redis
 import tritonclient.grpc as grpcclient
 from e2e_asking import client, infer, inputs, pending, statistics, until
-from e2e_models import WIDTH, python, scaling
+from e2e_models import WIDTH, put, python, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
@@ -136,6 +136,26 @@ class TritonPythonModel:
         responses = list(self.request("worker", x).exec(decoupled=True))
         return self.said(x, responses[0])[0], [len(responses)]
 
+    def all_of(self, x, parameters):
+        """Every response of `several`, or the first few of them."""
+        responses = self.request("several", x, {"count": parameters["count"]}).exec(decoupled=True)
+        found = []
+        for response in responses:
+            if response.has_error():
+                return x, ["error", response.error().code(), response.error().message(), len(found)]
+            if response.output_tensors():
+                found.append(pb_utils.get_output_tensor_by_name(response, "Y").as_numpy())
+            if len(found) == int(parameters.get("enough", "1000")):
+                responses.cancel()
+        return np.concatenate(found), [len(found)]
+
+    def steps(self, x, parameters):
+        """A sequence of three, and one that goes on where none was begun."""
+        flags = [pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, 0, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END]
+        steps = [self.request("counting", x, correlation_id=parameters["id"], flags=flag).exec() for flag in flags]
+        after = self.request("counting", x, correlation_id=parameters["id"]).exec()
+        return np.concatenate([self.said(x, step)[0] for step in steps]), self.said(x, after)[1]
+
     def early_words(self, x, parameters):
         return x, [self.early]
 
@@ -183,6 +203,55 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), said])
 '''
 
+SEVERAL = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            for n in range(int(json.loads(request.parameters())["count"])):
+                if request.is_cancelled():
+                    break
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + n)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+COUNTING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy().ravel()[0]
+            self.count = 1 if start else self.count + 1
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + np.float32(self.count))]))
+        return responses
+"""
+COUNTING_CONFIG = """
+sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+}
+"""
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "X" data_type: TYPE_FP32 dims: -1 }
+output { name: "Y" data_type: TYPE_FP32 dims: -1 }
+ensemble_scheduling {
+  step { model_name: "worker" input_map { key: "X" value: "X" } output_map { key: "Y" value: "twice" } }
+  step { model_name: "caller" input_map { key: "X" value: "twice" } output_map { key: "Y" value: "Y" } }
+}
+"""
+
 WORKER_IO = """
 input { name: "X" data_type: TYPE_FP32 dims: -1 }
 output { name: "Y" data_type: TYPE_FP32 dims: -1 }
@@ -201,6 +270,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     python(models, "worker", WORKER, WORKER_IO + instances(2))
     python(models, "spare", WORKER, WORKER_IO)
     scaling(models, "scale", 3.0)
+    python(models, "several", SEVERAL, WORKER_IO + "model_transaction_policy { decoupled: true }")
+    python(models, "counting", COUNTING, WORKER_IO + COUNTING_CONFIG)
+    put(models / "composed" / "config.pbtxt", ENSEMBLE)
+    (models / "composed" / "1").mkdir()
     for name in ("caller", "alone", "relay_a", "relay_b"):
         python(models, name, CALLER, CALLER_IO)
     python(models, "pair", CALLER, CALLER_IO + instances(2))
@@ -238,6 +311,34 @@ def test_the_model_that_is_called_may_be_of_another_backend(server: Any) -> None
 def test_a_model_that_answers_once_may_be_read_like_one_that_answers_more_often(server: Any) -> None:
     y, said = ask(server, "caller", do="one_by_one")
     assert (y.tolist(), said) == ((2 * X).tolist(), ["1"])
+
+
+def test_a_model_that_answers_more_often_is_read_as_it_answers(server: Any) -> None:
+    y, said = ask(server, "caller", do="all_of", count="5")
+    assert (y.reshape(5, -1).tolist(), said) == ([(X + n).tolist() for n in range(5)], ["5"])
+    assert ask(server, "caller", do="call", model="several")[1] == [
+        "error",
+        "5",
+        "Model several is using the decoupled. The current BLS request call doesn't support models using the decoupled "
+        "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
+        "models.",
+    ]
+    # what nobody wants any more is not made: the callee is told
+    said = ask(server, "caller", do="all_of", count="1000000", enough="3")[1]
+    assert said[:3] == ["error", "7", ""]
+
+
+def test_a_sequence_of_calls(server: Any) -> None:
+    y, after = ask(server, "caller", do="steps", id="from a model")
+    assert y.reshape(3, -1).tolist() == [(X + n).tolist() for n in (1, 2, 3)]
+    assert after[:2] == ["error", "3"]
+    assert "must specify the START flag" in after[2]
+
+
+def test_the_model_that_is_called_may_be_an_ensemble(server: Any) -> None:
+    parameters = json.dumps({"do": "relay", "path": "relay_a"})
+    y, _ = ask(server, "pair", do="call", model="composed", **{"with": parameters})
+    assert y.tolist() == (2 * X + 2).tolist()
 
 
 @pytest.mark.parametrize(

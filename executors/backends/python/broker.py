@@ -20,15 +20,19 @@ _execute_call: contextvars.ContextVar[int] = contextvars.ContextVar("charonia_ex
 
 
 class Broker:
-    """`executes` is set once the model is initialised, `execute_call` to the number of the EXECUTE that runs.
+    """`executes` is set once the model is initialised.
 
-    A coroutine of a decoupled model knows that of its own, however many began since; a thread that of the last one.
+    A call is made for an EXECUTE: that of the coroutine or thread it is made in (a coroutine knows its own, however
+    many began since), or the one that runs where a thread began in it. In older threads that one is only likely: then
+    the executor, which knows what else is under way, decides.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.executes = False
         self.model = ""
-        self._last_execute_call = 0
+        self._execute_call = 0
+        self._running = False
+        self._older: frozenset[threading.Thread] = frozenset()
         self._channel = channel
         self._lock = threading.Lock()
         self._sinks: dict[int, Sink] = {}
@@ -36,17 +40,26 @@ class Broker:
         self._closed = False
         channel.deliver_answers_to(self._answered, self._gone)
 
-    @property
-    def execute_call(self) -> int:
-        return _execute_call.get() or self._last_execute_call
-
-    @execute_call.setter
-    def execute_call(self, call: int) -> None:
-        self._last_execute_call = call
-        _execute_call.set(call)
-
     def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
-        return self._send(Kind.CALL, [self.execute_call, *content], data, sink)
+        return self._send(Kind.CALL, [*self._made_for(), *content], data, sink)
+
+    def begin(self, execute_call: int) -> None:
+        """An EXECUTE begins in this thread."""
+        _execute_call.set(execute_call)
+        self._execute_call, self._running = execute_call, True
+        # nearly all models have no other threads
+        self._older = frozenset(threading.enumerate() if threading.active_count() > 1 else ())
+
+    def returned(self) -> None:
+        """It has returned; its coroutines and senders may go on."""
+        self._running = False
+
+    def _made_for(self) -> tuple[int, bool]:
+        """The EXECUTE that a call is made for, and whether that is sure."""
+        own = _execute_call.get()
+        if own:
+            return own, True
+        return self._execute_call, self._running and threading.current_thread() not in self._older
 
     def control(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
         return self._send(Kind.CONTROL, content, data, sink)

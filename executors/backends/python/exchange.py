@@ -10,8 +10,8 @@
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
-    CALL           [call number of the EXECUTE it is made in, model, version, outputs, id, correlation id, flags,
-                    timeout us, parameters, decoupled, tensors]
+    CALL           [call number of the last EXECUTE, whether it is surely made for that one, model, version, outputs,
+                    id, correlation id, flags, timeout us, parameters, decoupled, tensors]
                                                       ANSWER and LAST_ANSWER  as one of DONE, nil for no more
     CONTROL        ["load", model, configuration, [[path, size in bytes], ...]], ["unload", model, with dependents],
                    ["is_ready", model, version]       LAST_ANSWER  [[code, message] or nil, value]
@@ -119,9 +119,10 @@ _SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A CALL. `execute_call` is the number of the EXECUTE in which it is made."""
+    """A CALL. `execute_call` is the number of the last EXECUTE; it is `surely` made for that one, or only perhaps."""
 
     execute_call: int
+    surely: bool
     request: InferenceRequest
     decoupled: bool
 
@@ -129,8 +130,8 @@ class Asked:
 def asked_of(frame: Frame) -> Asked:
     """What a CALL asks; tensors are views of the frame. Raises `FrameError`."""
     try:
-        execute_call, model, version, outputs, request_id, sequence, flags, *rest = frame.content()
-        timeout_us, parameters, decoupled, tensors = rest
+        execute_call, surely, model, version, outputs, request_id, *rest = frame.content()
+        sequence, flags, timeout_us, parameters, decoupled, tensors = rest
         request = InferenceRequest(
             str(model),
             int(version),
@@ -143,7 +144,7 @@ def asked_of(frame: Frame) -> Asked:
             sequence_start=bool(flags & _SEQUENCE_START),
             sequence_end=bool(flags & _SEQUENCE_END),
         )
-        return Asked(int(execute_call), request, bool(decoupled))
+        return Asked(int(execute_call), bool(surely), request, bool(decoupled))
     except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
         raise FrameError(f"the call of a model process cannot be read: {error}") from None
 

@@ -51,7 +51,7 @@ class PythonInstance:
         self._batches: dict[int, Sequence[ModelRequest]] = {}
         self._wanted: dict[int, int] = {}
         """By call: how many of its requests are not cancelled; kept of those of which some are."""
-        self._asked = AskedByModel(child, model, calls, lambda call: self._batches.get(call, ()))
+        self._asked = AskedByModel(child, model, calls, self._batches)
         self._executing: dict[int, tuple[int, int]] = {}
         """(call, index) of the requests being executed, by their identity."""
 

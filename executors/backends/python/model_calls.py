@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall
 from charonia.errors import (
@@ -39,7 +39,7 @@ DECOUPLED = (
 class AskedByModel:
     """What one model process has asked for and not got yet.
 
-    `requests_of` gives the requests of an EXECUTE that runs, none for another number.
+    `batches` are the requests of every EXECUTE that is not over, by its number.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class AskedByModel:
         child: ChildProcess,
         model: str,
         calls: ModelCalls | None,
-        requests_of: Callable[[int], Sequence[ModelRequest]],
+        batches: Mapping[int, Sequence[ModelRequest]],
     ) -> None:
         self._child = child
         self._model = model
         self._calls = calls
-        self._requests_of = requests_of
+        self._batches = batches
         self._open: dict[int, asyncio.Task[None]] = {}
         self._made_by: dict[int, set[int]] = {}
         child.asks(self._asked, self._process_gone)
@@ -86,8 +86,8 @@ class AskedByModel:
         parent = 0
         if frame.kind is Kind.CALL:
             asked = asked_of(frame)
-            parent = asked.execute_call
-            work = self._call(number, asked)
+            parent = self._made_for(asked)
+            work = self._call(number, asked, self._batches.get(parent, ()))
         else:
             work = self._control(number, frame)
         task = self._open[number] = asyncio.get_running_loop().create_task(work)
@@ -105,10 +105,19 @@ class AskedByModel:
 
     # -- calls of models ----------------------------------------------------------------------------------------------
 
-    async def _call(self, number: int, asked: Asked) -> None:
+    def _made_for(self, asked: Asked) -> int:
+        """The number of the EXECUTE that a call is made for, 0 where that cannot be told.
+
+        A wrong one would be worse than none: calls are cancelled with it, and it may seem to wait for itself.
+        """
+        if asked.surely or (len(self._batches) == 1 and asked.execute_call in self._batches):
+            return asked.execute_call
+        return 0
+
+    async def _call(self, number: int, asked: Asked, made_for: Sequence[ModelRequest]) -> None:
         call: OpenCall | None = None
         try:
-            call = await self._opened(asked)
+            call = await self._opened(asked, made_for)
             while (response := await call.next()) is not None:
                 if not asked.decoupled:
                     self._say(number, Kind.LAST_ANSWER, response)
@@ -128,7 +137,7 @@ class AskedByModel:
             if call is not None:
                 call.cancel()
 
-    async def _opened(self, asked: Asked) -> OpenCall:
+    async def _opened(self, asked: Asked, made_for: Sequence[ModelRequest]) -> OpenCall:
         if self._calls is None:
             raise Unsupported("models cannot be called here")
         request = asked.request
@@ -138,8 +147,7 @@ class AskedByModel:
             raise Unavailable(NOT_READY.format(model=request.model)) from None
         if interface.decoupled and not asked.decoupled:
             raise Unsupported(DECOUPLED.format(model=request.model))
-        origins = [made_for.origin for made_for in self._requests_of(asked.execute_call)]
-        return await self._calls.open(request, self._model, origins)
+        return await self._calls.open(request, self._model, [one.origin for one in made_for])
 
     def _say(self, number: int, kind: Kind, response: ModelResponse) -> None:
         content, data = answer_content(response)

@@ -55,11 +55,12 @@ def _serve(channel: Channel, instance_name: str) -> None:
         frame = channel.receive()
         try:
             if frame.kind is Kind.EXECUTE and host is not None:
-                broker.execute_call = frame.call
+                broker.begin(frame.call)
                 execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
                 try:
                     replies, data = host.execute(execution, frame.content(), frame.data)
                 finally:
+                    broker.returned()
                     execution.returned()
                 channel.send(Kind.DONE, frame.call, replies, data)
             elif frame.kind is Kind.HEALTH and host is not None:

@@ -37,10 +37,10 @@ def test_a_coroutine_calls_for_its_own_execute_and_a_thread_for_the_last() -> No
         await go.wait()
         broker.call(["coroutine"], (), lambda _: None)
 
-    broker.execute_call = 1
+    broker.begin(1)
     first = asyncio.run_coroutine_threadsafe(model(), loop)
     assert begun.wait(30)
-    broker.execute_call = 2
+    broker.begin(2)
     broker.call(["execute"], (), lambda _: None)
     thread = threading.Thread(target=broker.call, args=(["thread"], (), lambda _: None))
     thread.start()
@@ -50,4 +50,4 @@ def test_a_coroutine_calls_for_its_own_execute_and_a_thread_for_the_last() -> No
     loop.call_soon_threadsafe(loop.stop)
     running.join(30)
     loop.close()
-    assert wire.sent == [[2, "execute"], [2, "thread"], [1, "coroutine"]]
+    assert wire.sent == [[2, True, "execute"], [2, True, "thread"], [1, True, "coroutine"]]
