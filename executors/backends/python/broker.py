@@ -51,8 +51,9 @@ class Broker:
         self._older = frozenset(threading.enumerate() if threading.active_count() > 1 else ())
 
     def returned(self) -> None:
-        """It has returned; its coroutines and senders may go on."""
+        """It has returned, in this thread; its coroutines and senders may go on."""
         self._running = False
+        _execute_call.set(0)
 
     def _made_for(self) -> tuple[int, bool]:
         """The EXECUTE that a call is made for, and whether that is sure."""

@@ -92,15 +92,18 @@ class AskedByModel:
             work = self._control(number, frame)
         task = self._open[number] = asyncio.get_running_loop().create_task(work)
         self._made_by.setdefault(parent, set()).add(number)
-        task.add_done_callback(lambda done: self._ended(number, parent, done))
+        task.add_done_callback(lambda done: self._ended(number, frame.kind, parent, done))
 
-    def _ended(self, number: int, parent: int, task: asyncio.Task[None]) -> None:
+    def _ended(self, number: int, kind: Kind, parent: int, task: asyncio.Task[None]) -> None:
         del self._open[number]
         made = self._made_by[parent]
         made.discard(number)
         if not made:
             del self._made_by[parent]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            # here, as one that is cancelled before it began says nothing itself
+            self._answer(number, kind, Cancelled(""))
+        elif (error := task.exception()) is not None:
             _log.error("a call of model %s failed", self._model, exc_info=error)
 
     # -- calls of models ----------------------------------------------------------------------------------------------
@@ -125,9 +128,6 @@ class AskedByModel:
                 self._say(number, Kind.ANSWER, response)
                 await self._child.drained()
             self._child.answer(Kind.LAST_ANSWER, number, None)
-        except asyncio.CancelledError:
-            self._say(number, Kind.LAST_ANSWER, ModelResponse(error=Cancelled("")))
-            raise
         except CharoniaError as error:
             self._say(number, Kind.LAST_ANSWER, ModelResponse(error=error))
         except Exception as error:
