@@ -115,6 +115,29 @@ def test_a_call_from_a_thread_while_the_verbs_are_waited_for(world: World) -> No
     waiting.join(PATIENCE_S)
 
 
+def test_who_looks_for_a_cancel_may_take_a_verb_from_the_socket(world: World) -> None:
+    """It must not be waited for at the socket then."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            world.channel.cancelled(0, 0)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    taken: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    taking = threading.Thread(target=lambda: [taken.put(world.channel.receive().content()) for _ in range(500)])
+    for thread in (*looking, taking):
+        thread.start()
+    try:
+        for number in range(500):
+            world.executor.say(Kind.EXECUTE, number, number)
+            assert taken.get(timeout=PATIENCE_S) == number
+    finally:
+        stop.set()
+        for thread in looking:
+            thread.join(PATIENCE_S)
+
+
 def test_what_is_given_up_is_said_while_it_is_open(world: World) -> None:
     number, answers = world.call()
     world.broker.give_up(number)
