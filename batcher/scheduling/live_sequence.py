@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class LiveSequence:
     """From its START to its end. Of its requests one runs at a time, the others wait in `queue`, in order.
 
-    `run` is the id of the request that started it, b"" before that was given out; `former` one that the log may still
+    `run` is the id of the request that started it, b"" before that was given out; `former` those that the log may
     know instead, because the request that began the present run has not been answered. `closed`: its END has come, so
     that the id is free for another. `predecessor` is the sequence of the same id that has to be over before.
     `binding` is the number of its present place; `wanted` where a new owner found it: executor, instance, slot,
@@ -49,7 +49,7 @@ class LiveSequence:
         self.again: QueuedRequest | None = None
         """The request at the head of the queue that has had a turn and wants another (S41)."""
         self.run = b""
-        self.former = b""
+        self.former: tuple[bytes, ...] = ()
         self.closed = False
         self.done = False
         self.instance: SequenceInstance | None = None
@@ -68,8 +68,15 @@ class LiveSequence:
     def begin(self, run: bytes) -> None:
         """A START is given out."""
         if run != self.run:
-            self.former = self.former or self.run
+            if self.run:
+                self.former = (*self.former, self.run)
             self.run = run
+
+    def unbegin(self) -> None:
+        """The request that began the present run ended without having run, as far as is known."""
+        last_known = self.former[0] if self.former else b""
+        self.former = (*self.former[1:], self.run)
+        self.run = last_known
 
     def waits_for(self) -> LiveSequence | None:
         """The sequence of the same id that has to be over before; those before it that were given up do not count."""

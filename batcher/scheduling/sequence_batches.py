@@ -130,7 +130,7 @@ class SequenceBatches(SequenceSlots):
                 continue
             sequence.again = None
             if not request.settled:
-                sequence.former = b""
+                sequence.former = ()
             self._forget_request(request)
             if sequence.rests and sequence.closed:
                 # an END that its executor settled has ended the record as well

@@ -140,7 +140,7 @@ class SequenceBook:
         if sequence.again is request:
             sequence.again = None
         if request.id == sequence.run:  # it had been given out, and began nothing
-            sequence.run, sequence.former = sequence.former, b""
+            sequence.unbegin()
         self._settle_down(sequence, now_ns, decisions)
 
     def _put_back(self, request: QueuedRequest, sequence: LiveSequence, now_ns: int) -> None:
@@ -181,7 +181,7 @@ class SequenceBook:
     def _end(self, sequence: LiveSequence, decisions: list[Decision] | None) -> None:
         """A sequence is over. With `decisions` it ended without a last request: the log may know it still."""
         sequence.done = True
-        sequence.waits_for()  # forget those that are over
+        before = sequence.waits_for()
         self._idle.pop(sequence, None)
         version = self._versions[sequence.version]
         if sequence.instance is not None:
@@ -189,9 +189,12 @@ class SequenceBook:
         else:
             version.backlog = deque(one for one in version.backlog if one is not sequence)
         if version.live.get(sequence.key) is sequence:
-            del version.live[sequence.key]
+            if before is not None:  # which has had its END, and which the next one of this id has to wait for
+                version.live[sequence.key] = before
+            else:
+                del version.live[sequence.key]
         if decisions is not None:
-            for run in filter(None, (sequence.run, sequence.former)):
+            for run in dict.fromkeys(filter(None, (sequence.run, *sequence.former))):
                 decisions.append(ForgetSequences({sequence.record_key: run}))
 
     # -- what statistics ask -------------------------------------------------------------------------------------------

@@ -431,3 +431,22 @@ def test_one_that_is_given_up_in_between_lets_nobody_pass() -> None:
     (batch,) = scheduler.observe(BatchFinished(batch.batch_id, "e1"), 20_000)
     assert isinstance(batch, DispatchBatch)
     assert [request.id[-1] for request in batch.requests] == [3]
+
+
+def test_one_that_ends_before_its_turn_does_not_hide_who_runs() -> None:
+    scheduler = SequenceScheduler("b")
+    scheduler.observe_all([PolicyChanged(OLDEST), VersionServed("e1", 1, "a", 2)], 0)
+
+    def send(number: int, *, end: bool = False) -> list[object]:
+        mark = SequenceMark("a", start=True, end=end)
+        return list(scheduler.observe(RequestQueued(number.to_bytes(16, "big"), 1, 0, 1, 0, 0, 0, 0, sequence=mark), 0))
+
+    send(1, end=True)
+    (batch,) = scheduler.advance(10_000)
+    assert isinstance(batch, DispatchBatch)
+    assert send(2) == []
+    scheduler.observe(RequestCancelled((2).to_bytes(16, "big")), 10_000)
+    assert send(3) == scheduler.advance(20_000) == [], "the second instance is free, but the first has its sequence"
+    (batch,) = scheduler.observe(BatchFinished(batch.batch_id, "e1"), 20_000)
+    assert isinstance(batch, DispatchBatch)
+    assert [request.id[-1] for request in batch.requests] == [3]

@@ -266,7 +266,7 @@ def test_the_culprit_of_a_death_is_found_alone() -> None:
     alone = batch(bench.finish(alone))
     assert names(alone) == ["b"]
     ended = bench.see(BatchDied(alone.batch_id, "e", frozenset({alone.requests[0].id}), "it died"))
-    assert [type(one) for one in ended] == [CondemnRequest, RejectRequest]
+    assert [type(one) for one in ended] == [CondemnRequest, RejectRequest, ForgetSequences]
     assert bench.scheduler.live_sequences() == 1, "b has not begun"
 
 
@@ -276,7 +276,7 @@ def test_who_ends_one_executor_after_the_other_is_the_culprit() -> None:
     for number in range(5):
         one = batch(bench.see(VersionServed(f"e{number}", 1, "h", 1)))
         ended = bench.see(ExecutorLost(one.executor))
-    assert [type(one) for one in ended] == [CondemnRequest]
+    assert [type(one) for one in ended] == [CondemnRequest, ForgetSequences]
     assert bench.scheduler.live_sequences() == 0
 
 
