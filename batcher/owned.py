@@ -370,6 +370,13 @@ class OwnedModel:
             found.setdefault(version, {})[executor] = slots
         return found
 
+    def content_hashes(self) -> dict[int, str]:
+        """By version what is served of it."""
+        return {version: content_hash for (_, version), (content_hash, _) in self._capacity.items()}
+
+    def is_gone(self, endpoint: str) -> bool:
+        return endpoint in self._gone
+
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""
         records = [carrier_of(request).record for request in requests if request.state is not seen.RequestState.ENDED]

@@ -23,6 +23,7 @@ from . import ownership
 from .deadlocks import DeadlockWatch
 from .demand import has_room, most_room
 from .ensembles.owned import OwnedEnsemble
+from .late_deadlines import LOOK_S, expire_behind_window
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
@@ -69,6 +70,7 @@ class BatcherService:
         self._delays = delays
         self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._tidying = ControlTidying(log)
         self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
@@ -81,6 +83,7 @@ class BatcherService:
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
         self._verifying = asyncio.create_task(self._verify(), name="verification of batches")
+        self._expiring = asyncio.create_task(self._expire(), name="deadlines behind windows")
 
     async def drain(self) -> None:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
@@ -100,7 +103,7 @@ class BatcherService:
             await self.drain()
         self._catalog.listeners.remove(self._on_model)
         self._catalog.process_listeners.remove(self._on_process)
-        for task in (self._sweeping, self._verifying):
+        for task in (self._sweeping, self._verifying, self._expiring):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -341,6 +344,18 @@ class BatcherService:
                 self._forgotten = True
             except Exception:
                 _log.exception("batches could not be verified")
+
+    async def _expire(self) -> None:
+        """Keep the deadlines of what no window has room for."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for owned in [owned for owned in self._owned.values() if not owned.windows.all_read]:
+                try:
+                    await expire_behind_window(owned)
+                except CharoniaError:
+                    pass  # looked at again soon
+                except Exception:
+                    _log.exception("deadlines of '%s' could not be looked at", owned.model)
 
     async def _tidy(self) -> None:
         """One batcher is enough to shorten the control stream; several would only do it twice."""

@@ -163,7 +163,9 @@ class Upkeep:
             answer = pack_failure(job.id, owned.model, version if type(version) is int else 0, InternalError(LOST))
             ends[job.id] = JobEnd(JobState.FAILED, answer, {"error": LOST})
         requests = [(job.id, max(1, attempt)) for job, attempt in left]
-        outcomes = OUTCOME_CODES[JobState.FAILED] * len(left)
+        failed = OUTCOME_CODES[JobState.FAILED]
+        outcomes = b"".join([b"-" if job.about.get("unjournalled") else failed for job, _ in left])
+        outcomes = outcomes if outcomes.strip(b"-") else b""
         await owned.log.settle(owned.model, requests, None, [], ends=ends, outcomes=outcomes)
 
     async def _end_others(self, ids: list[bytes]) -> int:

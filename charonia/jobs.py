@@ -61,6 +61,12 @@ class NewJob:
     digest: bytes = b""
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def deadline_us(self) -> int:
+        """Microseconds since the epoch, 0 for none."""
+        deadline = self.about.get("deadline_us")
+        return deadline if type(deadline) is int else 0
+
 
 @dataclass(frozen=True, slots=True)
 class JobTicket:

@@ -16,6 +16,7 @@ command or script ever names keys of two slots.
                              entry `<index + 1>-0`, with the attempt `a` and the response record `r`; gone with the job
     idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
     ja:{m}, jd:{m}           sorted sets of job ids: active ones by time accepted, ended ones by time ended
+    ja:{m}:x                 sorted set of active jobs that have a deadline, by that
     jm                       set of the models that have had jobs
     j:{m}                    journal: lifecycle facts, kept for a time
     dlq:{m}                  dead letters
@@ -114,6 +115,11 @@ def idempotency(model: str, key_digest: bytes) -> bytes:
 
 def active_jobs(model: str) -> bytes:
     return f"ja:{tag(model)}".encode()
+
+
+def job_deadlines(model: str) -> bytes:
+    """Where scripts know `active_jobs`, they know this one, too."""
+    return f"ja:{tag(model)}:x".encode()
 
 
 def ended_jobs(model: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,7 +248,7 @@ class Jobs:
             options.caller.tenant,
             key,
             digest,
-            _about(request, served, options, endpoint),
+            _about(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
         )
         return _Prepared(new, record, level, terms)
 
@@ -367,7 +367,7 @@ class Jobs:
 
 def _about(
     request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     about: dict[str, Any] = {"version": served.version}
     if endpoint:
         about["endpoint"] = endpoint.decode()

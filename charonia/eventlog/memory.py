@@ -92,6 +92,8 @@ class MemoryLog(MemoryStreams):
             return JobTicket(known.new.id, False, known.durability)
         work.accept([(job.id, job.size_bytes)], limits, job.tenant)
         work.add_job(job, _DURABILITY)
+        if job.deadline_us:
+            await self.set_times(keys.job_deadlines(model), {job.id: job.deadline_us})
         self._job_models[model] = None
         self._queue(work, level, lane, fields)
         if journalled:
@@ -123,8 +125,11 @@ class MemoryLog(MemoryStreams):
         if ends:
             for (request_id, _), wins in zip(requests, won, strict=True):
                 end = ends.get(request_id)
-                if wins and end is not None and work.end_job(request_id, end):
+                if not wins or end is None:
+                    continue
+                if work.end_job(request_id, end):
                     self._append(keys.webhooks(model), [b"i", request_id.hex().encode()])
+                await self.drop_times(keys.job_deadlines(model), [request_id])
         for (request_id, _), wins in zip(requests, won, strict=True):
             step = sequences.get(request_id) if sequences and wins else None
             if step is not None:

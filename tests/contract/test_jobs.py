@@ -106,6 +106,19 @@ async def test_an_accepted_job_is_queued_counted_and_known(subject: Subject) -> 
     assert await subject.log.lanes("m") == [(0, 0)]
 
 
+async def test_the_deadlines_of_active_jobs_are_kept_in_order(subject: Subject) -> None:
+    late, soon, without = made(1, about={"deadline_us": NOW_US + 9}), made(2, about={"deadline_us": NOW_US}), made(3)
+    for job in (late, soon, without):
+        await accept(subject.log, job)
+    key = keys.job_deadlines("m")
+    assert await subject.peer.due(key, NOW_US - 1, 10) == []
+    assert await subject.peer.due(key, NOW_US + 9, 10) == [soon.id, late.id]
+    await end(subject.log, soon, without)
+    assert await subject.peer.due(key, NOW_US + 9, 10) == [late.id]
+    await end(subject.log, late)
+    assert await subject.peer.count_times(key) == 0
+
+
 @pytest.mark.parametrize("length", [0, 1, 60, 64, 128, 200, 250, 260, 5000])
 async def test_what_a_caller_knows_of_its_job_comes_back_whatever_its_length(subject: Subject, length: int) -> None:
     job = made(about={"text": "x" * length, "list": [1, {"a": None}], "bytes": b"\0\xff"})

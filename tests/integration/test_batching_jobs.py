@@ -87,7 +87,8 @@ async def submit(
     )
     fields = record_fields([record])
     if job:
-        new = NewJob(request_id, len(record), now // 1000, retention_s)
+        about = {"version": 1} | ({"deadline_us": deadline_ns // 1000} if deadline_ns else {})
+        new = NewJob(request_id, len(record), now // 1000, retention_s, about=about)
         await log.accept_job(MODEL, 0, lane, new, fields, Limits())
     else:
         await log.accept(MODEL, 0, lane, [(request_id, len(record))], fields, Limits())
@@ -276,6 +277,43 @@ async def test_jobs_expire_on_time_queued_and_running(cluster: Cluster) -> None:
     late = executor.held.pop()
     assert await executor.settle(late) == [False]
     await cluster.settled()
+
+
+async def test_jobs_expire_on_time_behind_the_window(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0, window_requests=4)
+    log = executor.log
+    await submit(log, 0)
+    await until(lambda: len(executor.held) == 1)
+    for value in range(1, 8):
+        await submit(log, value)
+    owned = batcher.service.owned[MODEL]
+    await until(lambda: not owned.windows.all_read)
+    deadline_ns = wall_ns() + 100_000_000
+    late = [await submit(log, value, deadline_ns=deadline_ns) for value in (8, 9)]
+    kept = await submit(log, 10, deadline_ns=wall_ns() + 3_600_000_000_000)
+    for job in late:
+        record = await ended(log, job)
+        assert record.state is JobState.EXPIRED
+        assert record.events[-1].detail == {"error": "Deadline exceeded before execution", "by": "deadline"}
+        assert record.ended_us * 1000 >= deadline_ns
+        result = await log.job_result(MODEL, job)
+        assert result is not None
+        assert unpack_response(result).error.code.name == "DEADLINE_EXCEEDED"  # type: ignore[union-attr]
+    assert owned.scheduler.find(late[0]) is None
+    # what has ended is not kept in mind, what is active is
+    await until_so(lambda: _has_deadlines(log, 1))
+    executor.release()
+    assert (await ended(log, kept)).state is JobState.SUCCEEDED
+    assert sorted(executor.executed) == [0, 1, 2, 3, 4, 5, 6, 7, 10]
+    assert await _has_deadlines(log, 0)
+    await cluster.settled()
+    counted = await log.statistics(keys.statistics(MODEL, 1, HASH))
+    assert (counted["fail_REJECTED"], counted["success_count"]) == (2, 9)
+
+
+async def _has_deadlines(log: EventLog, jobs: int) -> bool:
+    return await log.count_times(keys.job_deadlines(MODEL)) == jobs
 
 
 async def test_a_callers_cancel_stops_what_runs(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ one piece of memory. So what a caller knows about its job is cut into several fi
     k  seconds to keep it              n  tenant                       r  result: the response record
     d  durability, unless memory       i  digest of the idempotency key
     g  one above the last index kept in jr:{m}:<id>, f their bytes; only of models that answer more than once
+    x  microsecond of its deadline, if it has one; then it is the last of the fields written at first
     b, b1, b2, b3  `about` in msgpack  w  whether it has a webhook     v, e<n>  events, see job_events.lua
 """
 
@@ -58,6 +59,8 @@ def fields_of(job: NewJob, durability: str) -> list[Argument]:
                 fields += (_ABOUT[at // _SHORT_BYTES], about[at : at + _SHORT_BYTES])
         if job.about.get("webhook"):
             fields += (b"w", b"1")
+    if job.deadline_us:
+        fields += (b"x", job.deadline_us)
     return fields
 
 

@@ -13,6 +13,7 @@
 -- KEYS[9] job:{m}:<id>          hash; the job's record
 -- KEYS[10] idem:{m}:<key>       digest of the request and id of its job, 16 bytes each (only given with a key). Without
 --                               expiry while the job is active, then it ends with the job's record.
+-- Written besides, by name: ja:{m}:x, active jobs with a deadline: id -> deadline; gets the job when it has one.
 -- Read besides, by name: job:{m}:<id> of the job that a known key stands for.
 --
 -- ARGV[1] most unsettled requests, ARGV[2] most unsettled bytes, ARGV[3] and ARGV[4] the tenant's; 0 = no bound
@@ -25,7 +26,7 @@
 -- ARGV[12] digest of the request
 -- ARGV[13] "1" if it is journalled
 -- ARGV[14] how many arguments the record's fields take
--- then the record's fields: name, value, ..., then the fields of the entry: name, value, ...
+-- then the record's fields: name, value, ... (a deadline, `x`, is the last of them), then the fields of the entry: name, value, ...
 --
 -- Returns 0, or 6 when the model is not yet known to have jobs (`jobs` of n:{m}, set by who has added it to `jm`, which is
 -- of another slot); or the bound that would be passed: 1 requests, 2 bytes, 3 and 4 those of the tenant; or for a known
@@ -63,6 +64,9 @@ redis.call('HSET', KEYS[3], 'requests', requests, 'bytes', string.format('%.0f',
 local entry = 15 + tonumber(ARGV[14])
 redis.call('HSET', KEYS[9], unpack(ARGV, 15, entry - 1))
 redis.call('ZADD', KEYS[8], ARGV[11], ARGV[8])
+if ARGV[entry - 2] == 'x' then
+  redis.call('ZADD', KEYS[8] .. ':x', ARGV[entry - 1], ARGV[8])
+end
 if KEYS[10] then
   redis.call('SET', KEYS[10], ARGV[12] .. ARGV[8])
 end
