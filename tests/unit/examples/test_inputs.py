@@ -188,11 +188,23 @@ def test_answers_come_back_as_arrays() -> None:
             {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["0.9:1:a:b"]},
         ]
     }
-    arrays = read_answer.arrays(answer)
+    arrays = read_answer.arrays(json.dumps(answer, ensure_ascii=False).encode())
     assert arrays["p"].tolist() == [[0.5, 1.0]]
     assert arrays["s"].tolist() == [[b"0.9:1:a:b"]]
     with pytest.raises(ValueError, match="no such model"):
-        read_answer.arrays({"error": "no such model"})
+        read_answer.arrays(b'{"error": "no such model"}')
+
+
+def test_binary_answers_come_back_as_arrays() -> None:
+    described = [("p", "FP32", 8), ("s", "BYTES", 10)]
+    outputs = [
+        {"name": name, "datatype": datatype, "shape": [2], "parameters": {"binary_data_size": size}}
+        for name, datatype, size in described
+    ]
+    data = np.array([0.5, 1], np.float32).tobytes() + (2).to_bytes(4, "little") + "ü".encode() + bytes(4)
+    arrays = read_answer.arrays(json.dumps({"id": "ü", "outputs": outputs}, ensure_ascii=False).encode() + data)
+    assert arrays["p"].tolist() == [0.5, 1.0]
+    assert arrays["s"].tolist() == ["ü".encode(), b""]
 
 
 def test_expectations_cover_every_request() -> None:
