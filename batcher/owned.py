@@ -225,10 +225,8 @@ class OwnedModel:
             records = [record for entry in entries for record in requests_of(entry)]
             ids = [record.id for record in records]
             attempts = dict(zip(ids, await self.log.unsettled(self.model, ids), strict=True))
-            if self.is_sequential:
-                # after it is known what is settled: what began before that is in the log by now
-                for found in sequences_found(await self.log.sequences(self.model)):
-                    self.observe(found)
+            # after it is known what is settled: what began before that is in the log by now
+            await self.restore_sequences()
             await self._find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
             if self.closed:
                 return queued
@@ -238,6 +236,12 @@ class OwnedModel:
                 break
         self.windows.fell_behind(stream, bool(entries))
         return queued
+
+    async def restore_sequences(self) -> None:
+        """Learn of the live sequences that the log knows; those known already stay as they are."""
+        if self.is_sequential:
+            for found in sequences_found(await self.log.sequences(self.model)):
+                self.observe(found)
 
     def _catch_up(self, stream: bytes) -> None:
         """Read on where there was more than the window held at takeover."""

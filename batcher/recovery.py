@@ -42,6 +42,8 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
             owned.windows.open(stream, lane)
         for stream, _ in lanes:
             queued |= await owned.restore_queue(stream)
+    # also those of which nothing waits now
+    await owned.restore_sequences()
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
     await _restore_deaths(log, owned)

@@ -22,6 +22,7 @@ from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
 from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, pack_fact
+from charonia.sequences import SequenceAbout, SequenceStep
 from charonia.tensors import Tensor
 from charonia.wire import pack_request, request_meta
 
@@ -630,3 +631,19 @@ async def _lose_and_find(cluster: Cluster, server: PrivateServer) -> None:
     await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_S)
     assert len(answered) == len(set(answered))
     assert gateway._dataplane.pending_requests == 0
+
+
+async def test_a_new_owner_knows_sequences_of_which_nothing_waits(cluster: Cluster) -> None:
+    """Their next request has no START, and must find them."""
+    cluster.configure("sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { } }")
+    log = await cluster.log()
+    begun = bytes(15) + b"1"
+    about = SequenceAbout(b"1:scall", begun, 1, HASH, "executor-1", 0, 0, 1, 1, wall_ns() // 1000)
+    await log.accept(MODEL, 0, 0, [(begun, 1)], [b"r", b"x"], Limits())
+    step = {begun: SequenceStep(about.key, about.pack())}
+    assert await log.settle(MODEL, [(begun, 0)], None, [], sequences=step) == [True]
+    await log.delete_stream(keys.queue(MODEL, 0, 0))
+    await cluster.executor("executor-1")
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    assert batcher.service.owned[MODEL].scheduler.live_sequences() == 1
