@@ -94,12 +94,21 @@ class Role:
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
         """Status and decoded body of one exchange; names of headers have _ for -."""
+        status, data = self._exchange(method, path, body, headers)
+        return status, json.loads(data) if data else None
+
+    def read(self, path: str, body: bytes) -> str:
+        """The text of what is answered to a POST, once its end has come."""
+        status, data = self._exchange("POST", path, body, {})
+        assert status == 200, data
+        return data.decode()
+
+    def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.http, timeout=30)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             answer = connection.getresponse()
-            data = answer.read()
-            return answer.status, json.loads(data) if data else None
+            return answer.status, answer.read()
         finally:
             connection.close()
 

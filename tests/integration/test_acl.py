@@ -24,6 +24,7 @@ from charonia.errors import StartupError
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.jobs import NewJob
+from loadtest.stack.models import FEATURES, numbers, write_features
 
 pytestmark = pytest.mark.integration
 
@@ -111,6 +112,7 @@ def server(tmp_path: Path) -> Iterator[GuardedServer]:
 def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
     """Every role as a process with its own user, the password in a file."""
     models = roles.held_model(tmp_path / "models")
+    write_features(models)
     (models / "twice" / "1").mkdir(parents=True)
     (models / "twice" / "config.pbtxt").write_text(_TWICE)
     with ExitStack() as stack:
@@ -141,7 +143,8 @@ def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
         parts.new_executor = executor
         parts.new_batcher = lambda: start("batcher")
         try:
-            parts.gateway.until_serves("held")
+            for model in ("held", *FEATURES):
+                parts.gateway.until_serves(model)
             yield parts
         finally:
             for part in (parts.gateway, parts.batcher, parts.executor, parts.webhooks):
@@ -173,6 +176,36 @@ def endpoint() -> Iterator[Any]:
     thread.join()
 
 
+class Sequence:
+    """A sequence of the model `sums`, whose state the executor keeps in the log."""
+
+    def __init__(self, gateway: Any, name: str) -> None:
+        self._gateway, self._name, self._sum = gateway, name, 0.0
+
+    def step(self, **marks: bool) -> None:
+        self._sum += 3.0
+        body = numbers("X", [1, 1], [3.0]) | {"parameters": {"sequence_id": self._name, **marks}}
+        status, answer = self._gateway.ask("POST", "/v2/models/sums/infer", json.dumps(body).encode())
+        assert (status, answer.get("outputs", [{}])[0].get("data")) == (200, [self._sum]), answer
+
+
+def every_feature_works(gateway: Any) -> None:
+    """A model that calls models, an ensemble of it, responses one by one to a caller and to a job, answers as jobs."""
+    four = json.dumps(numbers("X", [4], [1.0, 2.0, 3.0, 4.0])).encode()
+    for model, factor in (("calls", 4.0), ("pipeline", 8.0)):
+        expected = [factor, 2 * factor, 3 * factor, 4 * factor]
+        for headers in ({}, {"Idempotency_Key": f"{model} once"}):
+            status, answer = gateway.ask("POST", f"/v2/models/{model}/infer", four, **headers)
+            assert (status, answer.get("outputs", [{}])[0].get("data")) == (200, expected), answer
+    five = json.dumps(numbers("N", [1], [5], "INT32")).encode()
+    status, job = gateway.ask("POST", "/v2/models/counts/infer", five, Prefer="respond-async")
+    assert status == 202
+    status, answers = gateway.ask("GET", f"/v2/jobs/{job['id']}/result?wait=30")
+    assert (status, [one["outputs"][0]["data"] for one in answers]) == (200, [[0], [1], [2], [3], [4]])
+    text = gateway.read("/v2/models/counts/generate_stream", b'{"N": 3}')
+    assert [json.loads(line[5:])["OUT"] for line in text.splitlines() if line.startswith("data:")] == [0, 1, 2]
+
+
 def test_every_role_does_its_work_as_its_own_user(
     server: GuardedServer, house: Any, endpoint: Any, tmp_path: Path
 ) -> None:
@@ -184,6 +217,9 @@ def test_every_role_does_its_work_as_its_own_user(
         # and an ensemble, whose steps are requests of its batcher
         status, answer = gateway.ask("POST", "/v2/models/twice/infer", roles.request(values))
         assert (status, answer["outputs"][0]["data"]) == (200, values)
+    every_feature_works(gateway)
+    sequence = Sequence(gateway, "long")
+    sequence.step(sequence_start=True)
     # a job with a key and a webhook, under fsync
     headers = {"Idempotency_Key": "k", "Charonia_Webhook": endpoint.url}
     job = gateway.submit(roles.request([3.0]), **headers)
@@ -214,6 +250,10 @@ def test_every_role_does_its_work_as_its_own_user(
     assert gateway.until_state(running, "succeeded")["attempts"] >= 2
     status, _ = gateway.ask("POST", "/v2/models/held/infer", roles.request([6.0]))
     assert status == 200
+    # the successors have the sequence's state from the log
+    sequence.step()
+    sequence.step(sequence_end=True)
+    every_feature_works(gateway)
 
     environment = {
         **os.environ,
@@ -227,7 +267,7 @@ def test_every_role_does_its_work_as_its_own_user(
         return json.loads(done.stdout)
 
     assert operate("audit")["findings"] == []
-    assert len(operate("jobs", "ls")["jobs"]) == 3
+    assert len(operate("jobs", "ls", "--model=held")["jobs"]) == 3
     operate("queue", "pause", "held")
     held = gateway.submit(roles.request([7.0]))
     assert operate("queue", "ls")["queues"][0]["requests"] == 1
@@ -342,6 +382,28 @@ async def test_what_roles_wrote_is_there_again_after_a_restart(server: GuardedSe
     assert await log.job("m", job.id) is not None
     assert await log.pending("m") == (1, 1)
     await log.close()
+
+
+async def test_a_gateway_writes_down_what_level_a_job_has_reached(server: GuardedServer) -> None:
+    """A level that is reached after the job is in the log is written by a second command."""
+    replica = servers.LogServer(
+        replicaof=f"127.0.0.1 {server.port}", masteruser="watcher", masterauth="watcher", appendonly="no"
+    )
+    replica.start()
+    log = RedisLog(f"redis://gateway:gateway's%3Apassword@127.0.0.1:{server.port}", durability="memory")
+    await log.open()
+    try:
+        with server.client() as watcher:
+            roles.until("the replica follows", lambda: watcher.execute_command("WAIT", 1, 100) == 1)
+        job = NewJob(b"r" * 16, 1, 1, 600)
+        ticket = await log.accept_job("m", 0, 0, job, [b"r", job.id], Limits(), durability="replicated:1")
+        assert ticket.durability == "replicated:1"
+        view = await log.job("m", job.id)
+        assert view is not None
+        assert view.durability == "replicated:1"
+    finally:
+        await log.close()
+        replica.stop()
 
 
 def test_nobody_comes_in_without_a_password(server: GuardedServer) -> None:

@@ -41,6 +41,7 @@ ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
 KEEP_RECENT = load("keep_recent")
+RAISE_LEVEL = load("raise_level")
 WRITE = load("write")
 
 ALL = (
@@ -58,5 +59,6 @@ ALL = (
     TAKE_OWNERSHIP,
     RELEASE_OWNERSHIP,
     KEEP_RECENT,
+    RAISE_LEVEL,
     WRITE,
 )

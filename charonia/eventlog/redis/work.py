@@ -34,9 +34,6 @@ _id = itemgetter(0)
 _attempt = itemgetter(1)
 
 
-_RAISE_LEVEL = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'd', ARGV[1]) end"
-"""A job that is gone already (a bound of bytes) does not come back as a record of its level."""
-
 
 class Work:
     """The port's methods about accepted work."""
@@ -131,7 +128,7 @@ class Work:
         if result == 0:
             await writes.reached()
             if proven != reached:  # the record says no more than is true
-                await self._commands.execute("EVAL", _RAISE_LEVEL, 1, keys.job(model, job.id), reached)
+                await self._commands.script(scripts.RAISE_LEVEL, [keys.job(model, job.id)], [reached])
             return JobTicket(job.id, True, reached)
         if result == _KEY_REUSED:
             raise key_reused()
