@@ -48,8 +48,9 @@ async def expire_behind_window(owned: OwnedModel) -> int:
 
 async def _expire(owned: OwnedModel, jobs: list[JobRecord]) -> int:
     ends, outcomes = {}, b""
-    error = DeadlineExceeded(DEADLINE_PASSED)
     for job in jobs:
+        # E10
+        error = DeadlineExceeded(f"[request id: {job.about.get('client_id') or '<id_unknown>'}] {DEADLINE_PASSED}")
         answer = pack_failure(job.id, owned.model, _version(job), error)
         ends[job.id] = JobEnd(JobState.EXPIRED, answer, {"error": error.message, "by": "deadline"})
         outcomes += b"-" if job.about.get("unjournalled") else OUTCOME_CODES[JobState.EXPIRED]

@@ -295,7 +295,10 @@ async def test_jobs_expire_on_time_behind_the_window(cluster: Cluster) -> None:
     for job in late:
         record = await ended(log, job)
         assert record.state is JobState.EXPIRED
-        assert record.events[-1].detail == {"error": "Deadline exceeded before execution", "by": "deadline"}
+        assert record.events[-1].detail == {
+            "error": "[request id: <id_unknown>] Deadline exceeded before execution",
+            "by": "deadline",
+        }
         assert record.ended_us * 1000 >= deadline_ns
         result = await log.job_result(MODEL, job)
         assert result is not None
