@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,7 +106,15 @@ class Deferral:
 
     async def _submit(self, request: InferenceRequest, wish: Wish) -> Answered | Accepted:
         handler, options = self._handler, wish.options
-        receipt = await handler.submit_job(request, options)
+        if wish.wait_s > 0 and _cancels(options):
+            submitting = asyncio.get_running_loop().create_task(handler.submit_job(request, options))
+            try:
+                receipt = await asyncio.shield(submitting)
+            except asyncio.CancelledError:
+                self._see_to(self._cancel_submitted(submitting, options.caller))
+                raise
+        else:
+            receipt = await handler.submit_job(request, options)
         state = "queued"
         if wish.wait_s > 0:
             try:
@@ -114,7 +122,7 @@ class Deferral:
             except asyncio.CancelledError:
                 # nobody has read the id yet: without a key or a webhook the job is lost to its caller
                 if receipt.created and _cancels(options):
-                    self._cancel(receipt.id, options.caller)
+                    self._see_to(self._cancel(receipt.id, options.caller))
                 raise
             if response is not None:
                 response.id = request.id  # a known key's first caller may have given another
@@ -123,14 +131,19 @@ class Deferral:
             state = (await handler.job(receipt.id, options.caller)).state.value
         return Accepted(receipt, state, wish.applied)
 
-    def _cancel(self, job_id: str, caller: Caller) -> None:
-        async def cancel() -> None:
-            try:
-                await self._handler.cancel_job(job_id, caller)
-            except CharoniaError:
-                pass  # the log is away: the job runs to its end
+    async def _cancel(self, job_id: str, caller: Caller) -> None:
+        with contextlib.suppress(CharoniaError):  # the log is away: the job runs to its end
+            await self._handler.cancel_job(job_id, caller)
 
-        task = asyncio.get_running_loop().create_task(cancel())
+    async def _cancel_submitted(self, submitting: asyncio.Task[JobReceipt], caller: Caller) -> None:
+        """The caller went while its job was on its way into the log."""
+        with contextlib.suppress(CharoniaError):
+            receipt = await submitting
+            if receipt.created:
+                await self._cancel(receipt.id, caller)
+
+    def _see_to(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(ending)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 

@@ -42,6 +42,8 @@ BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
 
 _CANCEL_AT_ONCE = 200
+_ENTER_WITHIN_S = 10.0
+"""Twice what a level of durability may take to be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +150,21 @@ class Jobs:
         # the caller waits for one thing only, so that its deadline is kept also while the log takes its time
         entering = asyncio.get_running_loop().create_task(self._enter(waiter, job))
         timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        leaving = False
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            if not waiter.follows and options.on_disconnect == "cancel":
-                self._dataplane.spawn(self._abandon(served.model, job.new.id))
+            leaving = not waiter.follows and options.on_disconnect == "cancel"
+            if leaving:
+                self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
             raise
         except CharoniaError as error:
             raise shed(error) from None
         finally:
             if timer is not None:
                 timer.cancel()
-            entering.cancel()
+            if not leaving:
+                entering.cancel()
             self._pending.remove(waiter)
 
     async def stream(
@@ -175,15 +180,16 @@ class Jobs:
         They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
         """
         job = await self._prepare(request, admitted, level, served, options, b"")
-        model, created, complete = served.model, False, False
+        model, complete = served.model, False
         # settles the job at its deadline: the follower sees that it has expired
         waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
         waiter.sent = True
         timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        accepting = asyncio.get_running_loop().create_task(self._accept(model, job))
         try:
-            ticket = await self._accept(model, job)
-            created = waiter.accepted = ticket.created
-            waiter.follows = not created
+            ticket = await asyncio.shield(accepting)
+            waiter.accepted = ticket.created
+            waiter.follows = not ticket.created
             following = self._queries.answers(model, ticket.id)
             if timer is not None:
                 following = until(waiter.future, following)
@@ -199,8 +205,10 @@ class Jobs:
                 timer.cancel()
             if not waiter.future.cancel() and not waiter.future.cancelled():
                 waiter.future.exception()  # seen
-            if created and not complete and options.on_disconnect == "cancel":
-                self._dataplane.spawn(self._abandon(model, job.new.id))
+            if not waiter.follows and not complete and options.on_disconnect == "cancel":
+                self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
+            else:
+                accepting.cancel()
 
     async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
         """Record a waiter's job; when its key stands for another call's job, answer with that one's outcome."""
@@ -332,8 +340,12 @@ class Jobs:
         for key, counts in increments.items():
             await self._log.add_statistics(key, counts)
 
-    async def _abandon(self, model: str, job_id: bytes) -> None:
-        """Cancel a job whose caller has hung up."""
+    async def _abandon(self, model: str, job_id: bytes, entering: asyncio.Task[Any]) -> None:
+        """Cancel a job whose caller has hung up, perhaps before it was in the log."""
+        # cut off half-way it may get there after this looks, for its level of durability has a connection of its own
+        await asyncio.wait([entering], timeout=_ENTER_WITHIN_S)
+        if not entering.cancel() and not entering.cancelled():
+            entering.exception()  # seen
         with contextlib.suppress(CharoniaError):
             record = await self._log.job(model, job_id)
             if record is not None and not record.state.terminal:

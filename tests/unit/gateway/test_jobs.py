@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import sys
 from collections.abc import AsyncIterator
@@ -23,9 +24,11 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from charonia.eventlog.memory import MemoryLog
 from charonia.events import ProcessLeft, RequestCancelled, RequestsEnded
-from charonia.jobs import JobState, parse_public_id, public_id
-from gateway.delivery import Caller, JobFilter, Webhook
+from charonia.jobs import JobState, JobTicket, parse_public_id, public_id
+from gateway.deferral import Deferral
+from gateway.delivery import ANYONE, Caller, JobFilter, Webhook
 
 _spec = importlib.util.spec_from_file_location("gateway_job_bench", Path(__file__).with_name("job_bench.py"))
 assert _spec is not None
@@ -272,6 +275,56 @@ async def test_a_cancelled_job_is_never_begun_and_stays_cancelled(bench: Any) ->
     assert gateway.jobs.counts.cancelled == {}
     counted = await bench.log.statistics(keys.statistics(MODEL, 1, HASH))
     assert (counted["fail_count"], counted["fail_CANCELED"]) == (1, 1)
+
+
+class Slow(MemoryLog):
+    """Takes a job only when it is let: as at a level of durability that has a connection of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def accept_job(self, *args: Any, **more: Any) -> JobTicket:
+        self.asked.set()
+        # what was sent is done by the log, whatever becomes of who sent it
+        return await asyncio.shield(asyncio.ensure_future(self._later(*args, **more)))
+
+    async def _later(self, *args: Any, **more: Any) -> JobTicket:
+        await self.let.wait()
+        return await super().accept_job(*args, **more)
+
+
+@pytest.mark.parametrize("way", ["infer", "stream", "wait"])
+async def test_a_caller_who_leaves_while_its_job_is_on_its_way_cancels_it(way: str) -> None:
+    log = Slow()
+    bench = JobBench(log)
+    await bench.serve()
+    gateway = await bench.gateway()
+    deferral = Deferral(gateway)
+
+    async def call() -> None:
+        if way == "infer":
+            await gateway.infer(request_of(), options=options("key", on_disconnect="cancel"))
+        elif way == "wait":
+            await deferral.answer(request_of(), {"charonia_prefer": "wait=60"}, ANYONE, {})
+        else:
+            answers = gateway.stream(request_of(), options=options("key", on_disconnect="cancel"))
+            async with contextlib.aclosing(answers):
+                async for _ in answers:
+                    pass
+
+    caller = asyncio.create_task(call())
+    await log.asked.wait()
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    log.let.set()
+
+    async def cancelled() -> bool:
+        return [job.state for job in await log.jobs(MODEL, ended=True)] == [JobState.CANCELLED]
+
+    await until_so(cancelled)
+    assert await log.pending(MODEL) == (0, 0)
+    await bench.close()
 
 
 async def test_cancelling_an_ended_job_tells_how_it_ended(bench: Any) -> None:
