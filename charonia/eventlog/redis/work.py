@@ -34,7 +34,6 @@ _id = itemgetter(0)
 _attempt = itemgetter(1)
 
 
-
 class Work:
     """The port's methods about accepted work."""
 
