@@ -21,8 +21,7 @@ from charonia.wire import record_fields
 from .entry_ids import EntryIds
 from .terms import Terms
 
-_OPEN_PER_INTERVAL = 4
-_MOST_STRETCH = 4.0
+_MOST_STRETCH = 8
 
 
 class Outgoing(Protocol):
@@ -97,14 +96,14 @@ class Coalescer:
     def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
         """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
 
-        A lone request never waits. The interval grows with the requests that wait for their answers, up to four times:
-        with many of them open nobody notices a few milliseconds, and each entry saved spares every process behind a
-        wake-up (docs/adr/0003).
+        A request waits only as long as others are under way, whose callers may soon ask again. The interval is taken
+        once for each request that waits for its answer, at most eight times: with many of them open nobody notices a
+        few milliseconds, and each entry saved spares every process behind a wake-up (docs/adr/0003).
         """
         self._waiting.append(outgoing)
         if self._outstanding and self.in_order:
             return
-        if self._timer is not None and len(self._waiting) >= self.max_requests:
+        if self._timer is not None and len(self._waiting) >= min(self.max_requests, self.open_requests):
             self._timer.cancel()
             self._timer = None
             self._loop.call_soon(self._flush)
@@ -114,8 +113,8 @@ class Coalescer:
         self._scheduled = True
         wait_s = 0.0
         if min_interval_s and self.open_requests > 1:
-            stretch = min(_MOST_STRETCH, max(1.0, self.open_requests / _OPEN_PER_INTERVAL))
-            wait_s = self._last_flush_s + min_interval_s * stretch - self._loop.time()
+            stretched_s = min_interval_s * min(_MOST_STRETCH, self.open_requests)
+            wait_s = self._last_flush_s + stretched_s - self._loop.time()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._flush)
         else:

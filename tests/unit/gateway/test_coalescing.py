@@ -134,7 +134,7 @@ async def test_withdrawn_requests_are_not_written() -> None:
 
 async def test_a_limited_rate_gathers_over_ticks() -> None:
     door = Door()
-    door.coalescer.open_requests = 2  # a lone request would not wait
+    door.coalescer.open_requests = 9  # others are under way
     door.submit(b"a", interval_s=0.02)
     await door.quiet()
     for name in (b"b", b"c", b"d"):
@@ -152,6 +152,24 @@ async def test_a_lone_request_does_not_wait_for_the_interval() -> None:
     door.submit(b"b", interval_s=60.0)
     await door.quiet()
     assert await door.log.entries() == [[b"a"], [b"b"]]
+
+
+async def test_when_all_open_requests_wait_they_leave_together() -> None:
+    """Nobody else is under way who could join them: the interval would only be lost time."""
+    door = Door(max_requests=8)
+    door.coalescer.open_requests = 1
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    for name in (b"b", b"c"):
+        door.coalescer.open_requests += 1
+        door.submit(name, interval_s=60.0)
+    await asyncio.sleep(0)
+    assert await door.log.entries() == [[b"a"]]
+    door.coalescer.open_requests -= 1  # the first has its answer, and its caller asks again
+    door.coalescer.open_requests += 1
+    door.submit(b"d", interval_s=60.0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], [b"b", b"c", b"d"]]
 
 
 async def test_a_full_entry_does_not_wait_for_the_interval() -> None:
