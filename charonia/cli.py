@@ -8,6 +8,7 @@ stderr. Only this module and `charonia.standalone` import services.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -56,6 +57,16 @@ complete -o default -F _charonia charonia
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
@@ -82,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
         logging.getLogger(__name__).debug("charonia %s failed", command, exc_info=True)
         sentence = f"internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where"
@@ -119,7 +132,13 @@ def _run(command: str, argv: list[str]) -> int:
         die_with_parent(int(os.environ["CHARONIA_PARENT_PID"]))
     from .standalone.roles import run_role
 
-    return run_role(command, values)
+    try:
+        return run_role(command, values)
+    except (StartupError, CharoniaError) as error:
+        if values["report_fd"] < 0:
+            raise
+        os.write(values["report_fd"], json.dumps({"failed": str(error)}).encode() + b"\n")
+        return 1
 
 
 def _file(path: str) -> dict[str, Any]:

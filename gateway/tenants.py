@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 MAX_TENANT_BYTES = 128
 MAX_WEIGHT = 100
 _TENANT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LOOK_INTERVAL_NS = 1_000_000_000
 _FIELDS = frozenset(("keys", "weight", "max_pending_requests", "max_pending_bytes"))
@@ -88,6 +89,8 @@ class Tenants:
             raise StartupError("--tenant-header and --api-keys both say who calls: give one of them")
         if not settings.tenant_header and not settings.api_keys:
             return None
+        if settings.tenant_header and not _HEADER_NAME.fullmatch(settings.tenant_header):
+            raise StartupError(f"--tenant-header must be the name of a header, got '{settings.tenant_header}'")
         return Tenants(settings.tenant_header, settings.api_keys)
 
     def identify(self, headers: RawHeaders) -> Caller:

@@ -47,10 +47,12 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._loop = asyncio.get_running_loop()
         self._report = b""
+        self._reader = -1
         self.exited = asyncio.Event()
         self.ready = self.was_ready = False
         self.status: int | None = None
         self.failures = 0
+        self.reason = ""
         self.started_at_s = 0.0
 
     @property
@@ -84,7 +86,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             os.close(writer)
         os.set_blocking(reader, False)
-        self._report = b""
+        self._report, self._reader = b"", reader
         self.ready = False
         self.exited.clear()
         self.started_at_s = self._loop.time()
@@ -104,12 +106,16 @@ class Child:
         if not data:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
+            if self._reader == descriptor:
+                self._reader = -1
             return
         *lines, self._report = (self._report + data).split(b"\n")
         for line in lines:
             self._on_report(self, json.loads(line))
 
     def _ended(self, status: int) -> None:
+        if self._reader >= 0:  # its last words, which tell why, may not have been read yet
+            self._read(self._reader)
         self.ready = False
         self.status = status
         self.exited.set()

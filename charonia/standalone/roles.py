@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from charonia import failpoints
 from charonia.clock import monotonic_ns
@@ -30,6 +31,9 @@ from .cache_options import cache_options
 from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits
 from .logs import configure_logging
 from .placement_options import placement_options
+
+if TYPE_CHECKING:
+    from charonia.eventlog.redis.blobs import BlobServer
 
 _log = logging.getLogger(__name__)
 
@@ -62,12 +66,13 @@ def run_role(role: str, values: Values) -> int:
 async def _run(role: str, values: Values) -> int:
     from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.address import with_password
-    from charonia.eventlog.redis.blobs import BlobServer
 
+    if values["blob_password_file"] and not values["blob_url"]:
+        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
     url = with_password(values["log_url"], values["log_password_file"])
     log = open_log(url, durability=values.get("durability", "memory"))
     if values["blob_url"] and role != "webhooks":
-        log.blobs = BlobServer(open_log(with_password(values["blob_url"], values["blob_password_file"])))
+        log.blobs = _blob_server(values)
         await log.blobs.open()
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
@@ -94,6 +99,18 @@ async def _run(role: str, values: Values) -> int:
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1
+
+
+def _blob_server(values: Values) -> BlobServer:
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.address import with_password
+    from charonia.eventlog.redis.blobs import BlobServer
+
+    url = with_password(values["blob_url"], values["blob_password_file"], "--blob-password-file")
+    try:
+        return BlobServer(open_log(url))
+    except StartupError as error:
+        raise StartupError(str(error).replace("the event log URL", "the URL of --blob-url")) from None
 
 
 async def _break_off(starting: asyncio.Task[tuple[dict[str, str], Stop]]) -> None:
@@ -391,6 +408,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
     load = values["load_model"]
     if "*" in load and len(load) > 1:
         raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    if load and mode != "explicit":
+        raise StartupError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     backend_config: dict[str, dict[str, str]] = {}
     for entry in values["backend_config"]:
         backend, comma, setting = entry.partition(",")

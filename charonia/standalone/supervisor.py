@@ -234,6 +234,7 @@ class Supervisor:
         self._endpoints["metrics"] = f"{address}:{self._metrics.port}"
 
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
+        child.reason = report.get("failed", "")
         if report.get("ready"):
             child.ready = child.was_ready = True
             if child.role == GATEWAY:
@@ -275,19 +276,25 @@ class Supervisor:
 
     def _on_exit(self, child: Child, status: int) -> None:
         self._take_census_once()
-        if self._stopping:
+        if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
         loop = asyncio.get_running_loop()
         child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
         if self._cannot_start(child, status):
             self._failed = f"{child.role} ended with status {status} while starting"
-            if status < 0:  # else it has said why
-                print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
+            if child.reason or status < 0:  # else its command line was wrong and it has said so
+                print(f"charonia: {child.reason or self._failed}", file=sys.stderr, flush=True)  # noqa: T201
             self._stop_wanted.set()
             return
         wait_s = _backoff_s(child.failures)
+        why = f", {child.reason}" if child.reason else ""
         _log.error(
-            "%s (pid %d) ended with status %d; starting it again in %.2f s", child.role, child.pid, status, wait_s
+            "%s (pid %d) ended with status %d%s; starting it again in %.2f s",
+            child.role,
+            child.pid,
+            status,
+            why,
+            wait_s,
         )
         loop.call_later(wait_s, self._restart, child)
 
@@ -441,7 +448,7 @@ def _check_repositories(paths: tuple[str, ...]) -> None:
     if not paths:
         raise StartupError("charonia serve needs --model-repository, the directory that holds the models")
     for path in paths:
-        if not Path(path).is_dir():
+        if not path or not Path(path).is_dir():
             raise StartupError(f"model repository '{path}' is not a directory")
 
 

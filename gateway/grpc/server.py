@@ -85,6 +85,8 @@ class GrpcFront:
 
     def _credentials(self) -> grpc.ServerCredentials:
         settings = self._settings
+        if not settings.grpc_server_key or not settings.grpc_server_cert:
+            raise StartupError("--grpc-use-ssl needs --grpc-server-key and --grpc-server-cert")
         key, certificate = (
             _read("grpc-server-key", settings.grpc_server_key),
             _read("grpc-server-cert", settings.grpc_server_cert),

@@ -125,6 +125,7 @@ def _fails(*arguments: str, cwd: Path) -> str:
     ("flags", "sentence"),
     [
         (["--model-repository", "nowhere"], "model repository 'nowhere' is not a directory"),
+        (["--model-repository", ""], "model repository '' is not a directory"),
         ([], "needs --model-repository"),
         (["--model-repository", ".", "--nonsense"], "unknown option '--nonsense'"),
         (["--model-repository", ".", "--vertex-ai-port=1"], "'--vertex-ai-port' is known but not supported"),
@@ -146,7 +147,13 @@ def _fails(*arguments: str, cwd: Path) -> str:
             ["--model-repository", ".", "--model-control-mode=explicit", "--load-model=nowhere"],
             "failed to load 'nowhere', failed to poll from model repository",
         ),
+        (["--model-repository", ".", "--load-model=a"], "requires setting '--model-control-mode=explicit' as well."),
         (["--model-repository", ".", "--log-url=redis://127.0.0.1:1"], "127.0.0.1:1/0 cannot be reached"),
+        (["--model-repository", ".", "--log-url=redis+cluster://"], "must read redis+cluster://host:port"),
+        (["--model-repository", ".", "--blob-url=redis://127.0.0.1:1"], "the blob server at redis://127.0.0.1:1/0"),
+        (["--model-repository", ".", "--blob-url=http://x"], "the URL of --blob-url must begin with redis://"),
+        (["--model-repository", ".", "--blob-password-file=x"], "--blob-password-file needs --blob-url"),
+        (["--model-repository", ".", "--grpc-use-ssl=true"], "--grpc-use-ssl needs --grpc-server-key and"),
     ],
 )
 def test_errors_at_start_are_one_sentence(flags: list[str], sentence: str, tmp_path: Path) -> None:
@@ -162,6 +169,17 @@ def test_errors_at_start_are_one_sentence(flags: list[str], sentence: str, tmp_p
     )
     assert sentence in text
     assert sum(line.startswith("charonia: ") for line in text.splitlines()) == 1, text
+
+
+def test_help_may_be_read_in_part() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run([CHARONIA, "serve", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writer)
+    assert result.returncode == 141
+    assert result.stderr == b""
 
 
 @pytest.mark.parametrize("front", ["http", "grpc", "metrics"])

@@ -140,7 +140,7 @@ def _host(text: str, port: int = _SENTINEL_PORT) -> tuple[str, int]:
     return parts.hostname or "localhost", parts.port or port
 
 
-def with_password(url: str, file: str) -> str:
+def with_password(url: str, file: str, option: str = "--log-password-file") -> str:
     """The URL with the password that a file holds, so that it stands in no process list. Raises `StartupError`."""
     if not file:
         return url
@@ -148,10 +148,10 @@ def with_password(url: str, file: str) -> str:
         password = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise StartupError(f"--log-password-file: '{file}' cannot be read: {reason}") from None
+        raise StartupError(f"{option}: '{file}' cannot be read: {reason}") from None
     parts = urlsplit(url)
     if parts.password:
-        raise StartupError("--log-password-file: the event log URL holds a password already")
+        raise StartupError(f"{option}: the URL holds a password already")
     user, at, host = parts.netloc.rpartition("@")
     name = user.rstrip(":") if at else ""
     return urlunsplit(parts._replace(netloc=f"{name}:{quote(password, safe='')}@{host}"))

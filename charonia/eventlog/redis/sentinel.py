@@ -40,7 +40,8 @@ class Primary:
         try:
             place: tuple[Any, Any] = await self._asked().discover_master(self._address.service)
         except redis.RedisError as error:
-            raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {error}") from None
+            reason = str(error).partition(" : <")[0]  # what follows are representations of its objects
+            raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {reason}") from None
         finally:
             if self._watching is None:  # nobody would close them later
                 await self._forget_sentinels()

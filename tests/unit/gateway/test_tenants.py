@@ -42,6 +42,8 @@ def test_nobody_is_asked_without_the_options() -> None:
     assert Tenants.of(GatewaySettings("g")) is None
     with pytest.raises(StartupError, match="give one of them"):
         Tenants.of(GatewaySettings("g", tenant_header="x-tenant", api_keys="keys.toml"))
+    with pytest.raises(StartupError, match="must be the name of a header, got 'a b'"):
+        Tenants.of(GatewaySettings("g", tenant_header="a b"))
 
 
 def test_the_proxy_names_the_tenant() -> None:

@@ -57,6 +57,8 @@ def test_a_password_comes_from_a_file(url: str, wanted: str, tmp_path: Path) -> 
 def test_a_password_file_that_is_of_no_use_is_said(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="cannot be read: No such file"):
         with_password("redis://redis", str(tmp_path / "none"))
+    with pytest.raises(StartupError, match=r"^--blob-password-file: "):
+        with_password("redis://redis", str(tmp_path / "none"), "--blob-password-file")
     (tmp_path / "password").write_text("x")
     with pytest.raises(StartupError, match="holds a password already"):
         with_password("redis://:y@redis", str(tmp_path / "password"))
