@@ -22,6 +22,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .deadlocks import DeadlockWatch
 from .demand import has_room, most_room
+from .departed import Departed
 from .ensembles.owned import OwnedEnsemble
 from .late_deadlines import LOOK_S, expire_behind_window
 from .owned import OwnedModel
@@ -33,12 +34,9 @@ from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
-_SWEEP_S = 5.0
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
 _TIDY_S = 300.0
-_GONE_REMEMBERED = 120
-"""Sweeps after which no reply can come any more to a gateway that left."""
 
 
 class BatcherService:
@@ -62,13 +60,11 @@ class BatcherService:
         self._owned: dict[str, OwnedModel] = {}
         self._routes: dict[bytes, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
-        self._gone: dict[bytes, int] = {}
-        self._gone_endpoints: set[str] = set()
+        self._departed = Departed(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
         self._deadlocks = DeadlockWatch()
         self._delays = delays
-        self._sweeping: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._tidying = ControlTidying(log)
@@ -103,7 +99,8 @@ class BatcherService:
             await self.drain()
         self._catalog.listeners.remove(self._on_model)
         self._catalog.process_listeners.remove(self._on_process)
-        for task in (self._sweeping, self._verifying, self._expiring):
+        await self._departed.close()
+        for task in (self._verifying, self._expiring):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -113,8 +110,7 @@ class BatcherService:
         """The log is another one, in which nothing is owned yet: ownership is taken again as models are said anew."""
         for model in list(self._owned):
             self._drop(model)
-        self._gone.clear()
-        self._gone_endpoints.clear()
+        self._departed.clear()
 
     @property
     def owned(self) -> dict[str, OwnedModel]:
@@ -209,8 +205,8 @@ class BatcherService:
             prefetch=self._settings.prefetch,
             window_requests=self._settings.window_requests,
             lane_weights=self._catalog.lane_weights,
-            gone=self._gone_endpoints,
-            find_gone=self._find_gone,
+            gone=self._departed.endpoints,
+            find_gone=self._departed.find,
             turns=self._turns,
             interface=self._interface(model),
             delays=self._delays,
@@ -255,9 +251,7 @@ class BatcherService:
         if self._closing:
             return
         if isinstance(fact, ProcessJoined):
-            for stream in _streams(fact):
-                self._gone.pop(stream, None)
-            self._gone_endpoints.discard(fact.incarnation)
+            self._departed.joined(fact.incarnation, _streams(fact))
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):
@@ -276,45 +270,11 @@ class BatcherService:
                 self._drop(model)
             return
         if streams := _streams(fact):
-            self._gone_endpoints.add(fact.incarnation)
+            self._departed.left(fact.incarnation, streams)
             for owned in self._owned.values():
                 owned.drop_of_gone(owned.unwatched())
-            self._sweep_soon(streams)
         if fact.role == "batcher":
             self._consider_all()
-
-    async def _find_gone(self, endpoints: set[str]) -> None:
-        """Callers that queued requests name and that left before this batcher could hear of it."""
-        unheard = sorted(endpoints - self._gone_endpoints - self._catalog.processes.keys())
-        by_role: dict[str, list[str]] = {}
-        for endpoint in unheard:
-            if keys.is_standing(endpoint):
-                continue
-            prefix = endpoint.partition("-")[0]  # an incarnation begins with its role
-            by_role.setdefault(prefix if prefix in ("executor", "batcher") else "gateway", []).append(endpoint)
-        for role, of_role in by_role.items():
-            alive = await self._log.alive(role, of_role)
-            gone = [endpoint for endpoint, lives in zip(of_role, alive, strict=True) if not lives]
-            self._gone_endpoints.update(gone)
-            self._sweep_soon([keys.replies(endpoint) for endpoint in gone])
-
-    def _sweep_soon(self, streams: list[bytes]) -> None:
-        self._gone |= dict.fromkeys(streams, _GONE_REMEMBERED)
-        if self._gone and (self._sweeping is None or self._sweeping.done()):
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of gone streams")
-
-    async def _sweep(self) -> None:
-        """Delete the streams only a process that left would read, again and again: work under way still writes them."""
-        while self._gone:
-            for stream, left in list(self._gone.items()):
-                with contextlib.suppress(CharoniaError):
-                    await self._log.delete_stream(stream)
-                    if left > 1 and stream in self._gone:
-                        self._gone[stream] = left - 1
-                    else:
-                        self._gone.pop(stream, None)
-                        self._gone_endpoints -= {e for e in self._gone_endpoints if keys.replies(e) == stream}
-            await asyncio.sleep(_SWEEP_S)
 
     def _has_room(self, executor: str) -> bool:
         return has_room(self._catalog, executor)
@@ -365,6 +325,7 @@ class BatcherService:
         self._tidy_at_s = now_s + _TIDY_S
         if min(ownership.live_batchers(self._catalog), default="") == self._settings.incarnation:
             await self._tidying.look()
+            await self._departed.sweep_remembered()
 
 
 def is_ensemble(held: Mapping[int, ServedVersion]) -> bool:

@@ -29,6 +29,7 @@ command or script ever names keys of two slots.
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is (`charonia.sequences`)
     st:{m}                   hash of their states: key -> tensors
+    gone                     sorted set of streams whose one reader left (`batcher.departed`), by when
     ctl                      control facts
     epoch                    the name of the log's contents
     fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
@@ -54,6 +55,7 @@ LANES = 64
 """Tenants share a level's queue streams, at most so many."""
 
 CONTROL = b"ctl"
+DEPARTED = b"gone"
 EPOCH = b"epoch"
 FENCE = b"fence"
 LOCAL = b"local:"

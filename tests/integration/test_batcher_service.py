@@ -549,7 +549,7 @@ async def test_a_stream_that_nobody_reads_any_more_is_given_up(cluster: Cluster,
     if decoupled:
         await until(lambda: executor.unwanted == [b"1" * 16])
         await until_so(lambda: _pending(cluster, 0))
-    await until(lambda: "gateway-0" in batcher.service._gone_endpoints)
+    await until(lambda: "gateway-0" in batcher.service._departed.endpoints)
     assert bool(executor.unwanted) is decoupled
     executor.release()
     await until_so(lambda: _pending(cluster, 0))
