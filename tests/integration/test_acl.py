@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import os
@@ -75,6 +76,37 @@ ensemble_scheduling {
 """
 
 
+_FRAGILE = """
+import os
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        if any(13.0 in tensor for tensor in tensors):
+            os._exit(7)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor)]) for tensor in tensors]
+"""
+_FRAGILE_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+dynamic_batching { }
+parameters { key: "charonia.target_p99_ms" value { string_value: "300" } }
+response_cache { enable: true }
+"""
+
+
+def fragile_model(repository: Path, name: str) -> None:
+    """X -> Y, whose process dies of 13.0; its batching adapts and its responses are cached."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(_FRAGILE)
+    (repository / name / "config.pbtxt").write_text(_FRAGILE_CONFIG)
+
+
 class GuardedServer(servers.LogServer):  # type: ignore[misc, name-defined]
     """A log server with the users of the template and one more, `watcher`, who may do everything."""
 
@@ -109,10 +141,11 @@ def server(tmp_path: Path) -> Iterator[GuardedServer]:
 
 
 @pytest.fixture
-def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
+def house(request: pytest.FixtureRequest, server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
     """Every role as a process with its own user, the password in a file."""
     models = roles.held_model(tmp_path / "models")
     write_features(models)
+    fragile_model(models, "fragile")
     (models / "twice" / "1").mkdir(parents=True)
     (models / "twice" / "config.pbtxt").write_text(_TWICE)
     with ExitStack() as stack:
@@ -126,24 +159,25 @@ def house(server: GuardedServer, tmp_path: Path) -> Iterator[Any]:
             stack.callback(lambda: process.process.poll() is None and process.kill())
             return process
 
-        def executor() -> Any:
-            return start("executor", f"--model-repository={models}")
+        def executor(*flags: str) -> Any:
+            return start("executor", f"--model-repository={models}", *flags)
 
         secrets = tmp_path / "webhook-secrets.toml"
         secrets.write_text('default = ["whsec_QUJDQUJDQUJDQUJDQUJDQUJDQUJDQUJD"]\n')
         allow = "--webhook-allow=127.0.0.0/8"
         parts = SimpleNamespace(
-            gateway=start("gateway", "--durability=fsync", "--journal=all", allow),
+            gateway=start("gateway", "--durability=fsync", "--journal=all", allow, "--cache-config=local,size=1000000"),
             batcher=start("batcher"),
-            executor=executor(),
+            executor=executor(*getattr(request, "param", ())),
             webhooks=start("webhooks", f"--webhook-secrets={secrets}", allow),
         )
         for part in vars(parts).values():
             part.until_up()
+        parts.start = start
         parts.new_executor = executor
         parts.new_batcher = lambda: start("batcher")
         try:
-            for model in ("held", *FEATURES):
+            for model in ("held", "fragile", *FEATURES):
                 parts.gateway.until_serves(model)
             yield parts
         finally:
@@ -174,6 +208,34 @@ def endpoint() -> Iterator[Any]:
     listening.shutdown()
     listening.server_close()
     thread.join()
+
+
+_X_AND_Y = {
+    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
+}
+
+
+class Operator:
+    """`charonia <words> --json` as the log's operator."""
+
+    def __init__(self, server: GuardedServer, directory: Path) -> None:
+        self._environment = {
+            **os.environ,
+            "CHARONIA_LOG_URL": f"redis://operator@127.0.0.1:{server.port}/0",
+            "CHARONIA_LOG_PASSWORD_FILE": str(directory / "secrets" / "redis_operator"),
+        }
+
+    def __call__(self, *words: str) -> Any:
+        words = (roles.CHARONIA, *words, "--json")
+        done = subprocess.run(words, capture_output=True, text=True, env=self._environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def unexpected(server: GuardedServer) -> set[str]:
+    """What the server refused, but for what all ask as they connect and only who promises `fsync` needs."""
+    return {refusal for refusal in server.refusals() if not refusal.endswith("command config|get")}
 
 
 class Sequence:
@@ -255,17 +317,7 @@ def test_every_role_does_its_work_as_its_own_user(
     sequence.step(sequence_end=True)
     every_feature_works(gateway)
 
-    environment = {
-        **os.environ,
-        "CHARONIA_LOG_URL": f"redis://operator@127.0.0.1:{server.port}/0",
-        "CHARONIA_LOG_PASSWORD_FILE": str(tmp_path / "secrets" / "redis_operator"),
-    }
-
-    def operate(*words: str) -> Any:
-        done = subprocess.run([roles.CHARONIA, *words, "--json"], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
+    operate = Operator(server, tmp_path)
     assert operate("audit")["findings"] == []
     assert len(operate("jobs", "ls", "--model=held")["jobs"]) == 3
     operate("queue", "pause", "held")
@@ -277,8 +329,58 @@ def test_every_role_does_its_work_as_its_own_user(
     operate("dlq", "ls")
     for part in (gateway, batcher, executor, house.webhooks):
         assert part.stop() == 0, part.log()
-    # asked of whoever connects; only who promises `fsync` needs the answer
-    assert {refusal for refusal in server.refusals() if not refusal.endswith("command config|get")} == set()
+    assert unexpected(server) == set()
+
+
+@pytest.mark.parametrize("house", [("--max-loaded-models=3",)], indirect=True)
+def test_models_come_and_go_and_operators_mend_as_their_own_users(
+    server: GuardedServer, house: Any, tmp_path: Path
+) -> None:
+    """Models on demand, cached responses, adaptive batching, dead letters, and a model that is loaded with files."""
+    gateway, operate = house.gateway, Operator(server, tmp_path)
+    every_feature_works(gateway)
+    Sequence(gateway, "short").step(sequence_start=True, sequence_end=True)
+    for _ in range(2):  # the second time from the cache
+        status, answer = gateway.ask(
+            "POST", "/v2/models/fragile/infer", json.dumps(numbers("X", [1, 1], [2.0])).encode()
+        )
+        assert (status, answer["outputs"][0]["data"]) == (200, [2.0])
+    roles.until("what adapts is told", lambda: operate("queue", "inspect", "fragile")["adaptive"])
+
+    poison = json.dumps(numbers("X", [1, 1], [13.0])).encode()
+    status, answer = gateway.ask("POST", "/v2/models/fragile/infer", poison)
+    assert status == 500, answer
+    (letter,) = operate("dlq", "ls")["letters"]
+    operate("dlq", "show", "fragile", letter["id"])
+    operate("dlq", "replay", "fragile", letter["id"])
+    roles.until("it died again", lambda: operate("jobs", "ls", "--model=fragile", "--state=failed")["jobs"])
+    operate("dlq", "drop", "fragile", "--all")
+    assert operate("dlq", "ls")["letters"] == []
+
+    operate("queue", "pause", "held")
+    waiting = gateway.submit(roles.request([7.0]))
+    (row,) = operate("queue", "inspect", "held")["queue"]
+    operate("queue", "cancel", "held", "--id", row["id"])
+    gateway.until_state(waiting, "cancelled")
+    operate("queue", "resume", "held")
+    (one,) = operate("executors", "ls")["executors"]
+    assert one["state"] == "ready"
+
+    assert house.executor.stop() == 0, house.executor.log()  # models that come by themselves are not loaded by request
+    spare = tmp_path / "spare"
+    fragile_model(spare, "spare")
+    other = house.start("executor", f"--model-repository={spare}", "--model-control-mode=explicit", "--pool=other")
+    other.until_up()
+    content = base64.b64encode(_FRAGILE.replace("tensor)])", "2 * tensor)])").encode()).decode()
+    files = {"config": json.dumps({"backend": "python", "max_batch_size": 8} | _X_AND_Y), "file:1/model.py": content}
+    status, answer = gateway.ask("POST", "/v2/repository/models/spare/load", json.dumps({"parameters": files}).encode())
+    assert status == 200, answer
+    status, answer = gateway.ask("POST", "/v2/models/spare/infer", json.dumps(numbers("X", [1, 1], [2.0])).encode())
+    assert (status, answer["outputs"][0]["data"]) == (200, [4.0])
+    assert gateway.ask("POST", "/v2/repository/models/spare/unload")[0] == 200
+    for part in (gateway, house.batcher, other, house.webhooks):
+        assert part.stop() == 0, part.log()
+    assert unexpected(server) == set()
 
 
 _FORBIDDEN_TO_ALL = (
