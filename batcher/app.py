@@ -39,6 +39,7 @@ class BatcherApp:
         delays = Delays(_hook("TRITONSERVER_DELAY_SCHEDULER"), _hook("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"))
         self.service = BatcherService(log, self.control, settings, local_executor=local_executor, delays=delays)
         self._membership.on_new_epoch.append(self._begin_anew)
+        self.control.catalog.process_listeners.append(self._membership.hear)
         self.metrics = BatcherMetrics(self.service, self.control.catalog)
         if not local_executor:
             self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes

@@ -243,6 +243,7 @@ class ExecutorService:
     def _on_control(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
             for fact in facts_of(entry):
+                self._membership.hear(fact)
                 if isinstance(fact, ModelRequested):
                     self._spawn(self._answer(fact))
 

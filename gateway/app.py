@@ -67,6 +67,7 @@ class GatewayApp:
         self._payloads = PayloadDirectory(settings.shm_dir, settings.incarnation)
         self.service = GatewayService(log, self._control, settings, self._payloads, cache_log)
         self._membership.on_new_epoch.append(self.service.begin_anew)
+        self._control.catalog.process_listeners.append(self._membership.hear)
         self._membership.say_again.append(self.service.say_weights)
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)

@@ -1,7 +1,9 @@
 """A process's place among the others: it joins, its heart beats, it leaves, and it begins anew in another log.
 
 The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the beat is a lease beside it. Whoever misses the
-beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's.
+beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's. Who was only slow
+hears it of itself and joins again: the beat may have come back before the word was written, and then nobody else sees
+that it lives.
 
 With each beat it looks whether the log is still the one it joined. In another one (flushed, exchanged, rewound: design
 section 3) nobody knows this process: it forgets what it held to be true, joins again and says again what it has.
@@ -55,6 +57,7 @@ class Membership:
         self._beating: asyncio.Task[None] | None = None
         self._epoch = ""
         self._left_epoch = ""
+        self._held_for_lost = False
         self.epoch_changes = 0
         self.on_new_epoch: list[Callable[[], None]] = []
         self.say_again: list[Callable[[], Awaitable[None]]] = []
@@ -65,6 +68,11 @@ class Membership:
         await self._beat()
         await self._join()
         self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
+
+    def hear(self, fact: Fact) -> None:
+        """Every control fact is told here: one may say of this process that it is lost."""
+        if isinstance(fact, ProcessLeft) and fact.incarnation == self._incarnation and fact.reason == "lost":
+            self._held_for_lost = True
 
     async def _join(self) -> None:
         fact = ProcessJoined(
@@ -110,12 +118,10 @@ class Membership:
                 epoch = await self._log.epoch()
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)
-                elif now_s - last_s > self._ttl_ms / 1000:
-                    # the lease ran out meanwhile (a stall, a lost log): others may hold us for lost, and what we said
-                    # may be gone from the stream
-                    await self._join()
-                    for again in self.say_again:
-                        await again()
+                elif self._held_for_lost or now_s - last_s > self._ttl_ms / 1000:
+                    # the lease ran out meanwhile (a stall, a lost log): others hold us for lost, or may do so, and what
+                    # we said may be gone from the stream
+                    await self._join_again()
                 last_s = now_s
             except LogUnavailable as error:
                 if not missed:
@@ -136,7 +142,16 @@ class Membership:
         for forget in self.on_new_epoch:
             forget()
         await self._beat()
-        await self._join()
-        for again in self.say_again:
-            await again()
+        await self._join_again()
         self._epoch = epoch
+
+    async def _join_again(self) -> None:
+        """Raises `LogUnavailable`; then what was heard is heard still."""
+        heard, self._held_for_lost = self._held_for_lost, False
+        try:
+            await self._join()
+            for again in self.say_again:
+                await again()
+        except BaseException:
+            self._held_for_lost |= heard
+            raise

@@ -42,6 +42,7 @@ class WebhooksApp:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
         self._membership.on_new_epoch.append(self._control.begin_anew)
+        self._control.catalog.process_listeners.append(self._membership.hear)
         self._poster = Poster(allowed, timeout_s=settings.timeout_s, agent=settings.agent)
         self.sender = Sender(
             log,

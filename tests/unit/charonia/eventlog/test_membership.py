@@ -129,3 +129,31 @@ async def test_in_another_log_it_forgets_joins_again_and_says_again_what_it_has(
 
     assert steps == ["forget", "forget", "say again after 3 facts"], "once more from the start, then no more"
     assert member.epoch_changes == 1
+
+
+async def test_who_hears_that_it_is_lost_joins_again() -> None:
+    """Its lease was renewed before the word was written, so nobody else would ever correct it."""
+    log = Log()
+    member = Membership(log, "executor", "e1", interval_ms=1, ttl_ms=60_000)
+    said: list[int] = []
+
+    async def say_again() -> None:
+        said.append(len(said))
+
+    member.say_again.append(say_again)
+    await member.start()
+    for fact in (ProcessLeft("executor", "e2", "lost"), ProcessLeft("executor", "e1", "drained")):
+        member.hear(fact)
+    await log.until_beats(4)
+    assert said == []
+
+    log.away = True
+    member.hear(ProcessLeft("executor", "e1", "lost"))
+    await log.until_beats(log.beats, missed=2)
+    log.away = False
+    await log.until_beats(log.beats + 3)
+    await member.leave()
+
+    facts = await log.facts()
+    assert [type(fact) for fact in facts] == [ProcessJoined, ProcessJoined, ProcessLeft]
+    assert said == [0]
