@@ -95,11 +95,13 @@ def values_of(client: int, count: int) -> list[float]:
 class LoadClient(threading.Thread):
     """One of the drill's clients, of one kind, until `stop` is set."""
 
+    kinds: tuple[str, ...] = KINDS
+
     def __init__(
         self, index: int, address: str, model: str, told: Told, stop: threading.Event, webhook: str = ""
     ) -> None:
         super().__init__(name=f"client {index}", daemon=True)
-        self._kind = KINDS[index % len(KINDS)]
+        self._kind = self.kinds[index % len(self.kinds)]
         self._index = index
         self._client = Client(address)
         self._path = f"/v2/models/{model}/infer"

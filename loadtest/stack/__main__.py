@@ -1,5 +1,9 @@
 """The command: brings the compose stack up, puts it under load, changes it in every way, and counts what went wrong.
 
+The load is plain requests, keyed ones and jobs (`loadtest.drill`), and sequences, ensembles, models that call models
+and streams over HTTP and gRPC (`feature_clients`). Before it, what is begun at one gateway is read at another
+(`crossing`).
+
 Zero lost always. Zero failed while executors come and go, while services are upgraded and while batchers and executors
 are killed; while a gateway or the log is killed keyless calls may be cut off, and callers with an Idempotency-Key get
 their answer by asking again (retries are printed). Exit 0 when all of it holds.
@@ -25,30 +29,13 @@ from loadtest.drill.clients import Client, Disconnected, LoadClient, Told, reque
 from loadtest.model import LoadTestError
 
 from .compose import Stack, wait_for
+from .feature_clients import one_of_each
+from .models import FEATURES, write_features, write_sleeper
 from .queries import asked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SLEEP_S = 0.2
-WINDOW_S = 12.0
-_SLEEPER = f"""
-import time
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({SLEEP_S})
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
-            for r in requests
-        ]
-"""
-_SLEEPER_CONFIG = """
-backend: "python"
-max_batch_size: 0
-input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
-"""
+SLEEP_S = 0.4
+WINDOW_S = 16.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,12 +55,10 @@ def _free_port() -> int:
 
 
 def _models(directory: Path) -> Path:
-    """The example models and one that sleeps, readable for the containers' user."""
+    """The example models and those of the test, readable for the containers' user."""
     shutil.copytree(EXAMPLES / "models", directory / "models")
-    version = directory / "models" / "sleeper" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(_SLEEPER)
-    (version.parent / "config.pbtxt").write_text(_SLEEPER_CONFIG)
+    write_sleeper(directory / "models", SLEEP_S)
+    write_features(directory / "models")
     for path in [directory, *directory.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     return directory / "models"
@@ -91,6 +76,7 @@ class Test:
         self.told = Told()
         self._stop = threading.Event()
         self._clients = [LoadClient(i, self.http, "identity", self.told, self._stop) for i in range(clients)]
+        self._clients += one_of_each(self.http, f"127.0.0.1:{ports['GRPC_PORT']}", self.told, self._stop)
         self.figures: dict[str, Any] = {}
 
     def note(self, name: str, figure: Any) -> None:
@@ -112,6 +98,40 @@ class Test:
                 if done.returncode:
                     self.told.problem(f"example client for {model} over {protocol}: {done.stderr.strip()[-300:]}")
         self.note("example clients", "HTTP and gRPC")
+
+    def wait_served(self) -> None:
+        """Until every model of the test is."""
+        client = Client(self.http)
+        for model in FEATURES:
+            path = f"/v2/models/{model}/ready"
+            wait_for(lambda path=path: client.ask("GET", path)[0] == 200, f"{model} is served")  # type: ignore[misc]
+        client.close()
+
+    def crossing(self) -> None:
+        """What is begun at one gateway is read at another."""
+        program = Path(__file__).with_name("crossing.py").read_text()
+        report = json.loads(self._stack.compose("exec", "-T", "gateway", "python3", "-", given=program))
+        for problem in report["problems"]:
+            self.told.problem(f"over {report['gateways']} gateways: {problem}")
+        self.note(f"tried over {report['gateways']} gateways", ", ".join(report["tried"]))
+
+    def executors(self, number: int) -> None:
+        """`charonia executors ls` knows them all."""
+        rows = self._stack.charonia("executors", "ls")["executors"]
+        ready = [row for row in rows if row["state"] == "ready" and row["pool"] == "cpu"]
+        if len(ready) != number:
+            self.told.problem(f"there are {number} executors in the pool 'cpu', 'executors ls' says {rows}")
+        self.note("executors ls", f"{len(ready)} ready, each with {min(row['loaded'] for row in rows)} models")
+
+    def refusals(self) -> None:
+        """No part was refused a command by the log's users, but for the one that all ask and only gateways need."""
+        refused = self._stack.refused_commands()
+        asked_by_all = refused.pop("config|get", 0)
+        for command, times in refused.items():
+            self.told.problem(f"the log refused {command} {times} times")
+        self.note(
+            "commands refused by the log, of them config get", f"{asked_by_all + sum(refused.values())}, {asked_by_all}"
+        )
 
     def throughput(self, executors: int) -> float:
         """Answers per second of the sleeping model with this many executors, one instance each."""
@@ -177,6 +197,8 @@ class Test:
         for client in self._clients:
             if client.ident is not None:
                 client.join(90)
+                if client.is_alive():
+                    self.told.problem(f"{client.name} does not end")
 
     def step(self, name: str, act: Callable[[], float], *, excused: bool = False) -> None:
         """One change under load. `excused`: keyless calls may be cut off meanwhile."""
@@ -235,8 +257,11 @@ class Test:
         stack = self._stack
         self.note("up and healthy", f"{stack.up('--build'):.1f} s")
         self.wait_answered()
+        self.wait_served()
         self.examples()
+        self.crossing()
         rates = {n: self.throughput(n) for n in (1, 2, 3)}
+        self.executors(3)
         for number, rate in rates.items():
             self.note(f"answers/s of the sleeping model, {number} executors", f"{rate:.1f} ({rate / rates[1]:.2f}x)")
         if rates[3] / rates[1] < 2.9:
@@ -251,6 +276,7 @@ class Test:
         for service in ("executor", "batcher", "gateway"):
             self.step(f"{service} upgraded, slowest drain", lambda service=service: stack.roll(service))  # type: ignore[misc]
         self.step("gateway killed", lambda: stack.kill("gateway"), excused=True)
+        self.refusals()
         self.step("redis killed", lambda: stack.kill("redis"), excused=True)
         self.queries()
         self.end_load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -25,9 +26,11 @@ class Stack:
         self._base = ["docker", "compose", "-p", project, "-f", str(FILE)]
         self._environment = {**os.environ, **environment}
 
-    def compose(self, *words: str) -> str:
-        """Run one compose command; its output. Raises LoadTestError with what it said."""
-        done = subprocess.run([*self._base, *words], capture_output=True, text=True, check=False, env=self._environment)
+    def compose(self, *words: str, given: str = "") -> str:
+        """Run one compose command with `given` as its input; its output. Raises LoadTestError with what it said."""
+        done = subprocess.run(
+            [*self._base, *words], capture_output=True, text=True, check=False, env=self._environment, input=given
+        )
         if done.returncode:
             raise LoadTestError(f"docker compose {' '.join(words)} failed:\n{done.stderr.strip()[-3000:]}")
         return done.stdout
@@ -97,6 +100,13 @@ class Stack:
         """A `charonia` command in a container of its own, as the log's operator; its JSON."""
         text = self.compose("run", "--rm", "-T", "--no-deps", "operator", *words, "--json")
         return json.loads(text)
+
+    def refused_commands(self) -> dict[str, int]:
+        """How often the log refused each command, in scripts as well, since it was started."""
+        ask = 'redis-cli --no-auth-warning --user operator -a "$(cat /run/secrets/redis_operator)" info commandstats'
+        text = self.compose("exec", "-T", "redis", "sh", "-c", ask)
+        found = re.findall(r"^cmdstat_(\S+?):.*\brejected_calls=([1-9]\d*)", text, re.MULTILINE)
+        return {command: int(times) for command, times in found}
 
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "15")
