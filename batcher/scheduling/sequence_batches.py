@@ -58,7 +58,8 @@ class SequenceBatches(SequenceSlots):
     def _dispatch(
         self, instance: SequenceInstance, rules: SequenceRules, now_ns: int, decisions: list[Decision]
     ) -> None:
-        suspects = [sequence for sequence in instance.ready if sequence.queue[0].id in self._alone]
+        alone = self._alone
+        suspects = [sequence for sequence in instance.ready if sequence.queue[0].id in alone] if alone else []
         if suspects:
             chosen = [min(suspects, key=lambda sequence: sequence.queue[0].order)]
         else:

@@ -6,7 +6,7 @@ what becomes of batches, `sequence_scheduler` takes facts.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from charonia.errors import ErrorCode
@@ -57,7 +57,7 @@ class VersionSequences:
     def __init__(self, number: int) -> None:
         self.number = number
         self.live: dict[bytes, LiveSequence] = {}
-        self.backlog: deque[LiveSequence] = deque()
+        self.backlog: OrderedDict[LiveSequence, None] = OrderedDict()
         self.instances = SequenceInstances()
 
 
@@ -187,7 +187,7 @@ class SequenceBook:
         if sequence.instance is not None:
             sequence.instance.release(sequence)
         else:
-            version.backlog = deque(one for one in version.backlog if one is not sequence)
+            version.backlog.pop(sequence, None)
         if version.live.get(sequence.key) is sequence:
             if before is not None:  # which has had its END, and which the next one of this id has to wait for
                 version.live[sequence.key] = before

@@ -14,7 +14,7 @@ from .live_sequence import LiveSequence
 class SequenceInstance:
     """One instance of an executor. `batch` is the id of the batch it has, "" for none; `ready` may be in the next."""
 
-    __slots__ = ("_free", "batch", "content_hash", "executor", "index", "ready", "slots")
+    __slots__ = ("_free", "_untouched", "batch", "content_hash", "executor", "index", "ready", "size", "slots")
 
     def __init__(self, executor: str, index: int, content_hash: str, slots: int) -> None:
         self.executor = executor
@@ -23,17 +23,14 @@ class SequenceInstance:
         self.slots: dict[int, LiveSequence] = {}
         self.ready: dict[LiveSequence, None] = {}
         self.batch = ""
-        self._free = list(range(slots))
+        self.size = slots
+        self._free: list[int] = []  # below `_untouched`, from which on nobody has had one: there may be billions
+        self._untouched = 0
 
     @property
     def room(self) -> int:
         """Slots that nobody has."""
-        return len(self._free)
-
-    @property
-    def size(self) -> int:
-        """All its slots."""
-        return len(self._free) + len(self.slots)
+        return self.size - len(self.slots)
 
     @property
     def rows(self) -> int:
@@ -43,12 +40,15 @@ class SequenceInstance:
     def take(self, sequence: LiveSequence, slot: int = -1) -> bool:
         """Give a sequence the lowest free slot, or the one it asks for; False when that is not free."""
         if slot < 0:
-            slot = heappop(self._free)
-        elif slot in self._free:
+            slot = heappop(self._free) if self._free else self._untouched
+        elif slot in self.slots or slot >= self.size:
+            return False
+        elif slot < self._untouched:
             self._free.remove(slot)
             heapify(self._free)
         else:
-            return False
+            self._free.extend(range(self._untouched, slot))  # above all that are there: a heap still
+        self._untouched = max(self._untouched, slot + 1)
         self.slots[slot] = sequence
         sequence.instance, sequence.slot, sequence.wanted = self, slot, None
         self.refresh(sequence)

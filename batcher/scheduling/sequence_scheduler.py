@@ -142,7 +142,7 @@ class SequenceScheduler(SequenceBatches):
         sequence = version.live.get(mark.key)
         if mark.start and (sequence is None or sequence.closed):
             sequence = version.live[mark.key] = LiveSequence(version.number, mark.key, sequence)
-            version.backlog.append(sequence)
+            version.backlog[sequence] = None
         elif sequence is None or sequence.closed:
             text = NOT_STARTED.format(id=mark.correlation_id, model=self._model)
             self._refuse(request, (ErrorCode.INVALID_ARG, text, "OTHER"), decisions, bare=True)

@@ -5,8 +5,6 @@ Where a new owner finds sequences bound, they stay.
 
 from __future__ import annotations
 
-from collections import deque
-
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
@@ -34,19 +32,23 @@ class SequenceSlots(SequenceBook):
         """Give free slots to who waits, in order (S37)."""
         if not version.backlog or version.instances.roomiest() is None:
             return
-        left: deque[LiveSequence] = deque()
+        placed: list[LiveSequence] = []
         for sequence in version.backlog:
-            instance = version.instances.roomiest() if sequence.waits_for() is None else None
-            if instance is None:
-                left.append(sequence)
-            else:
+            if sequence.waits_for() is None:
+                instance = version.instances.roomiest()
+                if instance is None:
+                    break
                 self._bind(sequence, instance)
-        version.backlog = left
+                placed.append(sequence)
+        for sequence in placed:
+            del version.backlog[sequence]
 
     def _displace(self, version: VersionSequences, sequences: list[LiveSequence], now_ns: int) -> None:
         """These lost their slots; they come before those that have had none, the oldest first."""
         sequences.sort(key=lambda sequence: sequence.binding)
-        version.backlog.extendleft(reversed(sequences))
+        for sequence in reversed(sequences):
+            version.backlog[sequence] = None
+            version.backlog.move_to_end(sequence, last=False)
         for sequence in sequences:
             self._touch(sequence, now_ns)
 
@@ -56,7 +58,7 @@ class SequenceSlots(SequenceBook):
         key = about.key[len(b"%d:" % about.version) :]
         if key not in version.live:
             sequence = version.live[key] = LiveSequence.found(about, key)
-            version.backlog.append(sequence)
+            version.backlog[sequence] = None
             self._touch(sequence, now_ns)
 
     def _serve(self, event: VersionServed, now_ns: int) -> None:
@@ -75,16 +77,16 @@ class SequenceSlots(SequenceBook):
     def _reclaim(self, version: VersionSequences, instance: SequenceInstance) -> None:
         """What a predecessor had bound to this instance stays there."""
         here = (instance.executor, instance.index)
-        placed = set()
+        placed: list[LiveSequence] = []
         for sequence in version.backlog:
             wanted = sequence.wanted
             if wanted is not None and wanted[:2] == here and instance.take(sequence, wanted[2]):
-                placed.add(sequence)
+                placed.append(sequence)
                 if wanted[3] != instance.content_hash:
                     self._binding += 1
                     sequence.binding = self._binding
-        if placed:
-            version.backlog = deque(sequence for sequence in version.backlog if sequence not in placed)
+        for sequence in placed:
+            del version.backlog[sequence]
 
     def _change_policy(self, interface: ModelInterface, now_ns: int) -> None:
         self._model = interface.name

@@ -12,6 +12,7 @@ from batcher.scheduling.decisions import (
     RejectRequest,
     StopExecution,
 )
+from batcher.scheduling.live_sequence import LiveSequence
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -30,6 +31,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
+from batcher.scheduling.sequence_instances import SequenceInstance
 from batcher.scheduling.sequence_scheduler import Delays, SequenceScheduler
 from charonia.errors import ErrorCode
 from charonia.models.config import normalise
@@ -363,3 +365,25 @@ def test_what_is_asked_of_it() -> None:
     assert scheduler.find(waiting.id) is waiting
     assert len(scheduler.unended()) == 2
     assert scheduler.holding() == [("e", 1, first.requests)]
+
+
+def test_slots_cost_nothing_before_somebody_has_them() -> None:
+    """A configuration may ask for two billion of them."""
+    bench = Bench(f"oldest {{ max_candidate_sequences: {2**31 - 1} }}")
+    assert batch(bench.send("a", "s")).sequences.places[0].slot == 0  # type: ignore[union-attr]
+
+
+def test_a_slot_that_is_asked_for_leaves_those_below_free() -> None:
+    instance = SequenceInstance("e", 0, "h", 8)
+    sequences = [LiveSequence(1, b"%d" % number) for number in range(5)]
+    assert instance.take(sequences[0], 3)
+    assert not instance.take(sequences[1], 3)
+    assert not instance.take(sequences[1], 8)
+    assert instance.take(sequences[1], 1)
+    for sequence in sequences[2:]:
+        assert instance.take(sequence)
+    assert [sequence.slot for sequence in sequences] == [3, 1, 0, 2, 4]
+    assert (instance.room, instance.rows) == (3, 5)
+    instance.release(sequences[1])
+    assert instance.take(LiveSequence(1, b"x"))
+    assert sorted(instance.slots) == [0, 1, 2, 3, 4]
