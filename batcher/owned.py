@@ -43,6 +43,7 @@ from .arrivals import arrivals
 from .carriers import CarrierEntry, Deletions, carrier_of, requests_of
 from .demand import Demand
 from .dispatching import Dispatcher
+from .early_cancels import EarlyCancels
 from .given import GivenBatches
 from .held_replies import HeldReplies
 from .interrupted import jobs_cut_short, without
@@ -134,6 +135,7 @@ class OwnedModel:
         self._deletions = Deletions(log)
         self.held_replies = HeldReplies(log, self._deletions, self.spawn, self._keeps)
         self._refusals = Refusals(log, model, gone, self._request_settled)
+        self._early_cancels = EarlyCancels()
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self.streams = self.streams_once = False
@@ -281,7 +283,7 @@ class OwnedModel:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
         queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
         now = monotonic_ns()
-        decisions = self.scheduler.observe_all(queued, now)
+        decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
         if self._held is not None and any(request.version not in self._held for request in queued):
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._held), now)
@@ -305,7 +307,10 @@ class OwnedModel:
         elif isinstance(fact, RequestsRescheduled):
             self.observe(seen.RequestsRescheduled(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
-            self.observe(seen.RequestCancelled(fact.id))
+            if self.scheduler.find(fact.id) is None:
+                self._early_cancels.note(fact.id)
+            else:
+                self.observe(seen.RequestCancelled(fact.id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
         elif isinstance(fact, RequestsMoved):
@@ -512,6 +517,7 @@ class OwnedModel:
                 await self._turns.take(decision.executor, decision.batch_id)
             if self.notes.concern(decision) and decision.batch_id in self.given:
                 await self.notes.write(decision)
+            decision = self._still_wanted(decision)
             if self.closed or decision.batch_id not in self.given:
                 return
             await self.dispatcher.send(decision)
@@ -523,6 +529,20 @@ class OwnedModel:
             # not dispatched, or not known to be: a duplicate run is settled once
             _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
             self._loop.call_later(_RETRY_S, self._not_dispatched, decision)
+
+    def _still_wanted(self, decision: DispatchBatch) -> DispatchBatch:
+        """The batch without what ended while it was prepared: its executor was told of that before it has the batch.
+
+        A step of a sequence stays: those that follow build upon it.
+        """
+        ended = {request.id for request in decision.requests if request.settled}
+        if not ended or decision.sequences is not None or decision.batch_id not in self.given:
+            return decision
+        decision = decision.without(ended)
+        self.given.replace(decision.batch_id, decision.requests)
+        if not decision.requests:
+            self.batch_finished(decision.batch_id, decision.executor)
+        return decision
 
     def _batch_ended(self, batch_id: str) -> None:
         self._turns.give(batch_id)

@@ -21,7 +21,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
-from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, pack_fact
+from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, RequestCancelled, pack_fact
 from charonia.sequences import SequenceAbout, SequenceStep
 from charonia.tensors import Tensor
 from charonia.wire import pack_request, request_meta
@@ -303,6 +303,69 @@ async def test_a_cancelled_request_leaves_the_queue(cluster: Cluster) -> None:
     counted = await statistics(cluster)
     assert (counted["fail_CANCELED"], counted["fail_count"], counted["success_count"]) == (1, 1, 1)
     assert gateway.metrics.counts(MODEL, 1).failures["CANCELED"] == 1
+
+
+async def test_what_is_cancelled_before_it_is_read_does_not_run(cluster: Cluster) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(window_requests=4)
+    gateway = await cluster.gateway()
+    calls = []
+    for n in range(30):
+        calls.append(ask(gateway, n))
+        await until_so(lambda n=n: _pending(cluster, n + 1))
+    owned = batcher.service.owned[MODEL]
+    await until(lambda: not owned.windows.all_read)
+    for call in calls[20:]:
+        call.cancel()
+    await until(lambda: len(owned._early_cancels) == 10)
+
+    executor.release()
+
+    assert await answers(calls[:20]) == list(range(20))
+    await cluster.settled()
+    assert sorted(executor.executed) == list(range(20))
+    assert not owned._early_cancels
+    assert (await statistics(cluster))["fail_CANCELED"] == 10
+
+
+async def test_what_is_cancelled_while_it_is_given_out_does_not_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempts of decoupled models are recorded before they are given out, which takes a while."""
+    cluster.configure("model_transaction_policy { decoupled: true }")
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    owned = batcher.service.owned[MODEL]
+    recorded, go_on = asyncio.Event(), asyncio.Event()
+    begin = owned.dispatcher.begin_attempts
+
+    async def begin_slowly(decision: object) -> object:
+        begun = await begin(decision)
+        recorded.set()
+        await go_on.wait()
+        return begun
+
+    monkeypatch.setattr(owned.dispatcher, "begin_attempts", begin_slowly)
+    tensor = Tensor("x", DataType.INT32, (1, 1), b"\1\0\0\0")
+    meta = request_meta(1, HASH, [tensor], (), {})
+    ids = [b"1" * 16, b"2" * 16]
+    for request_id in ids:
+        record = pack_request(
+            request_id, b"gateway-0", b"", meta, [tensor.data], rows=1, signature=1, level=0, accepted_ns=wall_ns()
+        )
+        await executor.log.accept(MODEL, 0, 0, [(request_id, len(record))], [b"r", record], Limits())
+    await recorded.wait()
+
+    await executor.log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestCancelled(ids[0]))])
+    await until(lambda: executor.unwanted == [ids[0]])
+    go_on.set()
+
+    await until(lambda: len(executor.held) == 1)
+    assert [record.id for record in executor.held[0].records] == [ids[1]]
+    executor.release()
+    await until_so(lambda: _pending(cluster, 0))
+    assert executor.executed == [1]
 
 
 async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: Cluster) -> None:
