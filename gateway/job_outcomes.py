@@ -41,9 +41,12 @@ async def outcome_of(log: EventLog, record: JobRecord) -> ResponseRecord | None:
         result = await log.job_result(record.model, record.id)
         if result:
             try:
-                return unpack_response(result)
+                answer = unpack_response(result)
             except InvalidRecord as error:
                 raise InternalError(f"the result of this job cannot be read: {error}") from None
+            if answer.error is not None and not answer.error.message:
+                answer.error = end_error(record)  # who waits is told the code alone (G26), who asks later, more
+            return answer
     if record.state is JobState.SUCCEEDED:
         raise NotFound(RESULT_NOT_KEPT)
     return ResponseRecord(record.id, record.model, 0, [], {}, end_error(record))

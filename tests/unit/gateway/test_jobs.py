@@ -26,7 +26,8 @@ from charonia.errors import (
 )
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import ProcessLeft, RequestCancelled, RequestsEnded
-from charonia.jobs import JobState, JobTicket, parse_public_id, public_id
+from charonia.jobs import JobEnd, JobState, JobTicket, parse_public_id, public_id
+from charonia.wire import pack_failure
 from gateway.deferral import Deferral
 from gateway.delivery import ANYONE, Caller, JobFilter, Webhook
 
@@ -325,6 +326,17 @@ async def test_a_caller_who_leaves_while_its_job_is_on_its_way_cancels_it(way: s
     await until_so(cancelled)
     assert await log.pending(MODEL) == (0, 0)
     await bench.close()
+
+
+async def test_a_job_that_its_owner_cancelled_says_so(bench: Any) -> None:
+    """As those that follow a cancelled one in its sequence, whose waiting callers are told a code and no text."""
+    gateway = await bench.gateway()
+    receipt = await gateway.submit_job(request_of(), options())
+    (record,) = await bench.queued()
+    end = JobEnd(JobState.CANCELLED, pack_failure(record.id, MODEL, 1, Cancelled("")))
+    assert await bench.log.settle(MODEL, [(record.id, 1)], None, [], ends={record.id: end}) == [True]
+    with pytest.raises(Cancelled, match=r"^request was cancelled$"):
+        await gateway.job_result(receipt.id)
 
 
 async def test_cancelling_an_ended_job_tells_how_it_ended(bench: Any) -> None:
