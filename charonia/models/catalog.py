@@ -184,7 +184,8 @@ class Catalog:
             return
         view.scan = fact
         models: set[str] = set()
-        if fact.ready:
+        # one that is held for lost itself succeeds nobody, not even itself: it says so again once it has joined again
+        if fact.ready and not view.lost:
             pool = view.joined.pool
             for incarnation in [i for i, v in self.executors.items() if v.lost and v.joined.pool == pool]:
                 view = self.executors.pop(incarnation)

@@ -351,3 +351,14 @@ def test_the_health_of_what_nobody_knows_changes_nothing() -> None:
     )
     assert [(row.model, row.state) for row in found.index()] == [("m", "")]
     assert catalog(joined(), VersionHealthChanged("e", "m", 1, False), scanned(), loaded()).is_ready("m", 1)
+
+
+def test_one_that_is_held_for_lost_succeeds_nobody_not_even_itself() -> None:
+    """It stalled and says again what it has, while others write that it is lost."""
+    found = catalog(joined(), loaded(), scanned(), left(), loaded(), scanned())
+    assert found.find("m", -1).slots == {}
+    other = catalog(joined(), loaded(), scanned(), joined("late"), left(), left("late"), scanned("late"))
+    assert other.find("m", -1).slots == {}
+    for late in (found, other):
+        late.apply(joined())
+        assert late.find("m", -1).slots == {"e": 2}
