@@ -42,6 +42,15 @@ def example_models() -> Path:
 
 
 @pytest.fixture(scope="session")
+def few_models(example_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of the examples, one of them a python model: for tests that start servers, not ask every model."""
+    repository = tmp_path_factory.mktemp("few")
+    for name in ("identity", "magika", "magika_features"):
+        (repository / name).symlink_to(example_models / name)
+    return repository
+
+
+@pytest.fixture(scope="session")
 def examples(example_models: Path) -> ModuleType:
     """`examples.inputs`; `expected` and `decode` lie beside it."""
     return _load("inputs", _EXAMPLES / "inputs.py")

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 MODELS = ["magika", "magika_features", "silero_vad", "ocr_det", "ocr_rec", "identity"]
+PIPELINE = ["ocr", "ocr_page", "ocr_lines", "ocr_text"]
 ONNX_MODELS = [m for m in MODELS if m != "magika_features"]
 
 
@@ -117,7 +118,7 @@ def test_http_control_calls(server: Any) -> None:
         config = client.get_model_config("magika")
         assert config["max_batch_size"] == 64
         assert config["backend"] == "onnxruntime"
-        assert {row["name"] for row in client.get_model_repository_index()} == set(MODELS)
+        assert {row["name"] for row in client.get_model_repository_index()} == {*MODELS, *PIPELINE}
         assert {row["state"] for row in client.get_model_repository_index()} == {"READY"}
         assert client.get_inference_statistics("identity")["model_stats"][0]["name"] == "identity"
         with pytest.raises(InferenceServerException, match="polling is enabled"):
@@ -134,7 +135,7 @@ def test_grpc_control_calls(server: Any) -> None:
         metadata = client.get_model_metadata("silero_vad")
         assert next(list(i.shape) for i in metadata.inputs) == [-1, 576]
         assert client.get_model_config("silero_vad").config.max_batch_size == 0
-        assert {m.name for m in client.get_model_repository_index().models} == set(MODELS)
+        assert {m.name for m in client.get_model_repository_index().models} == {*MODELS, *PIPELINE}
         assert client.get_inference_statistics("identity").model_stats[0].name == "identity"
 
 

@@ -48,10 +48,8 @@ def _settled(url: str, deadline_s: float = 10.0) -> dict[str, int]:
         return _left_in_log(url)
 
 
-def test_64_clients_share_batches_and_leave_nothing_behind(
-    example_models: Path, serve: Any, examples: ModuleType
-) -> None:
-    server = serve(example_models)
+def test_64_clients_share_batches_and_leave_nothing_behind(few_models: Path, serve: Any, examples: ModuleType) -> None:
+    server = serve(few_models)
     tensors = examples.REQUESTS["magika"]()
     rounds = 5
 
@@ -116,8 +114,8 @@ async def _keep_asking(url: str, stop: asyncio.Event, killed: asyncio.Event, ind
         ("redis", ()),
     ],
 )
-def test_kill_under_load(role: str, flags: tuple[str, ...], example_models: Path, serve: Any) -> None:
-    server = serve(example_models, *flags)
+def test_kill_under_load(role: str, flags: tuple[str, ...], few_models: Path, serve: Any) -> None:
+    server = serve(few_models, *flags)
 
     async def drive() -> list[tuple[int, int]]:
         stop, killed = asyncio.Event(), asyncio.Event()

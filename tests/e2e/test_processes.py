@@ -55,8 +55,8 @@ def _everyone(server: Any) -> list[int]:
     return asyncio.run(poll())
 
 
-def test_sigterm_drains_and_leaves_nothing(example_models: Path, tmp_path: Path) -> None:
-    server = start(example_models, tmp_path / "state")
+def test_sigterm_drains_and_leaves_nothing(few_models: Path, tmp_path: Path) -> None:
+    server = start(few_models, tmp_path / "state")
     server.wait_ready()
     pids = _everyone(server)
     roles = {p["role"] for p in server.processes()}
@@ -67,8 +67,8 @@ def test_sigterm_drains_and_leaves_nothing(example_models: Path, tmp_path: Path)
     assert "Traceback" not in server.log()
 
 
-def test_an_executor_killed_before_it_was_up_is_started_again(example_models: Path, tmp_path: Path) -> None:
-    server = start(example_models, tmp_path / "state", "--executors=2")
+def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, tmp_path: Path) -> None:
+    server = start(few_models, tmp_path / "state", "--executors=2")
 
     async def executors() -> list[int]:
         async with asyncio.timeout(20):
@@ -90,8 +90,8 @@ def test_an_executor_killed_before_it_was_up_is_started_again(example_models: Pa
     assert server.stop() == 0, server.log()
 
 
-def test_kill_9_of_the_parent_ends_every_child(example_models: Path, tmp_path: Path) -> None:
-    server = start(example_models, tmp_path / "state")
+def test_kill_9_of_the_parent_ends_every_child(few_models: Path, tmp_path: Path) -> None:
+    server = start(few_models, tmp_path / "state")
     server.wait_ready()
     pids = _everyone(server)
     server.process.send_signal(signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_kill_9_of_the_parent_ends_every_child(example_models: Path, tmp_path: P
     # and the same state directory serves again, and clears away what the killed one could not
     left = short_directory(tmp_path / "state")
     assert list(left.glob("*.metrics"))
-    again = start(example_models, tmp_path / "state")
+    again = start(few_models, tmp_path / "state")
     again.wait_ready()
     assert again.stop() == 0
     assert not left.exists()
@@ -183,13 +183,13 @@ def test_help_may_be_read_in_part() -> None:
 
 
 @pytest.mark.parametrize("front", ["http", "grpc", "metrics"])
-def test_a_taken_port_is_named(front: str, example_models: Path, tmp_path: Path) -> None:
+def test_a_taken_port_is_named(front: str, few_models: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = {"http": 0, "grpc": 0, "metrics": 0, front: port}
         text = _fails(
             "serve",
-            f"--model-repository={example_models}",
+            f"--model-repository={few_models}",
             f"--state-dir={tmp_path / 'state'}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
@@ -218,10 +218,10 @@ def test_a_broken_model_ends_the_start(tmp_path: Path) -> None:
     assert "broken" in text
 
 
-def test_two_servers_do_not_share_a_state_directory(server: Any, example_models: Path, tmp_path: Path) -> None:
+def test_two_servers_do_not_share_a_state_directory(server: Any, few_models: Path, tmp_path: Path) -> None:
     text = _fails(
         "serve",
-        f"--model-repository={example_models}",
+        f"--model-repository={few_models}",
         f"--state-dir={server.state_dir}",
         "--http-port=0",
         "--grpc-port=0",
@@ -260,8 +260,8 @@ def _wait_for(seen: Callable[[], bool]) -> None:
     asyncio.run(poll())
 
 
-def test_what_a_killed_server_left_does_not_look_ready(example_models: Path, tmp_path: Path) -> None:
-    before = start(example_models, tmp_path / "state")
+def test_what_a_killed_server_left_does_not_look_ready(few_models: Path, tmp_path: Path) -> None:
+    before = start(few_models, tmp_path / "state")
     before.wait_ready()
     before.process.kill()
     before.process.wait()
@@ -293,8 +293,8 @@ def test_a_start_that_hangs_can_be_stopped(tmp_path: Path) -> None:
     _wait_gone(pids)
 
 
-def test_parts_that_die_come_back_where_they_were(example_models: Path, tmp_path: Path) -> None:
-    server = start(example_models, tmp_path / "state")
+def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Path) -> None:
+    server = start(few_models, tmp_path / "state")
     server.wait_ready()
     where = (server.http, server.grpc)
     for role in ("gateway", "redis"):
@@ -310,10 +310,10 @@ def test_parts_that_die_come_back_where_they_were(example_models: Path, tmp_path
 
 
 def test_flags_win_over_the_environment_in_every_part(
-    example_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHARONIA_ID", "of the environment")
-    server = start(example_models, tmp_path / "state", "--id=triton")
+    server = start(few_models, tmp_path / "state", "--id=triton")
     server.wait_ready()
     assert json.loads(server.get("/v2")[1])["name"] == "triton"
     assert server.stop() == 0
