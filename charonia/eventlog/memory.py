@@ -179,7 +179,7 @@ class MemoryLog(MemoryStreams):
                 request.attempt = max(request.attempt, attempt)
         for job_id in jobs:
             if job_id in work.requests:
-                work.begin_job(job_id, attempt, {"executor": executor, "batch_id": batch_id})
+                work.begin_job(job_id, attempt, {"executor": executor, "batch_id": batch_id} if executor else {})
         going = [request_id for request_id in journalled if request_id in work.requests]
         if going:
             more = (b"a", b"%d" % attempt, b"x", executor.encode(), b"b", batch_id.encode())

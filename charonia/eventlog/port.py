@@ -193,7 +193,8 @@ class EventLog(Protocol):
         """Raise the attempt of requests before they are executed; False for those already settled.
 
         Needed before every attempt but the first, and before the first of jobs and of journalled requests: `jobs`
-        become running and get a `batched` event, `journalled` ones a `batched` journal fact, unless settled. Raises
+        become running and get a `batched` event, `journalled` ones a `batched` journal fact, unless settled; without an
+        `executor` (of an ensemble, which none runs) the event has no detail. Raises
         `charonia.errors.Cancelled` when `token` is no longer the model's owner token (a stalled former owner).
         """
 

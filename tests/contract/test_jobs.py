@@ -293,6 +293,9 @@ async def test_whoever_settles_first_decides_a_cancel_as_well(subject: Subject) 
     token = await subject.log.take_ownership("m", "me", "")
     both = [cancelled.id, done.id]
     assert await subject.log.begin_attempt("m", token, both, 1, jobs=both) == [True, True]
+    begun = await subject.peer.job("m", cancelled.id)
+    assert begun is not None
+    assert (begun.events[1].kind, begun.events[1].detail) == ("batched", {}), "no executor runs an ensemble"
 
     assert await end(subject.peer, cancelled, state=JobState.CANCELLED, attempt=HUGE, by="caller") == [True]
     assert await end(subject.log, cancelled, done, result=b"late") == [False, True]

@@ -230,7 +230,7 @@ class Work:
             for job_id in jobs:
                 names.append(keys.job(model, job_id))
                 numbers.append(places[job_id])
-            event = told("batched", {"executor": executor, "batch_id": batch_id})
+            event = told("batched", {"executor": executor, "batch_id": batch_id} if executor else {})
         if journalled:
             wanted = set(journalled)
             told_ids = b"".join([one for one in ids if one in wanted])
