@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog
+from charonia.events import ProcessJoined, ProcessLeft
 from charonia.models.catalog import Catalog
 
 SWEEP_S = 5.0
@@ -22,6 +24,15 @@ _OFTEN = 120
 """Sweeps until only the rare look is left."""
 _REMEMBERED_US = 7 * 86_400 * 1_000_000
 _AT_ONCE = 5000
+_PAGE = 500
+
+
+def streams_of(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
+    """The streams whose one reader is this process: answers to what it or its models asked, and its batches."""
+    answers = keys.replies(fact.incarnation)
+    if fact.role == "executor":
+        return [keys.batches(fact.incarnation), answers]
+    return [answers] if fact.role in ("gateway", "batcher") else []
 
 
 class Departed:
@@ -53,6 +64,23 @@ class Departed:
     def left(self, incarnation: str, streams: Iterable[bytes]) -> None:
         self.endpoints.add(incarnation)
         self._sweep_soon(streams)
+
+    async def recall(self) -> None:
+        """Those that were lost while no batcher was there to hear it, as one that took its batcher along: the control
+        stream still says so. Raises what the log raises.
+        """
+        lost: dict[str, list[bytes]] = {}
+        after = START
+        while entries := await self._log.range(keys.CONTROL, after, _PAGE):
+            after = entries[-1].id
+            for fact in (fact for entry in entries for fact in facts_of(entry)):
+                if isinstance(fact, ProcessLeft) and fact.reason == "lost":
+                    lost[fact.incarnation] = streams_of(fact)
+                elif isinstance(fact, ProcessJoined):
+                    lost.pop(fact.incarnation, None)
+        for incarnation, streams in lost.items():
+            if streams and incarnation not in self._catalog.processes:
+                self.left(incarnation, streams)
 
     async def find(self, endpoints: set[str]) -> None:
         """Callers that queued requests name and that left before this batcher could hear of it."""

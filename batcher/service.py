@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
@@ -22,7 +21,7 @@ from charonia.settings import BatcherSettings
 from . import ownership
 from .deadlocks import DeadlockWatch
 from .demand import has_room, most_room
-from .departed import Departed
+from .departed import Departed, streams_of
 from .ensembles.owned import OwnedEnsemble
 from .late_deadlines import LOOK_S, expire_behind_window
 from .owned import OwnedModel
@@ -65,6 +64,7 @@ class BatcherService:
         self._turns = TurnsApart()
         self._deadlocks = DeadlockWatch()
         self._delays = delays
+        self._recalling: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._tidying = ControlTidying(log)
@@ -78,6 +78,7 @@ class BatcherService:
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
+        self._recalling = asyncio.create_task(self._recall(), name="those that left unheard")
         self._verifying = asyncio.create_task(self._verify(), name="verification of batches")
         self._expiring = asyncio.create_task(self._expire(), name="deadlines behind windows")
 
@@ -100,7 +101,7 @@ class BatcherService:
         self._catalog.listeners.remove(self._on_model)
         self._catalog.process_listeners.remove(self._on_process)
         await self._departed.close()
-        for task in (self._verifying, self._expiring):
+        for task in (self._recalling, self._verifying, self._expiring):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -251,7 +252,7 @@ class BatcherService:
         if self._closing:
             return
         if isinstance(fact, ProcessJoined):
-            self._departed.joined(fact.incarnation, _streams(fact))
+            self._departed.joined(fact.incarnation, streams_of(fact))
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):
@@ -269,7 +270,7 @@ class BatcherService:
             for model in list(self._owned):
                 self._drop(model)
             return
-        if streams := _streams(fact):
+        if streams := streams_of(fact):
             self._departed.left(fact.incarnation, streams)
             for owned in self._owned.values():
                 owned.drop_of_gone(owned.unwatched())
@@ -283,6 +284,14 @@ class BatcherService:
         if up:
             self._consider_all()
             self._forgotten = True
+
+    async def _recall(self) -> None:
+        while True:
+            try:
+                await self._departed.recall()
+                return
+            except CharoniaError:
+                await asyncio.sleep(_RETRY_S)
 
     async def _verify(self) -> None:
         """Look after batches nobody speaks of any more: old ones now and then, all of them when the log was away."""
@@ -331,11 +340,3 @@ class BatcherService:
 def is_ensemble(held: Mapping[int, ServedVersion]) -> bool:
     """Whether what executors hold of a model is an ensemble."""
     return bool(held) and held[max(held)].interface.scheduling == ENSEMBLE_SCHEDULING
-
-
-def _streams(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
-    """The streams whose one reader is this process: answers to what it or its models asked, and its batches."""
-    answers = keys.replies(fact.incarnation)
-    if fact.role == "executor":
-        return [keys.batches(fact.incarnation), answers]
-    return [answers] if fact.role in ("gateway", "batcher") else []

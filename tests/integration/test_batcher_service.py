@@ -590,6 +590,24 @@ async def test_replies_to_a_gateway_that_left_are_not_kept(cluster: Cluster) -> 
     await until_so(gone)
 
 
+async def test_answers_to_an_executor_that_was_lost_with_its_batcher_are_not_kept(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    log = executor.log
+    stream, other = keys.replies("executor-0"), keys.replies(executor.name)
+    await executor.tell(ProcessJoined("executor", "executor-0"))
+    await log.append(stream, [b"r", b"late"])
+    await log.append(other, [b"r", b"in time"])
+    await cluster.lose("executor", "executor-0")
+
+    await cluster.batcher()
+
+    async def gone() -> bool:
+        return not await log.range(stream)
+
+    await until_so(gone)
+    assert await log.range(other)
+
+
 @pytest.mark.parametrize("decoupled", [True, False])
 async def test_a_stream_that_nobody_reads_any_more_is_given_up(cluster: Cluster, decoupled: bool) -> None:
     """What answers once is soon done and goes on."""
