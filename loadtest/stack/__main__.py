@@ -34,6 +34,7 @@ from .models import FEATURES, write_features, write_sleeper
 from .queries import asked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ASKED = ("identity", "magika")
 SLEEP_S = 0.4
 WINDOW_S = 16.0
 
@@ -55,8 +56,9 @@ def _free_port() -> int:
 
 
 def _models(directory: Path) -> Path:
-    """The example models and those of the test, readable for the containers' user."""
-    shutil.copytree(EXAMPLES / "models", directory / "models")
+    """The example models that are asked and those of the test, readable for the containers' user."""
+    for model in ASKED:
+        shutil.copytree(EXAMPLES / "models" / model, directory / "models" / model)
     write_sleeper(directory / "models", SLEEP_S)
     write_features(directory / "models")
     for path in [directory, *directory.rglob("*")]:
@@ -87,7 +89,7 @@ class Test:
         """The example clients, as a user runs them, through the published ports."""
         program = EXAMPLES / "client.py"
         for protocol, port in (("http", "HTTP_PORT"), ("grpc", "GRPC_PORT")):
-            for model in ("identity", "magika"):
+            for model in ASKED:
                 url = f"127.0.0.1:{self._ports[port]}"
                 done = subprocess.run(
                     [sys.executable, str(program), f"--model={model}", f"--protocol={protocol}", f"--url={url}"],
