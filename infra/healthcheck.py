@@ -4,7 +4,7 @@ import sys
 import urllib.request
 
 try:
-    with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}{sys.argv[2]}", timeout=1.5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}{sys.argv[2]}", timeout=4) as answer:
         sys.exit(0 if answer.status == 200 else 1)
 except OSError as error:
     sys.exit(f"unhealthy: {error}")
