@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.errors import InvalidArgument
+from charonia.inference import InferenceRequest
 from charonia.jobs import JobRecord, JobState
-from charonia.models.catalog import Catalog
+from charonia.models.catalog import Catalog, ServedVersion
 
-from .delivery import Caller, JobFilter, JobTimings, JobView
+from .delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView
 from .job_outcomes import end_error
 
 _CURSOR = re.compile(r"([ae]):([0-9]{1,19}):([0-9a-f]{0,32}):(.*)", re.DOTALL)
@@ -121,6 +122,30 @@ class Cursor:
         except (ValueError, binascii.Error):
             raise InvalidArgument("the cursor is none that a list of jobs gave") from None
         return Cursor(match[1] == "e", match[4], int(match[2]), bytes.fromhex(match[3]))
+
+
+def about_of(
+    request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
+) -> dict[str, Any]:
+    """What a job's record keeps of the call that made it."""
+    about: dict[str, Any] = {"version": served.version}
+    if endpoint:
+        about["endpoint"] = endpoint.decode()
+    if request.id:
+        about["client_id"] = request.id
+    if request.outputs:
+        about["outputs"] = list(request.outputs)
+    if request.deadline_ns:
+        about["deadline_us"] = request.deadline_ns // 1000
+    if served.interface.decoupled:
+        about["decoupled"] = True
+    if options.on_disconnect:
+        about["on_disconnect"] = options.on_disconnect
+    if options.webhook is not None:
+        about["webhook"] = {"url": options.webhook.url, "events": list(options.webhook.events)}
+    if options.form:
+        about["form"] = dict(options.form)
+    return about
 
 
 def _number(value: Any) -> int:

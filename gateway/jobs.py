@@ -30,6 +30,7 @@ from .endings import Ending, end_requests
 from .idempotency import check_key, key_digest, request_digest
 from .job_outcomes import CANCELLED
 from .job_queries import JobQueries
+from .job_views import about_of
 from .job_watches import JobWatches
 from .metrics import JobCounts, count
 from .retention import Retentions
@@ -187,7 +188,10 @@ class Jobs:
         timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
         accepting = asyncio.get_running_loop().create_task(self._accept(model, job))
         try:
-            ticket = await asyncio.shield(accepting)
+            await asyncio.wait((accepting, waiter.future), return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                waiter.future.result()  # its deadline came while the log took its time
+            ticket = accepting.result()
             waiter.accepted = ticket.created
             waiter.follows = not ticket.created
             following = self._queries.answers(model, ticket.id)
@@ -256,7 +260,7 @@ class Jobs:
             options.caller.tenant,
             key,
             digest,
-            _about(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
+            about_of(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
         )
         return _Prepared(new, record, level, terms)
 
@@ -375,26 +379,3 @@ class Jobs:
 
     async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
         return await self._queries.page(which, caller, cursor, limit)
-
-
-def _about(
-    request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
-) -> dict[str, Any]:
-    about: dict[str, Any] = {"version": served.version}
-    if endpoint:
-        about["endpoint"] = endpoint.decode()
-    if request.id:
-        about["client_id"] = request.id
-    if request.outputs:
-        about["outputs"] = list(request.outputs)
-    if request.deadline_ns:
-        about["deadline_us"] = request.deadline_ns // 1000
-    if served.interface.decoupled:
-        about["decoupled"] = True
-    if options.on_disconnect:
-        about["on_disconnect"] = options.on_disconnect
-    if options.webhook is not None:
-        about["webhook"] = {"url": options.webhook.url, "events": list(options.webhook.events)}
-    if options.form:
-        about["form"] = dict(options.form)
-    return about

@@ -20,6 +20,7 @@ from charonia.errors import (
     InternalError,
     InvalidArgument,
     KeyReused,
+    LogUnavailable,
     NotFound,
     ResourceExhausted,
     Unavailable,
@@ -278,6 +279,9 @@ async def test_a_cancelled_job_is_never_begun_and_stays_cancelled(bench: Any) ->
     assert (counted["fail_count"], counted["fail_CANCELED"]) == (1, 1)
 
 
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
 class Slow(MemoryLog):
     """Takes a job only when it is let: as at a level of durability that has a connection of its own."""
 
@@ -299,7 +303,7 @@ class Slow(MemoryLog):
 async def test_a_caller_who_leaves_while_its_job_is_on_its_way_cancels_it(way: str) -> None:
     log = Slow()
     bench = JobBench(log)
-    await bench.serve()
+    await bench.serve(bench_module.CONFIG + (DECOUPLED if way == "stream" else ""))
     gateway = await bench.gateway()
     deferral = Deferral(gateway)
 
@@ -325,6 +329,24 @@ async def test_a_caller_who_leaves_while_its_job_is_on_its_way_cancels_it(way: s
 
     await until_so(cancelled)
     assert await log.pending(MODEL) == (0, 0)
+    await bench.close()
+
+
+@pytest.mark.parametrize("way", ["infer", "stream"])
+async def test_a_deadline_is_kept_while_the_log_takes_its_time(way: str) -> None:
+    log = Slow()
+    bench = JobBench(log)
+    await bench.serve(bench_module.CONFIG + (DECOUPLED if way == "stream" else ""))
+    gateway = await bench.gateway()
+    ask = request_of(deadline_ns=wall_ns() + 20_000_000)
+    if way == "infer":
+        with pytest.raises(LogUnavailable, match="outcome is unknown"):
+            await asyncio.wait_for(gateway.infer(ask, options=options("key")), 10)
+    else:
+        answers = gateway.stream(ask, options=options("key"))
+        async with asyncio.timeout(10), contextlib.aclosing(answers):
+            (answer,) = [answer async for answer in answers]
+        assert type(answer.error) is LogUnavailable
     await bench.close()
 
 
