@@ -19,6 +19,13 @@ from .scheduling.sequence_scheduler import SequenceScheduler
 from .service import BatcherService
 
 _OF_ENSEMBLES = (
+    (
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        "unawaited_count",
+        1,
+    ),
+    ("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", "unawaited_ns", 1000),
     ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count", 1),
     ("nv_inference_exec_count", "Number of model executions performed", "execution_count", 1),
     ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns", 1000),

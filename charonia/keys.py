@@ -198,6 +198,12 @@ def is_standing(endpoint: str) -> bool:
     return endpoint.startswith(_ENSEMBLE)
 
 
+@lru_cache(maxsize=4096)
+def counts_its_requests(endpoint: str) -> bool:
+    """Whether who waits there counts what becomes of its requests (M1): gateways do, ensembles and models do not."""
+    return bool(endpoint) and not endpoint.startswith((_ENSEMBLE, "executor-"))
+
+
 def alive(role: str, incarnation: str) -> bytes:
     return f"alive:{role}:{incarnation}".encode()
 

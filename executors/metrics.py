@@ -103,7 +103,7 @@ class ExecutorMetrics(Collector):
             settled[name] = settled.get(name, 0) + increments.get(name, 0)
 
     def unawaited(self, model: str, version: int, failure: str, duration_ns: int) -> None:
-        """Count one job that ended with nobody waiting; `failure` is the reason of M1 or empty."""
+        """Count one request that ended with no gateway waiting; `failure` is the reason of M1 or empty."""
         totals = self._of(model, version)
         if failure:
             reason = failure.removeprefix("fail_")
@@ -190,7 +190,7 @@ class ExecutorMetrics(Collector):
         yield seconds
 
     def _unawaited(self) -> Iterator[Metric]:
-        """M1 and M3 of jobs nobody waited for; the gateways count all others, and sums are over both."""
+        """M1 and M3 of what no gateway waited for; the gateways count all others, and sums are over both."""
         success = CounterMetricFamily(
             "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=_LABELS
         )

@@ -98,8 +98,7 @@ class Settler:
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
-        if ending.jobs:
-            self._count_unawaited(job, executed, won)
+        self._count_unawaited(job, executed, won)
         if not via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
@@ -202,13 +201,16 @@ class Settler:
         return mine
 
     def _count_unawaited(self, job: Job, executed: Executed, won: Won) -> None:
-        """Jobs nobody waits for end here: no gateway sees it and counts them."""
+        """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
+        mine = [i for i, record in enumerate(job.records) if not keys.counts_its_requests(record.endpoint)]
+        if not mine:
+            return
         assert job.header is not None
         failed = {failure.index: failure.reason for failure in executed.failures}
         now_ns = wall_ns()
-        for index, record in enumerate(job.records):
-            if record.is_job and not record.endpoint and won.get(index, False):
-                taken_ns = max(0, now_ns - record.accepted_ns)
+        for index in mine:
+            if won.get(index, False):
+                taken_ns = max(0, now_ns - job.records[index].accepted_ns)
                 self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
 
     async def _append(self, reply: Reply) -> None:

@@ -188,6 +188,10 @@ class Endings:
                 counts = self.counted.setdefault(end.record.meta.version, {})
                 for name, amount in totals.by_key[b""].items():
                     counts[name] = counts.get(name, 0) + amount
+                if not keys.counts_its_requests(end.record.endpoint):
+                    taken_ns = max(0, now_ns - end.record.accepted_ns)
+                    counts["unawaited_count"] = counts.get("unawaited_count", 0) + 1
+                    counts["unawaited_ns"] = counts.get("unawaited_ns", 0) + taken_ns
 
     def _replies(self, ending: Sequence[_End]) -> list[Reply]:
         by_endpoint: dict[str, list[Buffer]] = {}

@@ -125,10 +125,12 @@ async def test_jobs_nobody_waits_for_are_counted_here(tmp_path: Path) -> None:
         accepted = [
             await bench.accept("linear", given, flags=DURABLE, endpoint="") for given in (tensors, tensors, broken)
         ]
+        for endpoint in (keys.ensemble_endpoint("e"), "executor-other", "gateway-g"):  # gateways count their own
+            accepted.append(await bench.accept("linear", tensors, endpoint=endpoint))
         batch_id = await bench.dispatch("linear", [record for _, record in accepted])
         await bench.finished("linear", batch_id)
         page = bench.service.metrics.render().decode()
-        assert 'nv_inference_request_success{model="linear",version="1"} 2.0' in page
+        assert 'nv_inference_request_success{model="linear",version="1"} 4.0' in page
         assert 'nv_inference_request_failure{model="linear",reason="OTHER",version="1"} 1.0' in page
         duration = next(line for line in page.splitlines() if line.startswith("nv_inference_request_duration_us{"))
         assert float(duration.split()[-1]) > 0
