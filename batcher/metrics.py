@@ -121,3 +121,12 @@ class BatcherMetrics(Collector):
                     counts = owned.counted.get(version, {})
                     family.add_metric([model, str(version)], counts.get(increment, 0) // divisor)
             yield family
+        failures = CounterMetricFamily(
+            "nv_inference_request_failure",
+            "Number of failed inference requests, all batch sizes",
+            labels=["model", "version", "reason"],
+        )
+        for model, owned in ensembles:
+            for version, counts in owned.counted.items():
+                failures.add_metric([model, str(version), "OTHER"], counts.get("unawaited_failures", 0))
+        yield failures

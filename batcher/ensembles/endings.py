@@ -183,7 +183,11 @@ class Endings:
         """For the metrics of this process, which exports what it did."""
         for end in mine:
             totals = Totals()
-            if end.error is None:
+            if end.error is not None:
+                if not keys.counts_its_requests(end.record.endpoint):
+                    counts = self.counted.setdefault(end.record.meta.version, {})
+                    counts["unawaited_failures"] = counts.get("unawaited_failures", 0) + 1
+            else:
                 totals.succeeded(b"", end.record.rows, end.record.accepted_ns, end.tally, now_ns)
                 counts = self.counted.setdefault(end.record.meta.version, {})
                 for name, amount in totals.by_key[b""].items():
