@@ -41,7 +41,7 @@ serve: models    ## set everything up and serve the example models until Ctrl-C
 
 test: $(VENV)/.tested models  ## set everything up and run the tests
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile
 
 lint: $(VENV)/.linted         ## ruff
 	$(BIN)/ruff check .
