@@ -22,6 +22,8 @@ from .entry_ids import EntryIds
 from .terms import Terms
 
 _MOST_STRETCH = 8
+_ENOUGH = 8
+"""So many may leave as soon as nobody else is under way; fewer wait for the interval, which is short for them."""
 
 
 class Outgoing(Protocol):
@@ -103,7 +105,7 @@ class Coalescer:
         self._waiting.append(outgoing)
         if self._outstanding and self.in_order:
             return
-        if self._timer is not None and len(self._waiting) >= min(self.max_requests, self.open_requests):
+        if self._timer is not None and len(self._waiting) >= min(self.max_requests, max(self.open_requests, _ENOUGH)):
             self._timer.cancel()
             self._timer = None
             self._loop.call_soon(self._flush)
