@@ -24,4 +24,5 @@ def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path
     assert len(report["kills"]) == ROLES * STEPS + 1  # and one executor that stood still
     assert all(kill["reached"] for kill in report["kills"]), report
     assert report["counts"]["keyed answered"] == report["counts"]["keyed sent"] > 0
-    assert report["webhooks"]["deliveries"] == report["webhooks"]["jobs"] > 0
+    # at least once: what died may have been the note that it was delivered
+    assert report["webhooks"]["deliveries"] >= report["webhooks"]["jobs"] > 0
