@@ -50,6 +50,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", default=",".join(STEPS), help="steps to kill at (default: all)")
     parser.add_argument("--durability", default="fsync", help="level of the server the drill starts (default fsync)")
     parser.add_argument(
+        "--recovery-secs",
+        type=float,
+        default=5.0,
+        help="a recovery that takes longer is a problem (default 5)",
+    )
+    parser.add_argument(
         "--stall-secs",
         type=float,
         default=60.0,
@@ -171,7 +177,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         for client in clients:
             client.start()
-        matrix = Matrix(server.state_dir, server.points, server.address, options.model, told)
+        matrix = Matrix(server.state_dir, server.points, server.address, options.model, told, options.recovery_secs)
         try:
             for cell in wanted:
                 kills.append(_told_of(matrix.kill(cell), options))

@@ -32,7 +32,6 @@ STEPS: dict[str, str] = {
     "m": "gateway.read",
 }
 REACHED_WITHIN_S = 15.0
-RECOVERED_WITHIN_S = 5.0
 _LOOK_S = 0.005
 
 T = TypeVar("T")
@@ -72,12 +71,21 @@ def cells(roles: list[str], steps: list[str]) -> Iterator[Cell]:
 class Matrix:
     """Carries out the kills of one running stack. `state_dir` is that of `charonia serve`."""
 
-    def __init__(self, state_dir: Path, points: Path, address: Callable[[], str], model: str, told: Told) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        points: Path,
+        address: Callable[[], str],
+        model: str,
+        told: Told,
+        recovered_within_s: float,
+    ) -> None:
         self._state_dir = state_dir
         self._points = points
         self._address = address
         self._model = model
         self._told = told
+        self._recovered_within_s = recovered_within_s
 
     def pids(self, role: str) -> list[int]:
         processes = json.loads((self._state_dir / "processes.json").read_text())
@@ -112,7 +120,7 @@ class Matrix:
         self._told.excused = False
         if not answered:
             return Kill(cell, True, recovered_s, "no request was answered within 30 s of the restart")
-        late = f"recovery took {recovered_s:.1f} s" if recovered_s > RECOVERED_WITHIN_S else ""
+        late = f"recovery took {recovered_s:.1f} s" if recovered_s > self._recovered_within_s else ""
         return Kill(cell, True, recovered_s, late)
 
     def stall(self, seconds: float, fenced: Callable[[], float]) -> Kill:
@@ -141,7 +149,7 @@ class Matrix:
             return Kill(cell, True, recovered_s, "no request was answered while an executor stood still")
         if not self._wait_for(lambda: fenced() > before, 30.0):
             return Kill(cell, True, recovered_s, "the late settlement was not fenced off, or not counted")
-        late = f"recovery took {recovered_s:.1f} s" if recovered_s > RECOVERED_WITHIN_S else ""
+        late = f"recovery took {recovered_s:.1f} s" if recovered_s > self._recovered_within_s else ""
         return Kill(cell, True, recovered_s, late)
 
     def _replaced(self, role: str, victim: int, number: int) -> bool:

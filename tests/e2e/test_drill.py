@@ -14,7 +14,16 @@ ROLES, STEPS = 5, 3
 
 def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path: Path) -> None:
     command = (
-        *(sys.executable, "-m", "loadtest.drill", "--json", "--clients=8", "--steps=c,h,j", "--stall-secs=3"),
+        *(
+            sys.executable,
+            "-m",
+            "loadtest.drill",
+            "--json",
+            "--clients=8",
+            "--steps=c,h,j",
+            "--stall-secs=3",
+            "--recovery-secs=30",
+        ),
         f"--model-repository={few_models}",
     )
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
