@@ -32,7 +32,7 @@ command or script ever names keys of two slots.
     gone                     sorted set of streams whose one reader left (`batcher.departed`), by when
     ctl                      control facts
     epoch                    the name of the log's contents
-    fence                    written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
+    fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     c:<hash>                 a cached response (`gateway.cache_store`), kept for a time
@@ -57,7 +57,6 @@ LANES = 64
 CONTROL = b"ctl"
 DEPARTED = b"gone"
 EPOCH = b"epoch"
-FENCE = b"fence"
 LOCAL = b"local:"
 PASSING = "m-"
 """What the names of blobs begin with that only work at the level `memory` needs."""
@@ -129,6 +128,10 @@ def ended_jobs(model: str) -> bytes:
 
 
 JOB_MODELS = b"jm"
+
+
+def fence(model: str) -> bytes:
+    return f"fence:{tag(model)}".encode()
 
 
 def suspicions(model: str) -> bytes:

@@ -35,14 +35,21 @@ _WAIT_S = 0.03
 
 
 class _Node(RedisLog):
-    """One primary's part of the log. `note` remembers, where that belongs, that a model has jobs."""
+    """One primary's part of the log.
 
-    def __init__(self, address: Address, durability: str, epoch: Epoch, note: Callable[[str], Awaitable[None]]) -> None:
+    What follows an acceptance is done by the whole: refused here because the slot moved, the acceptance itself would be
+    made a second time.
+    """
+
+    def __init__(self, address: Address, durability: str, epoch: Epoch, whole: ClusterLog) -> None:
         super().__init__(address, durability=durability, epoch=epoch)
-        self._note = note
+        self._whole = whole
 
     async def note_job_model(self, model: str) -> None:
-        await self._note(model)
+        await self._whole.note_job_model(model)
+
+    async def raise_level(self, model: str, job_id: bytes, level: str) -> None:
+        await self._whole.raise_level(model, job_id, level)
 
 
 def _of_model(name: str) -> Any:
@@ -120,7 +127,7 @@ class ClusterLog:
                 nodes=(),
                 in_cluster=True,
             )
-            node = self._nodes[place] = _Node(address, self._durability, self._epoch, self._note_job_model)
+            node = self._nodes[place] = _Node(address, self._durability, self._epoch, self)
         return node
 
     def _holder(self, slot: int) -> _Node | None:
@@ -162,8 +169,12 @@ class ClusterLog:
             await self._topology.refresh()
             await asyncio.sleep(random.uniform(0, _WAIT_S))
 
-    async def _note_job_model(self, model: str) -> None:
-        await self._at(keys.JOB_MODELS, lambda log: RedisLog.note_job_model(log, model))
+    async def note_job_model(self, model: str) -> None:
+        await self._at(keys.JOB_MODELS, lambda log: log.name_job_model(model))
+        await self._at(keys.counters(model), lambda log: log.mark_job_model(model))
+
+    async def raise_level(self, model: str, job_id: bytes, level: str) -> None:
+        await self._at(keys.counters(model), lambda log: RedisLog.raise_level(log, model, job_id, level))
 
     # -- one model, or one key -----------------------------------------------------------------------------------------
 
@@ -243,17 +254,13 @@ class ClusterLog:
         facts: Sequence[Reply] = (),
         **more: Any,
     ) -> list[bool]:
-        # endpoints have slots of their own: what would be one write is two, in the order that the port promises
+        # Endpoints have slots of their own: what would be one write is three, in the order that the port promises. The
+        # facts are not in the settlement's, though their slot may be: refused after it, they would have it made again.
         if replies:
             await asyncio.gather(*(self.append(reply.stream, reply.fields) for reply in replies))
-        slot = slot_of(keys.counters(model))
-        here = [fact for fact in facts if slot_of(fact.stream) == slot]
-        won = await self._at(
-            keys.counters(model), lambda log: log.settle(model, requests, statistics, (), here, **more)
-        )
+        won = await self._at(keys.counters(model), lambda log: log.settle(model, requests, statistics, (), **more))
         for fact in facts:
-            if slot_of(fact.stream) != slot:
-                await self.append(fact.stream, fact.fields)
+            await self.append(fact.stream, fact.fields)
         return won
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import hiredis
 
-from charonia import keys
 from charonia.errors import LogUnavailable, Unsupported
 from charonia.eventlog.durability import FSYNC, MEMORY, Level
 from charonia.tensors import Buffer
@@ -137,8 +136,8 @@ class Writes:
     async def reached(self) -> None:
         """Return once everything written has reached the level. Raises `LogUnavailable`: the outcome is unknown."""
 
-    async def cover_earlier(self) -> None:
-        """Like `reached`, for what others have written before this call too."""
+    async def cover_earlier(self, fence: bytes) -> None:
+        """Like `reached`, for what others have written before this call too. `fence` is a key that may be written."""
 
 
 class _FlushedWrites(Writes):
@@ -155,7 +154,7 @@ class _FlushedWrites(Writes):
         if self._durability.server is not self._server:
             raise LogUnavailable("the event log became another server meanwhile, the outcome is unknown")
 
-    async def cover_earlier(self) -> None:
+    async def cover_earlier(self, fence: bytes) -> None:
         await self.reached()
 
 
@@ -189,9 +188,9 @@ class _GroupedWrites(Writes):
             waited = f"within {PATIENCE_MS / 1000:g} s"
             raise LogUnavailable(f"durability '{self.level.text}' was not reached {waited}, the outcome is unknown")
 
-    async def cover_earlier(self) -> None:
+    async def cover_earlier(self, fence: bytes) -> None:
         # a write of our own, after which everything before it is covered; a barrier alone may find nothing to wait for
-        await self.execute_pieces((pack(("SET", keys.FENCE, "1")),))
+        await self.execute_pieces((pack(("SET", fence, "1")),))
         await self.reached()
 
 

@@ -120,26 +120,35 @@ class Work:
         pieces: Sequence[Buffer] = pack_pieces(command) if is_large(fields) else (pack(command),)
         result = await self._commands.accept(scripts.ACCEPT_JOB, pieces, writes)
         if result == _FIRST_OF_MODEL:
-            # of another slot than the model; the model remembers that it is there only when it is
             await self.note_job_model(model)
-            await self._commands.execute("HSET", names[2], "jobs", 1)
             result = 0
         if result == 0:
             await writes.reached()
             if proven != reached:  # the record says no more than is true
-                await self._commands.script(scripts.RAISE_LEVEL, [keys.job(model, job.id)], [reached])
+                await self.raise_level(model, job.id, reached)
             return JobTicket(job.id, True, reached)
         if result == _KEY_REUSED:
             raise key_reused()
         if isinstance(result, int):
             raise over_limit(model, result, limits, job.tenant)
         # the first call may have got no receipt: this one states its own level
-        await writes.cover_earlier()
+        await writes.cover_earlier(keys.fence(model))
         return JobTicket(bytes(result), False, reached)
 
     async def note_job_model(self, model: str) -> None:
-        """Remember that a model has jobs."""
+        """Remember that a model has jobs; the model remembers that this was done, in another slot, only when it is."""
+        await self.name_job_model(model)
+        await self.mark_job_model(model)
+
+    async def name_job_model(self, model: str) -> None:
         await self._commands.execute("SADD", keys.JOB_MODELS, model)
+
+    async def mark_job_model(self, model: str) -> None:
+        await self._commands.execute("HSET", keys.counters(model), "jobs", 1)
+
+    async def raise_level(self, model: str, job_id: bytes, level: str) -> None:
+        """Let a job's record say what was reached since it was written."""
+        await self._commands.script(scripts.RAISE_LEVEL, [keys.job(model, job_id)], [level])
 
     def _lane(self, model: str, level: int, lane: int) -> tuple[tuple[bytes, ...], bytes, bytes]:
         found = self._lane_names.get((model, level, lane))
