@@ -82,6 +82,8 @@ class Catalog:
         """Changed in place, so that who shares among lanes may keep it."""
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
+        self._told = 0
+        """Facts so far: what was told before what."""
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._newest: dict[tuple[str, int], str] = {}
         self._parsed: dict[tuple[str, str], tuple[ModelConfig, ModelInterface]] = {}
@@ -96,6 +98,9 @@ class Catalog:
 
     def apply(self, fact: Fact) -> None:
         """Fold one control fact."""
+        self._told += 1
+        if (view := self._view(getattr(fact, "executor", ""))) is not None:
+            view.heard = self._told
         match fact:
             case ProcessJoined():
                 self.processes[fact.incarnation] = fact
@@ -140,7 +145,8 @@ class Catalog:
     def _joined(self, fact: ProcessJoined) -> None:
         view = self.executors.get(fact.incarnation) or self._replaced.pop(fact.incarnation, None)
         if view is None:
-            view = ExecutorView(fact)
+            view = ExecutorView(fact, first=self._told)
+        view.heard = self._told
         self.executors[fact.incarnation] = view
         if view.lost:
             # it was only stalled: what it serves it still serves
@@ -175,8 +181,24 @@ class Catalog:
             return
         # whatever its reason: what it served is accepted on until a successor has said what it serves
         view.lost = True
-        models = view.versions.models()
-        self._refresh(models)
+        if self._was_succeeded(view):
+            self._replace(fact.incarnation)
+        self._refresh(view.versions.models())
+
+    def _was_succeeded(self, lost: ExecutorView) -> bool:
+        """Whether its successor was ready before its lease ran out: it was silent since that one joined."""
+        return any(
+            view.first > lost.heard and not view.away and view.scan is not None and view.scan.ready
+            for view in self.executors.values()
+            if view.joined.pool == lost.joined.pool
+        )
+
+    def _replace(self, incarnation: str) -> ExecutorView:
+        """What it served is no longer waited for."""
+        view = self._replaced[incarnation] = self.executors.pop(incarnation)
+        while len(self._replaced) > _REPLACED_REMEMBERED:
+            self._replaced.pop(next(iter(self._replaced)))
+        return view
 
     def _scanned(self, fact: RepositoryScanned) -> None:
         view = self.executors.get(fact.executor)
@@ -188,11 +210,7 @@ class Catalog:
         if fact.ready and not view.lost:
             pool = view.joined.pool
             for incarnation in [i for i, v in self.executors.items() if v.lost and v.joined.pool == pool]:
-                view = self.executors.pop(incarnation)
-                models |= view.versions.models()
-                self._replaced[incarnation] = view
-            while len(self._replaced) > _REPLACED_REMEMBERED:
-                self._replaced.pop(next(iter(self._replaced)))
+                models |= self._replace(incarnation).versions.models()
         self._refresh(models)
 
     def _version(

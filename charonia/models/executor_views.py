@@ -93,6 +93,9 @@ class ExecutorView:
     described: ExecutorDescribed | None = None
     excluded: dict[str, str] = field(default_factory=dict)
     """Models that are not placed on it, and why."""
+    first: int = 0
+    heard: int = 0
+    """When it joined and when it last said anything, counted in facts."""
 
     @property
     def away(self) -> bool:

@@ -362,3 +362,22 @@ def test_one_that_is_held_for_lost_succeeds_nobody_not_even_itself() -> None:
     for late in (found, other):
         late.apply(joined())
         assert late.find("m", -1).slots == {"e": 2}
+
+
+def test_a_successor_may_be_ready_before_the_loss_is_told() -> None:
+    """Nobody waits for what the lost one served: it was silent since its successor joined."""
+    gone = [joined(), loaded(), scanned()]
+    there = [joined("next"), loaded("next"), scanned("next")]
+    found = catalog(*gone, *there, left())
+    assert set(found.executors) == {"next"}
+    found.apply(VersionUnloaded("next", "m", 1, "unloaded"))
+    assert found.held("m") == {}
+    found.apply(joined())  # it was only stalled
+    assert found.find("m", -1).slots == {"e": 2}
+
+
+def test_one_that_was_there_before_succeeds_nobody() -> None:
+    alive = [joined(), joined("other"), scanned("other"), loaded(), scanned()]
+    assert catalog(*alive, left()).find("m", -1).slots == {}
+    starting = [joined(), loaded(), scanned(), joined("next"), scanned("next", ready=False)]
+    assert catalog(*starting, left()).find("m", -1).slots == {}
