@@ -99,7 +99,9 @@ class Catalog:
     def apply(self, fact: Fact) -> None:
         """Fold one control fact."""
         self._told += 1
-        if (view := self._view(getattr(fact, "executor", ""))) is not None:
+        # answers to load requests go from the stream in time (`compaction`), so nothing may depend on them
+        view = None if isinstance(fact, ModelRequestFinished) else self._view(getattr(fact, "executor", ""))
+        if view is not None:
             view.heard = self._told
         match fact:
             case ProcessJoined():

@@ -31,7 +31,8 @@ from charonia.models.catalog import Catalog
 from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 
-EXECUTORS = {"e1": "default", "e2": "default", "e3": "gpu"}
+EARLY = {"e1": "default", "e2": "default", "e3": "gpu"}
+EXECUTORS = {**EARLY, "late": "default"}
 CONFIGS = {
     model: normalise(
         parse(
@@ -90,7 +91,7 @@ others: st.SearchStrategy[Fact] = st.one_of(
 facts = st.one_of(*[of_executor(executor) for executor in EXECUTORS], others)
 histories = st.lists(facts, max_size=40).map(
     # nobody is heard before it has joined
-    lambda found: [*(ProcessJoined("executor", executor, pool=pool) for executor, pool in EXECUTORS.items()), *found]
+    lambda found: [*(ProcessJoined("executor", executor, pool=pool) for executor, pool in EARLY.items()), *found]
 )
 
 
