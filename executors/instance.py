@@ -7,7 +7,6 @@ Here a batch that outlasts its ceiling in a thread, which nobody can end, is fou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from charonia.wire import RequestRecord
 from .accounting import Death, Executed
 from .assembly import Planner
 from .execution import Batch
-from .job import Job, died
+from .job import Job, died, take_all
 from .sequence_batch import BatchSteps
 from .sequences import Sequences
 from .stream_workers import StreamWorker
@@ -257,27 +256,7 @@ class InstancePool:
         taken: list[Job] = [] if self._turns is None else self._turns.take_all()
         if self._is_bound:
             return taken + [job for worker in self._workers for job in worker.take_queued()]
-        ends = 0
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._blocking.get_nowait()
-                if job is None:
-                    ends += 1
-                else:
-                    taken.append(job)
-        for _ in range(ends):  # workers wait for these
-            self._blocking.put(None)
-        ends = 0
-        with contextlib.suppress(asyncio.QueueEmpty):
-            while True:
-                job = self._cooperative.get_nowait()
-                if job is None:
-                    ends += 1
-                else:
-                    taken.append(job)
-        for _ in range(ends):
-            self._cooperative.put_nowait(None)
-        return taken
+        return taken + take_all(self._blocking) + take_all(self._cooperative)
 
     def _finished(self, count: int) -> None:
         self.unfinished -= count

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,6 +55,22 @@ class Job:
     """A settlement of it went unanswered: it may have been the one that counted."""
     abandoned: bool = False
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
+
+
+def take_all(jobs: queue.SimpleQueue[Job | None] | asyncio.Queue[Job | None]) -> list[Job]:
+    """The batches in a queue, which nobody will get from it; the ends that workers wait for stay in it."""
+    taken: list[Job] = []
+    ends = 0
+    with contextlib.suppress(queue.Empty, asyncio.QueueEmpty):
+        while True:
+            job = jobs.get_nowait()
+            if job is None:
+                ends += 1
+            else:
+                taken.append(job)
+    for _ in range(ends):
+        jobs.put_nowait(None)
+    return taken
 
 
 def died(instance: str) -> InternalError:

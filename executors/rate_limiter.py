@@ -94,9 +94,6 @@ class RateLimiter:
         """The instance has nothing to execute after all."""
         self._instances[key].asked = 0
 
-    def is_waiting(self, key: Hashable) -> bool:
-        return bool(self._instances[key].asked)
-
     def turn(self, key: Hashable) -> int:
         """Executions x priority: who is behind by this goes first (Q2)."""
         return self._instances[key].scaled

@@ -23,7 +23,7 @@ from .assembly import groups, request_inputs
 from .execution import Batch, Planned, model_request
 from .job import Job, died
 from .streaming import Flow, Outgoing, StreamedBatch, StreamRun
-from .workers import Worker, able_to_tell
+from .workers import Worker, able_to_tell, finalize
 
 if TYPE_CHECKING:
     from .instance import InstancePool
@@ -96,14 +96,8 @@ class StreamWorker(Worker):
 
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
-        if instance is None:
-            return
-        try:
-            await instance.close_instance()
-        except CharoniaError as error:
-            _log.error("instance %s failed to finalize: %s", self.spec.name, error)
-        except Exception:
-            _log.exception("instance %s failed to close", self.spec.name)
+        if instance is not None:
+            await finalize(instance, self.spec.name)
 
     # -- taking --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from charonia import failpoints
-from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, RequestInstance, SelfCheckingInstance
+from charonia.backend import (
+    BatchInstance,
+    InstanceDied,
+    InstanceSpec,
+    RequestInstance,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
@@ -27,7 +34,7 @@ from .accounting import Death, Executed
 from .assembly import Workspace
 from .execution import Batch
 from .host_policy import restrict_thread
-from .job import Job, died
+from .job import Job, died, take_all
 
 if TYPE_CHECKING:
     from .instance import InstancePool
@@ -132,6 +139,16 @@ def able_to_tell(instance: object) -> SelfCheckingInstance | None:
     return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
 
 
+async def finalize(instance: RequestInstance | StreamingInstance, name: str) -> None:
+    """Close an instance that is a coroutine's; problems are logged."""
+    try:
+        await instance.close_instance()
+    except CharoniaError as error:
+        _log.error("instance %s failed to finalize: %s", name, error)
+    except Exception:
+        _log.exception("instance %s failed to close", name)
+
+
 class ThreadWorker(Worker):
     """A `BatchInstance` and its thread. `running` is the batch it runs, since when (monotonic ns)."""
 
@@ -165,18 +182,7 @@ class ThreadWorker(Worker):
         return bool(getattr(self._instance, "stateless", False))
 
     def take_queued(self) -> list[Job]:
-        taken: list[Job] = []
-        ends = 0
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._jobs.get_nowait()
-                if job is None:
-                    ends += 1
-                else:
-                    taken.append(job)
-        for _ in range(ends):  # it waits for these
-            self._jobs.put(None)
-        return taken
+        return take_all(self._jobs)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await asyncio.to_thread(self._execute, self._warm_up(records))
@@ -267,18 +273,7 @@ class TaskWorker(Worker):
         return bool(getattr(self._instance, "stateless", False))
 
     def take_queued(self) -> list[Job]:
-        taken: list[Job] = []
-        ends = 0
-        with contextlib.suppress(asyncio.QueueEmpty):
-            while True:
-                job = self._jobs.get_nowait()
-                if job is None:
-                    ends += 1
-                else:
-                    taken.append(job)
-        for _ in range(ends):
-            self._jobs.put_nowait(None)
-        return taken
+        return take_all(self._jobs)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await self._execute(self._warm_up(records))
@@ -306,14 +301,8 @@ class TaskWorker(Worker):
 
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
-        if instance is None:
-            return
-        try:
-            await instance.close_instance()
-        except CharoniaError as error:
-            _log.error("instance %s failed to finalize: %s", self.spec.name, error)
-        except Exception:
-            _log.exception("instance %s failed to close", self.spec.name)
+        if instance is not None:
+            await finalize(instance, self.spec.name)
 
     async def _execute(self, batch: Batch) -> Executed:
         if self._instance is None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from charonia import keys
+from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InvalidArgument, LogUnavailable
 from charonia.eventlog.port import EventLog
@@ -18,7 +19,6 @@ from charonia.models.catalog import ServedVersion
 
 from .endings import Ending, end_requests
 from .job_outcomes import DEADLINE_EXCEEDED
-from .pending import OUTCOME_UNKNOWN
 from .waiters import Waiter
 
 MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000

@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable
 
 from charonia import failpoints
+from charonia.calls.replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
 from charonia.calls.splicing import Visible
 from charonia.errors import (
     CharoniaError,
-    InvalidRecord,
     LogUnavailable,
     NotFound,
     ResourceExhausted,
@@ -24,7 +24,7 @@ from charonia.errors import (
 )
 from charonia.eventlog.port import Entry, EventLog
 from charonia.tensors import Buffer
-from charonia.wire import Reference, ResponseRecord, records_of, unpack_response
+from charonia.wire import Reference, ResponseRecord
 
 from .job_outcomes import job_outcome
 from .request_rules import SERVER_EXITING
@@ -32,10 +32,8 @@ from .waiters import Held, StreamWaiter, Waiter
 
 _log = logging.getLogger(__name__)
 
-OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
 EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 RECHECK_S = 1.0
-_RECHECK_IDS = 1000
 
 
 class Ids:
@@ -150,27 +148,14 @@ class PendingMap:
         """The callback of the reply stream's reader."""
         failpoints.hit("gateway.notified")
         waiters = self._waiters
-        for entry in entries:
-            try:
-                records = records_of(entry.fields)
-            except InvalidRecord as error:
-                _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
-                continue
-            for record in records:
-                try:
-                    response = unpack_response(record, self._take)
-                except InvalidRecord as error:
-                    # its neighbours are other callers' answers
-                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
-                    continue
-                waiter = waiters.get(response.id)
-                if waiter is None or waiter.future.done():
-                    self.duplicates += 1
-                    continue
-                if not isinstance(waiter, StreamWaiter):
-                    waiter.future.set_result(response)
-                elif not waiter.arrived(response):
-                    self.duplicates += 1
+        for response, _ in answers_in(entries, self._take):
+            waiter = waiters.get(response.id)
+            if waiter is None or waiter.future.done():
+                self.duplicates += 1
+            elif not isinstance(waiter, StreamWaiter):
+                waiter.future.set_result(response)
+            elif not waiter.arrived(response):
+                self.duplicates += 1
 
     def on_log_state(self, up: bool) -> None:
         self._up = up
@@ -204,12 +189,7 @@ class PendingMap:
             waiter = self._waiters.get(request_id)
             if waiter is not None and waiter.accepted:
                 suspects.setdefault(waiter.model, []).append(request_id)
-        unanswered: set[bytes] = set()
-        for model, ids in suspects.items():
-            for at in range(0, len(ids), _RECHECK_IDS):
-                part = ids[at : at + _RECHECK_IDS]
-                attempts = await self._log.unsettled(model, part)
-                unanswered.update(i for i, attempt in zip(part, attempts, strict=True) if attempt < 0)
+        unanswered = await no_longer_open(self._log, suspects)
         for request_id in unanswered:
             waiter = self._waiters.get(request_id)
             if waiter is None or waiter.future.done():

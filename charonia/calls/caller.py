@@ -23,7 +23,6 @@ from charonia.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
-    InvalidRecord,
     LogUnavailable,
     ResourceExhausted,
     Unavailable,
@@ -33,17 +32,17 @@ from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import Catalog, ServedVersion
-from charonia.wire import FLAG_JOURNALLED, Lineage, ResponseRecord, record_fields, records_of, unpack_response
+from charonia.wire import FLAG_JOURNALLED, Lineage, ResponseRecord, record_fields
 
 from .admission import Admission, Admitted
 from .call import Call, HeldBytes
 from .packing import request_record
 from .payloads import Payloads
+from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
 
 _log = logging.getLogger(__name__)
 
 DEADLINE_EXCEEDED = "request deadline exceeded"
-OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
 EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 
 MAX_DEPTH = 32
@@ -53,7 +52,6 @@ DEFAULT_LIMITS = Limits(requests=100_000, size_bytes=4 * 1024**3)
 MAX_HELD_BYTES = 1024**3
 
 _RECHECK_S = 1.0
-_RECHECK_IDS = 1000
 _DEADLINE_SLACK_S = 1.0
 """The callee's owner answers at the deadline; this long after it the caller no longer waits for that."""
 
@@ -277,19 +275,8 @@ class Caller:
 
     def _on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
         take = self._payloads.take if self._payloads is not None else None
-        for entry in entries:
-            try:
-                records = records_of(entry.fields)
-            except InvalidRecord as error:
-                _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
-                continue
-            for record in records:
-                try:
-                    answer = unpack_response(record, take)
-                except InvalidRecord as error:
-                    _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
-                    continue
-                self._on_answer(answer, len(record))
+        for answer, size in answers_in(entries, take):
+            self._on_answer(answer, size)
 
     def _on_answer(self, answer: ResponseRecord, size: int) -> None:
         call = self._open.get(answer.id)
@@ -325,12 +312,7 @@ class Caller:
             call = self._open.get(call_id)
             if call is not None and call.accepted:
                 asked.setdefault(call.model, []).append(call_id)
-        lost: set[bytes] = set()
-        for model, ids in asked.items():
-            for at in range(0, len(ids), _RECHECK_IDS):
-                part = ids[at : at + _RECHECK_IDS]
-                attempts = await self._log.unsettled(model, part)
-                lost.update(i for i, attempt in zip(part, attempts, strict=True) if attempt < 0)
+        lost = await no_longer_open(self._log, asked)
         for call_id in lost & self._lost:
             call = self._open.get(call_id)
             if call is not None:

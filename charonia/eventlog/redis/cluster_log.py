@@ -74,11 +74,11 @@ def _of_key(name: str) -> Any:
 
 class ClusterLog:
     """`EventLog` on a Redis Cluster of Redis or Valkey >= 7.0. Raises `StartupError` for a URL that names none.
-
-    `on_state(up)` is called in the event loop when the first server is lost and when all are there again.
+    Whether
+       servers are reached is told by its readers.
     """
 
-    def __init__(self, url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory") -> None:
+    def __init__(self, url: str, *, durability: str = "memory") -> None:
         self.blobs: BlobServer | None = None
         """Where the payloads of work at the level `memory` are, when they are not here."""
         self._address = parse_address(url)
@@ -86,7 +86,6 @@ class ClusterLog:
             raise StartupError("the event log URL names no Redis Cluster")
         level_of(durability)
         self._durability = durability
-        self._on_state = on_state
         self._epoch = Epoch()
         self._topology = Topology(self._address)
         self._topology.listeners.append(self._moved)
@@ -288,10 +287,8 @@ class ClusterLog:
         await asyncio.gather(*map(one, names if self.blobs is None else await self.blobs.delete_its_own(names)))
 
 
-def open_log(
-    url: str, on_state: Callable[[bool], None] | None = None, *, durability: str = "memory"
-) -> RedisLog | ClusterLog:
+def open_log(url: str, *, durability: str = "memory") -> RedisLog | ClusterLog:
     """The log at a URL, not opened yet. Raises `StartupError` for a URL or a level that cannot be read."""
     if parse_address(url).nodes:
-        return ClusterLog(url, on_state, durability=durability)
-    return RedisLog(url, on_state, durability=durability)
+        return ClusterLog(url, durability=durability)
+    return RedisLog(url, durability=durability)
