@@ -228,13 +228,15 @@ class Run:
             del self._open[path]
 
     def _pass_over(self, step: Step, path: Path, absence: object) -> None:
+        place = (step.index, path)
         if step.decoupled:
-            self._counts[(step.index, path)] = 0
-            if absence is ABSENT:
-                # what should have come of it never will
-                for _, tensor in self._plan.makes[step.index]:
-                    self._tensors[(tensor, (*path, 0))] = ABSENT
-            return
+            self._counts[place] = 0
+            if absence is ABSENT_BY_CONDITION:
+                return
+            # it counts as one response that leaves out everything
+            path = (*path, 0)
+            self._counts[place], self._seen[place] = 1, {0}
+            self._enter(step.index, path)
         for _, tensor in self._plan.makes[step.index]:
             self._tensors[(tensor, path)] = absence
 
@@ -347,11 +349,7 @@ class Run:
                 level += 1
                 continue
             if count is None or cursor[level] < count:
-                # what is passed over because something is missing has a first response that says so
                 return None
-            first = (*place[1], 0)
-            if count == 0 and any(self._tensors.get((t, first)) is ABSENT for _, t in self._plan.makes[chain[level]]):
-                return first
             if level == 0:
                 return ()
             cursor[level - 1] += 1
@@ -360,6 +358,7 @@ class Run:
         return tuple(cursor)
 
     def _drop(self, path: Path) -> None:
-        """Tensors of an answered path are needed by nobody."""
+        """Nobody needs the tensors of an answered path, nor those its steps would still make."""
+        self._open.pop(path, None)
         for key in [key for key in self._tensors if key[1] == path]:
             del self._tensors[key]

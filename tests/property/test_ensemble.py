@@ -136,7 +136,7 @@ LEFT_OUT = st.frozensets(st.tuples(st.integers(0, 5), st.sampled_from(["o0", "o1
 WORLDS = st.builds(lambda n, left_out: (n, left_out), st.integers(0, 3), LEFT_OUT)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), WORLDS)
 def test_every_request_ends_once_in_any_order(data: st.DataObject, decoupled: bool, flag: bool, how: Any) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
@@ -154,7 +154,7 @@ def test_every_request_ends_once_in_any_order(data: st.DataObject, decoupled: bo
     assert not course.failures or course.failures == [DEADLOCK.format("e")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bool, flag: bool, responses: int) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
@@ -165,7 +165,7 @@ def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bo
     assert course.seen() == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_a_new_owner_goes_on_where_the_last_one_was(
     data: st.DataObject, decoupled: bool, flag: bool, responses: int
@@ -255,3 +255,34 @@ def test_no_more_responses_are_followed_up_than_allowed(data: st.DataObject, lim
     assert [dict(r.outputs) for r in course.results[:-1]] == [
         {"c": f"2.o0(i0=1.o0(i0=0.o0#{index}(i0=x)))"} for index in range(4)
     ]
+
+
+def test_an_answered_response_does_not_hold_up_the_next() -> None:
+    """Its answer can be complete while a step that is not needed for it still waits for another."""
+    scopes = {INPUT: ROOT, FLAG: ROOT, "a": 0, "b": ROOT, "c": 0, "d": 0}
+    steps = (
+        Step(0, "m0", -1, {"i0": INPUT}, {"o0": "a"}, decoupled=True),
+        Step(1, "m1", -1, {"i0": INPUT}, {"o0": "b"}),
+        Step(2, "m2", -1, {"i0": "a", "i1": "b"}, {"o0": "c"}, scope=0),
+        Step(3, "m3", -1, {"i0": "c"}, {"o0": "d"}, FLAG, scope=0),
+    )
+    graph = EnsembleGraph("e", steps, (INPUT, FLAG), ("d",), scopes, 1)
+    assert straight(graph, World(2), False).seen() == ([(0, {}, True)], [])
+
+
+def test_what_an_absent_decoupled_step_leads_to_is_decided() -> None:
+    """S50: a decoupled step whose input was left out counts as one response that leaves out everything."""
+    scopes = {INPUT: ROOT, FLAG: ROOT, "a": ROOT, "b": 1, "c": 1}
+
+    def graph(optional: frozenset[str]) -> EnsembleGraph:
+        steps = (
+            Step(0, "m0", -1, {"i0": INPUT}, {"o0": "a"}),
+            Step(1, "m1", -1, {"i0": "a"}, {"o0": "b"}, decoupled=True),
+            Step(2, "m2", -1, {"i0": "b"}, {"o0": "c"}, optional=optional, scope=1),
+        )
+        return EnsembleGraph("e", steps, (INPUT, FLAG), ("c",), scopes)
+
+    left_out = frozenset({(0, "o0")})
+    assert straight(graph(frozenset()), World(2, left_out), True).seen() == ([], [DEADLOCK.format("e")])
+    optional = straight(graph(frozenset({"i0"})), World(2, left_out), True)
+    assert optional.seen() == ([(0, {"c": "2.o0()"}, False), (1, {}, True)], [])
