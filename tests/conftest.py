@@ -6,18 +6,16 @@ versions of Redis and Valkey.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
+from cluster_servers import RedisCluster
 from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
@@ -57,23 +55,10 @@ def fresh_log_url(redis_url: str) -> str:
     return redis_url
 
 
-def _cluster_servers() -> ModuleType:
-    """tests/integration/cluster_servers.py and what it imports from beside it, as modules of their own."""
-    directory = Path(__file__).with_name("integration")
-    for name in ("log_servers", "cluster_servers"):
-        if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, directory / f"{name}.py")
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-    return sys.modules["cluster_servers"]
-
-
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[Any]:
     """Three primaries that live as long as the test session."""
-    cluster = _cluster_servers().RedisCluster()
+    cluster = RedisCluster()
     try:
         cluster.start()
         yield cluster

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import build_models
+import expected as expected_answers
+import inputs
 import pytest
-
-_HERE = Path(__file__).resolve().parent
-_EXAMPLES = _HERE.parents[1] / "examples"
-
-
-def _load(name: str, path: Path) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-server_module = _load("e2e_server", _HERE / "server.py")
-_load("e2e_models", _HERE / "models.py")
-_load("e2e_asking", _HERE / "asking.py")
+from e2e_server import serving
 
 
 @pytest.fixture(scope="session")
 def example_models() -> Path:
     """The example repository of real models, built when it is not there."""
-    sys.path.insert(0, str(_EXAMPLES))
-    build = _load("build_models", _EXAMPLES / "build_models.py")
-    return Path(build.ensure())
+    return build_models.ensure()
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +33,18 @@ def few_models(example_models: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def examples(example_models: Path) -> ModuleType:
     """`examples.inputs`; `expected` and `decode` lie beside it."""
-    return _load("inputs", _EXAMPLES / "inputs.py")
+    return inputs
 
 
 @pytest.fixture(scope="session")
 def expected(example_models: Path, examples: ModuleType) -> ModuleType:
-    return _load("expected", _EXAMPLES / "expected.py")
+    return expected_answers
 
 
 @pytest.fixture(scope="session")
 def server(example_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server over the example models, shared by tests that only ask."""
-    with server_module.serving(example_models, tmp_path_factory.mktemp("serve")) as running:
+    with serving(example_models, tmp_path_factory.mktemp("serve")) as running:
         yield running
 
 
@@ -77,6 +57,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         def start(models: Path, *flags: str) -> Any:
             nonlocal count
             count += 1
-            return stack.enter_context(server_module.serving(models, tmp_path / f"state{count}", *flags))
+            return stack.enter_context(serving(models, tmp_path / f"state{count}", *flags))
 
         yield start

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import e2e_models as models
+import log_servers as servers
 import pytest
 from e2e_asking import until
 from e2e_server import start
 
 pytestmark = pytest.mark.e2e
 
-_path = Path(__file__).parents[1] / "integration" / "log_servers.py"
-_spec = importlib.util.spec_from_file_location("log_servers", _path)
-assert _spec is not None
-assert _spec.loader is not None
-servers = sys.modules["log_servers"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(servers)
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 

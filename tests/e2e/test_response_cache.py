@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import pytest
 from e2e_asking import Gate, client, infer, post, statistics, until
 from e2e_models import gated, python
 from e2e_server import REPOSITORY, Server
+from log_servers import LogServer
 
 from charonia.eventlog.embedded import PrivateServer, find_server
 
@@ -151,18 +150,8 @@ def test_what_is_asked_at_once_is_executed_once(tmp_path: Path, serve: Callable[
     assert int(statistics(server, "gated")["execution_count"]) == 2
 
 
-def _log_servers() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "integration" / "log_servers.py"
-    spec = importlib.util.spec_from_file_location("e2e_cache_servers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_cache_of_its_own_may_go(counting: Counting, serve: Callable[..., Any]) -> None:
-    place = _log_servers().LogServer()
+    place = LogServer()
     place.start()
     try:
         server = serve(counting.models, f"--cache-config=redis,host=127.0.0.1,port={place.port}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import os
 import re
@@ -14,11 +13,13 @@ from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import log_servers as servers
 import pytest
 import redis
+import role_processes as roles
 
 from charonia import keys
 from charonia.errors import StartupError
@@ -32,19 +33,6 @@ pytestmark = pytest.mark.integration
 _HERE = Path(__file__).parent
 _REDIS = _HERE.parents[1] / "infra" / "redis"
 ROLES = ("gateway", "batcher", "executor", "webhooks", "operator")
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-servers = _load("log_servers")
-roles = _load("role_processes")
 
 
 def _acl_file(directory: Path, template: Path) -> Path:
@@ -107,7 +95,7 @@ def fragile_model(repository: Path, name: str) -> None:
     (repository / name / "config.pbtxt").write_text(_FRAGILE_CONFIG)
 
 
-class GuardedServer(servers.LogServer):  # type: ignore[misc, name-defined]
+class GuardedServer(servers.LogServer):
     """A log server with the users of the template and one more, `watcher`, who may do everything."""
 
     def __init__(self, directory: Path, template: Path, **options: str) -> None:

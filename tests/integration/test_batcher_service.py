@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import batching_cluster as parts
 import pytest
+from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
 
 from batcher.upkeep import verify
 from charonia import keys
@@ -28,15 +28,6 @@ from charonia.wire import pack_request, request_meta
 
 pytestmark = pytest.mark.integration
 
-# in importlib mode a module beside this one is not on the path
-_spec = importlib.util.spec_from_file_location("batching_cluster", Path(__file__).with_name("batching_cluster.py"))
-assert _spec is not None
-assert _spec.loader is not None
-parts = sys.modules["batching_cluster"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(parts)
-
-Cluster, MODEL, HASH, PATIENCE_S = parts.Cluster, parts.MODEL, parts.HASH, parts.PATIENCE_S
-ask, until, until_so, value_of = parts.ask, parts.until, parts.until_so, parts.value_of
 
 DYNAMIC = "dynamic_batching { }"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import count
-from pathlib import Path
 
 import msgpack
 import pytest
+from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_of
 
 from batcher.upkeep import LOST, Upkeep
 from charonia import keys
@@ -33,14 +31,6 @@ from charonia.wire import (
 
 pytestmark = pytest.mark.integration
 
-_spec = importlib.util.spec_from_file_location("batching_cluster_jobs", Path(__file__).with_name("batching_cluster.py"))
-assert _spec is not None
-assert _spec.loader is not None
-parts = sys.modules["batching_cluster_jobs"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(parts)
-
-Cluster, MODEL, HASH = parts.Cluster, parts.MODEL, parts.HASH
-ask, until, until_so, value_of = parts.ask, parts.until, parts.until_so, parts.value_of
 
 DYNAMIC = "dynamic_batching { }"
 POISON = 13

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import log_servers as servers
 import pytest
 import redis
 
@@ -19,12 +19,6 @@ from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis.address import with_password
 from charonia.eventlog.redis.blobs import BlobServer
-
-_spec = importlib.util.spec_from_file_location("log_servers", Path(__file__).with_name("log_servers.py"))
-assert _spec is not None
-assert _spec.loader is not None
-servers: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(servers)
 
 pytestmark = pytest.mark.integration
 

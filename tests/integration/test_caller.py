@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from batching_cluster import MODEL, Cluster, request, until, until_so
 
 from charonia import keys
 from charonia.calls.caller import MAX_DEPTH, NOBODY, Caller, Origin
@@ -22,8 +23,6 @@ from charonia.errors import (
 from charonia.eventlog.port import Limits
 from charonia.events import ProcessJoined
 from charonia.wire import Lineage, ResponseRecord
-
-from .batching_cluster import MODEL, Cluster, request, until, until_so
 
 ME = "executor-that-calls"
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from executor_bench import ME, Bench, Follower, linear, running, x
 from onnx import TensorProto, helper, numpy_helper, save
 
 from charonia import keys
@@ -21,21 +20,6 @@ from charonia.events import BatchDied, BatchReturned, VersionLoaded
 from charonia.jobs import JobState
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, records_of, unpack_response
-
-_spec = importlib.util.spec_from_file_location("executor_bench", Path(__file__).with_name("executor_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_ = sys.modules["executor_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_)
-
-ME, Bench, Follower, running, linear, x = (
-    bench_.ME,
-    bench_.Bench,
-    bench_.Follower,
-    bench_.running,
-    bench_.linear,
-    bench_.x,
-)
 
 DURABLE = FLAG_JOB | FLAG_JOURNALLED
 

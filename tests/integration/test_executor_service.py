@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from executor_bench import ME, WEIGHTS, Follower, expected, linear, running, x
 
 from charonia import keys
 from charonia.errors import CharoniaError, ErrorCode, StartupError
@@ -41,16 +40,6 @@ from charonia.wire import (
 )
 from executors.app import create
 from protos.model_config_pb2 import ModelConfig
-
-# in importlib mode a module beside this one is not on the path
-_spec = importlib.util.spec_from_file_location("executor_bench", Path(__file__).with_name("executor_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_ = sys.modules["executor_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_)
-
-ME, WEIGHTS, Follower, Bench, running = bench_.ME, bench_.WEIGHTS, bench_.Follower, bench_.Bench, bench_.running
-linear, expected, x = bench_.linear, bench_.expected, bench_.x
 
 
 async def test_start_up_tells_everything_the_others_need(tmp_path: Path) -> None:

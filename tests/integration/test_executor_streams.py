@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import repeat_backend as repeat
+from executor_bench import ME, Bench, Follower, running
 
 from charonia import keys
 from charonia.backend import InstanceDied
@@ -30,18 +30,6 @@ from charonia.jobs import JobEnd, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, records_of, unpack_response
 from executors import registry, streaming
 
-
-def _beside(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-bench_, repeat = _beside("executor_bench"), _beside("repeat_backend")
-ME, Bench, Follower, running = bench_.ME, bench_.Bench, bench_.Follower, bench_.running
 DURABLE = FLAG_JOB | FLAG_JOURNALLED
 MODEL = "repeat"
 

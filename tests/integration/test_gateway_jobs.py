@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import job_bench as bench_module
 import pytest
+from job_bench import MODEL, numbers, options
+from job_bench import request as request_of
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -19,21 +20,6 @@ from charonia.jobs import JobState, public_id
 from gateway.delivery import Caller, JobFilter
 
 pytestmark = pytest.mark.integration
-
-_path = Path(__file__).parents[1] / "unit" / "gateway" / "job_bench.py"
-_spec = importlib.util.spec_from_file_location("gateway_job_bench_over_redis", _path)
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_job_bench_over_redis"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-MODEL = bench_module.MODEL
-request_of, options, numbers, until = (
-    bench_module.request,
-    bench_module.options,
-    bench_module.numbers,
-    bench_module.until,
-)
 
 
 class Over:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import echo_handler as echo
 import grpc
 import grpc.aio
 import numpy as np
@@ -22,24 +20,10 @@ from charonia.settings import GatewaySettings
 from gateway.grpc.server import GrpcFront
 from protos import grpc_service_pb2 as pb
 
-_ECHO = Path(__file__).parents[1] / "unit/gateway/echo_handler.py"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIMIT_S = 10
 ASYNC = {"prefer": "respond-async"}
 VALUES = np.array([[1.5, 2.5]], np.float32)
-
-
-def _load_echo() -> Any:
-    spec = importlib.util.spec_from_file_location("integration_grpc_jobs_echo_handler", _ECHO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-echo = _load_echo()
 
 
 @pytest.fixture

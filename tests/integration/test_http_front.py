@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
 import struct
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import echo_handler as echo
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -21,21 +19,6 @@ from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.http import protocol
 from gateway.http.server import HttpFront, listen
-
-_ECHO = Path(__file__).parents[1] / "unit/gateway/echo_handler.py"
-
-
-def _load_echo() -> Any:
-    spec = importlib.util.spec_from_file_location("integration_echo_handler", _ECHO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-echo = _load_echo()
 
 
 @pytest.fixture

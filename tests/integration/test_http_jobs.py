@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import echo_handler as echo
 import pytest
 
 from charonia.jobs import JobState
@@ -17,21 +15,7 @@ from charonia.settings import GatewaySettings
 from gateway.http import event_stream, job_routes
 from gateway.http.server import HttpFront
 
-_ECHO = Path(__file__).parents[1] / "unit/gateway/echo_handler.py"
 LIMIT_S = 10
-
-
-def _load_echo() -> Any:
-    spec = importlib.util.spec_from_file_location("integration_jobs_echo_handler", _ECHO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-echo = _load_echo()
 
 
 @pytest.fixture

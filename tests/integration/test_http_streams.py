@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import echo_handler as echo
 import pytest
 
 from charonia.inference import InferenceResponse
 from charonia.settings import GatewaySettings
 from gateway.http.server import HttpFront
 
-_ECHO = Path(__file__).parents[1] / "unit/gateway/echo_handler.py"
 LIMIT_S = 30
 RESPONSES = 300
-
-
-def _load_echo() -> Any:
-    spec = importlib.util.spec_from_file_location("integration_http_streams_echo_handler", _ECHO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-echo = _load_echo()
 
 
 @pytest.fixture

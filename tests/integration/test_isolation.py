@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
+import executor_bench as bench_
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
@@ -22,12 +21,6 @@ from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from executors.isolation import IsolatedInstance, wants_process
-
-_spec = importlib.util.spec_from_file_location("executor_bench", Path(__file__).with_name("executor_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_ = sys.modules["executor_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_)
 
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 ISOLATED = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'

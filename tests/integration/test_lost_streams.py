@@ -6,14 +6,13 @@ Real processes over a real log; the test plays the gateway.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import role_processes as roles
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -34,11 +33,6 @@ from charonia.wire import (
 
 pytestmark = pytest.mark.integration
 
-_spec = importlib.util.spec_from_file_location("role_processes", Path(__file__).with_name("role_processes.py"))
-assert _spec is not None
-assert _spec.loader is not None
-roles = sys.modules["role_processes"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(roles)
 
 PATIENCE_S = 60.0
 MODEL_PY = '''

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from executor_bench import ME, linear, running, x
 
 import executors.room
 from charonia import keys
@@ -28,14 +27,6 @@ from charonia.events import (
 )
 from charonia.tensors import Tensor
 from protos.model_config_pb2 import ModelConfig
-
-_spec = importlib.util.spec_from_file_location("executor_bench", Path(__file__).with_name("executor_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_: Any = sys.modules.setdefault("executor_bench", importlib.util.module_from_spec(_spec))
-if not hasattr(bench_, "running"):
-    _spec.loader.exec_module(bench_)
-linear, running, x, ME = bench_.linear, bench_.running, bench_.x, bench_.ME
 
 
 async def want(bench: Any, *models: str) -> None:

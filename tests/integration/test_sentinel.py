@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+import log_servers as servers
 import pytest
 
 from charonia.errors import LogUnavailable, StartupError
@@ -23,11 +21,6 @@ from charonia.jobs import NewJob
 
 pytestmark = pytest.mark.integration
 
-_spec = importlib.util.spec_from_file_location("log_servers", Path(__file__).with_name("log_servers.py"))
-assert _spec is not None
-assert _spec.loader is not None
-servers = sys.modules["log_servers"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(servers)
 
 PATIENCE_S = 40.0
 

@@ -6,39 +6,26 @@ of the `embedded` extra is not).
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
+import log_servers as servers
 import pytest
 import redis
+import role_processes as roles
 
 from charonia.errors import StartupError
 from charonia.eventlog.redis import RedisLog, open_log
 
 _HERE = Path(__file__).parent
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-servers = _load("log_servers")
-roles = _load("role_processes")
 
 
 def _server_with_tls() -> str:
@@ -77,7 +64,7 @@ def _certificate(directory: Path, name: str, authority: str) -> None:
     _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.crt")
 
 
-class TlsServer(servers.LogServer):  # type: ignore[misc, name-defined]
+class TlsServer(servers.LogServer):
     """Takes TLS connections with a certificate of the authority `ours`, and a password; no others."""
 
     def __init__(self, certificates: Path) -> None:

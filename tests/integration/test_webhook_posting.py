@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import shutil
 import ssl
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import webhook_receiver as parts
 
 from gateway.webhooks.addresses import Allowed, parse_url
 from gateway.webhooks.posting import AddressRefused, Answer, Poster
-
-_spec = importlib.util.spec_from_file_location("webhook_receiver", Path(__file__).with_name("webhook_receiver.py"))
-assert _spec is not None
-assert _spec.loader is not None
-parts = sys.modules["webhook_receiver"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(parts)
 
 HERE = Allowed.parse(["127.0.0.1/32"])
 HEADERS = [("content-type", "application/json")]

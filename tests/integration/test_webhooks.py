@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+import webhook_receiver as parts
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -30,12 +30,6 @@ from charonia.settings import LogSettings, WebhookSettings
 from gateway.webhooks.app import WebhooksApp
 from gateway.webhooks.deliveries import Delivery, delivery_of
 from gateway.webhooks.retries import DeliveryState
-
-_spec = importlib.util.spec_from_file_location("webhook_receiver", Path(__file__).with_name("webhook_receiver.py"))
-assert _spec is not None
-assert _spec.loader is not None
-parts = sys.modules["webhook_receiver"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(parts)
 
 FIRST_RETRY_S = 0.05
 HEARTBEATS = LogSettings(heartbeat_interval_ms=50, heartbeat_ttl_ms=300)

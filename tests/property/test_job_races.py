@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import job_bench as bench_module
 import pytest
+from job_bench import MODEL
 
 from charonia import keys
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
@@ -18,14 +17,6 @@ from charonia.inference import InferenceResponse
 from charonia.jobs import OUTCOME_CODES, JobRecord, JobState, public_id
 from charonia.wire import RequestRecord
 
-_path = Path(__file__).parents[1] / "unit" / "gateway" / "job_bench.py"
-_spec = importlib.util.spec_from_file_location("gateway_job_bench_of_races", _path)
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_job_bench_of_races"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-MODEL = bench_module.MODEL
 _QUIET_TICKS = 12
 """More ticks of the loop than a step's consequences need to reach the next step."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import stream_bench as bench_module
+from stream_bench import MODEL, job_bench
 
 from charonia.clock import wall_ns
 from charonia.errors import (
@@ -25,13 +24,6 @@ from charonia.inference import InferenceResponse
 from charonia.jobs import JobEvent, JobState
 from gateway.delivery import Caller
 
-_spec = importlib.util.spec_from_file_location("job_stream_bench", Path(__file__).with_name("stream_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["job_stream_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-job_bench = bench_module.job_bench
 request_of, options, numbers, until, until_so = (
     job_bench.request,
     job_bench.options,
@@ -39,7 +31,6 @@ request_of, options, numbers, until, until_so = (
     job_bench.until,
     job_bench.until_so,
 )
-MODEL = bench_module.MODEL
 PATIENCE_S = 10
 
 

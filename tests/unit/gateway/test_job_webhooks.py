@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import job_bench as bench_module
 import pytest
+from job_bench import options
+from job_bench import request as request_of
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unsupported
 from charonia.jobs import JobState, parse_public_id
@@ -16,14 +16,6 @@ from charonia.settings import GatewaySettings
 from gateway.delivery import Webhook
 from gateway.webhooks.deliveries import Delivery, keep
 from gateway.webhooks.retries import DeliveryState
-
-_spec = importlib.util.spec_from_file_location("gateway_job_bench", Path(__file__).with_name("job_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_job_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-request_of, options, MODEL = bench_module.request, bench_module.options, bench_module.MODEL
 
 
 @pytest.fixture

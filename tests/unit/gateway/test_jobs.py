@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import job_bench as bench_module
 import pytest
+from job_bench import HASH, MODEL, JobBench, numbers, options, until, until_so
+from job_bench import request as request_of
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -31,16 +33,6 @@ from charonia.jobs import JobEnd, JobState, JobTicket, parse_public_id, public_i
 from charonia.wire import pack_failure
 from gateway.deferral import Deferral
 from gateway.delivery import ANYONE, Caller, JobFilter, Webhook
-
-_spec = importlib.util.spec_from_file_location("gateway_job_bench", Path(__file__).with_name("job_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_job_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-JobBench, MODEL, HASH = bench_module.JobBench, bench_module.MODEL, bench_module.HASH
-request_of, options, numbers = bench_module.request, bench_module.options, bench_module.numbers
-until, until_so = bench_module.until, bench_module.until_so
 
 ACME = Caller("acme", scoped=True)
 OTHER = Caller("other", scoped=True)

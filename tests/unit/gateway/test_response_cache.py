@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
+import job_bench as bench_module
 import pytest
+from job_bench import CONFIG, MODEL, JobBench, numbers, options, until, until_so
+from job_bench import request as request_of
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -19,16 +19,6 @@ from charonia.events import VersionLoaded
 from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 from gateway.handler import Duration
-
-_spec = importlib.util.spec_from_file_location("gateway_job_bench", Path(__file__).with_name("job_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_job_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
-JobBench, MODEL, CONFIG = bench_module.JobBench, bench_module.MODEL, bench_module.CONFIG
-request_of, options, numbers = bench_module.request, bench_module.options, bench_module.numbers
-until, until_so = bench_module.until, bench_module.until_so
 
 CACHED = CONFIG + "response_cache { enable: true }\n"
 SIZE = 1_000_000

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import stream_bench as bench_module
+from stream_bench import MODEL
 
 from charonia.clock import wall_ns
 from charonia.errors import (
@@ -24,19 +23,12 @@ from charonia.errors import (
 from charonia.events import RequestCancelled
 from charonia.inference import InferenceResponse
 
-_spec = importlib.util.spec_from_file_location("gateway_stream_bench", Path(__file__).with_name("stream_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-bench_module = sys.modules["gateway_stream_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench_module)
-
 request_of, numbers, until = (
     bench_module.job_bench.request,
     bench_module.job_bench.numbers,
     bench_module.job_bench.until,
 )
 until_so = bench_module.job_bench.until_so
-MODEL = bench_module.MODEL
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
+import job_bench
 import numpy as np
+from job_bench import MODEL
 
 from charonia import keys
 from charonia.datatypes import DataType
@@ -16,13 +15,6 @@ from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, record_fields
 
-_spec = importlib.util.spec_from_file_location("stream_job_bench", Path(__file__).with_name("job_bench.py"))
-assert _spec is not None
-assert _spec.loader is not None
-job_bench = sys.modules["stream_job_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(job_bench)
-
-MODEL = job_bench.MODEL
 DECOUPLED = job_bench.CONFIG + "model_transaction_policy { decoupled: true }\n"
 REPEATABLE = DECOUPLED + 'parameters { key: "charonia.repeatable" value { string_value: "true" } }\n'
 
