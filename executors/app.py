@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
 from .capabilities import Capabilities
-from .devices import count_gpus
+from .devices import count_gpus, no_gpu
 from .host_policy import HostPolicies
 from .loading import Loader
 from .metrics import ExecutorMetrics
@@ -20,6 +21,8 @@ from .rate_limiter import RateLimiter
 from .registry import BackendRegistry
 from .service import ExecutorService
 from .turns import Turnstile
+
+_log = logging.getLogger(__name__)
 
 
 def create(
@@ -35,6 +38,8 @@ def create(
     """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
+    if warning := no_gpu(gpus):
+        _log.warning("%s", warning)
     loader = Loader(
         registry,
         gpus=gpus,

@@ -6,9 +6,11 @@ Using them is each backend's affair; a device that is visible here may still be 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+_GPU_BUILD = "onnxruntime-gpu"
 _DEVICE = re.compile(r"nvidia\d+")
 
 
@@ -30,3 +32,17 @@ def count_gpus(environment: Mapping[str, str], device_directory: Path = Path("/d
         else:
             break
     return min(count, present)
+
+
+def no_gpu(gpus: int, installed: Callable[[str], object] = distribution) -> str:
+    """A sentence for whoever installed libraries for GPUs where there is none, "" where nobody did or one is."""
+    if gpus:
+        return ""
+    try:
+        installed(_GPU_BUILD)
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"no GPU is visible here (/dev/nvidia0, CUDA_VISIBLE_DEVICES), though {_GPU_BUILD} is installed: models run on "
+        "the CPU, and those that ask for a GPU are not loaded"
+    )

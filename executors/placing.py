@@ -46,11 +46,11 @@ class Placing:
             return
         if not self._can_find_backend(directory):
             raise NotPlacedHere(f"an executor of the pool '{self._pool}' has no backend '{config.backend}'")
-        for group in config.instance_group:
+        for number, group in enumerate(config.instance_group):
             wants_gpu = group.kind == ModelInstanceGroup.KIND_GPU or group.gpus
             if wants_gpu and self._capabilities.gpus <= max(group.gpus, default=0):
                 which = f"GPU {max(group.gpus)}" if group.gpus else "GPU"
+                name = group.name or f"{directory.name}_{number}"
                 raise NotPlacedHere(
-                    f"instance group '{group.name}' needs a GPU, and an executor of the pool '{self._pool}' has no "
-                    f"{which}"
+                    f"instance group '{name}' needs a GPU, and an executor of the pool '{self._pool}' has no {which}"
                 )

@@ -10,7 +10,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.events import FIELD_FACT, ModelRequested, pack_fact
-from charonia.models.catalog import failure_of
+from charonia.models.catalog import EXPLICIT, failure_of
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 _FILE_TTL_S = 24 * 3600
@@ -26,19 +26,22 @@ def check_model_name(name: str) -> None:
 
 
 class ModelControl:
-    """Load and unload, as the repository extension means them."""
+    """Load and unload, as the repository extension means them.
+
+    Executors in other modes, such as those that load on demand, are not asked: what they serve stays as it is.
+    """
 
     def __init__(self, control: ControlPlane, *, max_wait_s: float = 3600.0) -> None:
         self._control = control
         self._max_wait_s = max_wait_s
 
     async def load(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
-        """Returns when every live executor has answered and one of them serves the model (H41).
+        """Returns when every live executor in explicit mode has answered and one of them serves the model (H41).
 
         One on which the model is not placed answers with that as its error, which counts when nobody says another.
 
-        Raises R9's `Unavailable` outside explicit mode, `InvalidArgument` for a bad name or a file override without a
-        configuration (R25), and the executors' own error (R20, R21) when none could load it.
+        Raises R9's `Unavailable` when none is in explicit mode, `InvalidArgument` for a bad name or a file override
+        without a configuration (R25), and the executors' own error (R20, R21) when none could load it.
         """
         self._check_mode()
         check_model_name(name)
@@ -68,7 +71,7 @@ class ModelControl:
         modes = self._control.catalog.control_modes()
         if not modes:
             raise Unavailable("no executor is connected to load or unload models")
-        if modes != {"explicit"}:
+        if EXPLICIT not in modes:
             raise Unavailable(NOT_EXPLICIT)
 
     async def _ask(self, fact: ModelRequested) -> None:

@@ -66,6 +66,7 @@ __all__ = [
     "failure_of",
 ]
 
+EXPLICIT = "explicit"
 _REPLACED_REMEMBERED = 64
 """Lost executors whose place was taken, kept in mind because a stalled one may come back."""
 
@@ -424,8 +425,12 @@ class Catalog:
         return {v.scan.control_mode for v in self.executors.values() if v.scan is not None and not v.away}
 
     def answering_executors(self) -> list[str]:
-        """Those that answer requests to load and unload: no longer one that drains."""
-        return [incarnation for incarnation, view in self.executors.items() if not view.away]
+        """Those that load and unload what they are asked to: none of another control mode, none that drains."""
+        return [
+            incarnation
+            for incarnation, view in self.executors.items()
+            if not view.away and (view.scan is None or view.scan.control_mode == EXPLICIT)
+        ]
 
     def live_executors(self) -> list[str]:
         return [incarnation for incarnation, view in self.executors.items() if not view.lost]

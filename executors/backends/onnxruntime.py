@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib.util
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -295,6 +296,7 @@ def _open(source: ModelSource, path: Path, kind: str, device_id: int, sharers: i
     options = session_options(ort, source, intra_op_threads(source, sharers, _cores()))
     providers: list[Any] = ["CPUExecutionProvider"]
     if kind in ("GPU", "MODEL") and "CUDAExecutionProvider" in ort.get_available_providers():
+        _find_cuda(ort)
         providers.insert(0, ("CUDAExecutionProvider", cuda_provider_options(source, max(device_id, 0))))
     elif kind == "GPU":
         raise Unsupported(
@@ -308,11 +310,20 @@ def _open(source: ModelSource, path: Path, kind: str, device_id: int, sharers: i
         raise InternalError(f"onnx runtime error: {_reason(error)}") from None
     if kind == "GPU" and "CUDAExecutionProvider" not in session.get_providers():
         # the library falls back to the CPU with a line on stderr; an instance that says GPU must be one
-        raise InternalError(f"model '{source.name}': onnxruntime could not use GPU {device_id}")
+        raise InternalError(
+            f"model '{source.name}': onnxruntime could not use GPU {device_id}; why is among its own lines in the "
+            "log of this executor (without CUDA and cuDNN on the machine: install charonia[cuda])"
+        )
     run_options = ort.RunOptions()
     for key, value in run_entries(source):
         run_options.add_run_config_entry(key, value)
     return _Session(session, _signature(source, session), run_options)
+
+
+def _find_cuda(ort: Any) -> None:
+    """Load CUDA and cuDNN from the wheels of `charonia[cuda]`, whose directories the dynamic linker does not search."""
+    if importlib.util.find_spec("nvidia") is not None and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls(directory="")
 
 
 def _signature(source: ModelSource, session: Any) -> GraphSignature:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from executors.devices import count_gpus
+from executors.devices import count_gpus, no_gpu
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,12 @@ def test_visible_devices(tmp_path: Path, visible: str | None, count: int) -> Non
 
 def test_no_device_directory_means_no_devices(tmp_path: Path) -> None:
     assert count_gpus({}, tmp_path / "none") == 0
+
+
+def test_a_gpu_build_without_a_gpu_is_told() -> None:
+    def nothing(name: str) -> object:
+        raise PackageNotFoundError(name)
+
+    assert no_gpu(0, installed=nothing) == ""
+    assert no_gpu(1, installed=str) == ""
+    assert no_gpu(0, installed=str).startswith("no GPU is visible here")

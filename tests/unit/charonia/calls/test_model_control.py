@@ -138,3 +138,20 @@ async def test_one_that_drains_is_not_waited_for(log: MemoryLog, control: Contro
     request = await requested(log)
     await tell(log, ModelRequestFinished("f", request.request_id))
     await asyncio.wait_for(loading, 5)
+
+
+async def test_one_in_another_mode_is_not_asked(log: MemoryLog, control: ControlPlane) -> None:
+    """An executor that loads on demand beside an explicit one neither loads for others nor keeps them from it."""
+    await tell(log, ProcessJoined("executor", "f"), RepositoryScanned("f", ("m",), "none", ready=True))
+    async with asyncio.timeout(5):
+        while control.catalog.control_modes() != {"none", "explicit"}:
+            await control.changed()
+    models = ModelControl(control)
+    loading = asyncio.ensure_future(models.load("m", None, {}))
+    request = await requested(log)
+    refused = int(ErrorCode.UNAVAILABLE)
+    await tell(log, ModelRequestFinished("f", request.request_id, refused, "polling is enabled"))
+    await tell(log, ModelRequestFinished("e", request.request_id, int(ErrorCode.INVALID_ARG), "load failed"))
+    with pytest.raises(InvalidArgument, match=r"^load failed$"):
+        await asyncio.wait_for(loading, 5)
+    await models.unload("m", unload_dependents=False)

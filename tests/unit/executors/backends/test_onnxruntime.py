@@ -17,7 +17,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
-from executors.backends.onnxruntime import OnnxRuntimeBackend, model_path
+from executors.backends.onnxruntime import OnnxRuntimeBackend, _find_cuda, model_path
 from executors.backends.onnxruntime_options import accelerator_providers
 
 FLOAT = TensorProto.FLOAT
@@ -266,6 +266,18 @@ async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path
     save(tmp_path / "1" / "model.onnx")
     with pytest.raises(Unsupported, match=r"charonia\[gpu\]"):
         await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG), "GPU"))
+
+
+def test_cuda_is_looked_for_in_its_wheels_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    library = SimpleNamespace(preload_dlls=lambda *, directory: asked.append(directory))
+    _find_cuda(library)
+    assert asked == []
+    (tmp_path / "nvidia" / "cu13").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _find_cuda(SimpleNamespace())  # before 1.21
+    _find_cuda(library)
+    assert asked == [""]
 
 
 async def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
