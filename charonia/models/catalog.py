@@ -86,13 +86,16 @@ class Catalog:
         self._told = 0
         """Facts so far: what was told before what."""
         self._served: dict[str, dict[int, ServedVersion]] = {}
+        self._accepting: dict[str, dict[int, ServedVersion]] = {}
         self._newest: dict[tuple[str, int], str] = {}
         self._parsed: dict[tuple[str, str], tuple[ModelConfig, ModelInterface]] = {}
 
     def clear(self) -> None:
         """Forget everything, as at the start; listeners stay and are not told: who clears knows why."""
-        for known in (self.processes, self.executors, self._replaced, self.finished, self._served, self._newest):
+        for known in (self.processes, self.executors, self._replaced, self.finished, self._newest):
             known.clear()
+        self._served.clear()
+        self._accepting.clear()
         self.lane_weights.clear()
 
     # -- folding ------------------------------------------------------------------------------------------------------
@@ -296,9 +299,11 @@ class Catalog:
             for version, executors in on_demand.items():
                 served[version] = replace(served[version], on_demand=executors)
             if served:
-                self._served[model] = dict(sorted(served.items()))
+                held = self._served[model] = dict(sorted(served.items()))
+                self._accepting[model] = {number: v for number, v in held.items() if v.accepting}
             else:
                 self._served.pop(model, None)
+                self._accepting.pop(model, None)
             for listener in self.listeners:
                 listener(model)
 
@@ -324,19 +329,14 @@ class Catalog:
 
     def served(self, model: str) -> dict[int, ServedVersion]:
         """Versions that requests are accepted for, ascending; empty for an unknown model."""
-        held = self._served.get(model)
-        if not held:
-            return {}
-        if all(v.accepting for v in held.values()):
-            return held
-        return {number: v for number, v in held.items() if v.accepting}
+        return self._accepting.get(model, {})
 
     def find(self, model: str, version: int) -> ServedVersion:
         """The version an inference uses: `version` -1 is the highest (I1). Raises E5's `NotFound` or `Unavailable`."""
         served = self.served(model)
         if served:
             if version < 0:
-                return served[max(served)]
+                return served[next(reversed(served))]
             if version in served:
                 return served[version]
         raise self._missing(model, version)

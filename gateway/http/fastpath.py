@@ -55,6 +55,9 @@ from .response_codec import HEADER_LENGTH, ResponseEncoder
 RESPOND = "charonia.respond"
 """Key in the scope's state of the protocol's way to write a whole response at once."""
 
+RECEIVED = "charonia.received"
+"""Key in the scope's state of the protocol's way to hand over a body that has come whole, or None."""
+
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """H22."""
 
@@ -137,7 +140,10 @@ class HttpApplication:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
         if len(headers.get(b"content-length", b"")) > _SHORT_LENGTH_DIGITS:
             check_declared(headers, self._max_input_size_bytes)
-        message = await receive()
+        state = scope.get("state", {})
+        received = state.get(RECEIVED)
+        whole: bytes | None = received() if received is not None else None
+        message: Message = {"type": "http.request", "body": whole} if whole is not None else await receive()
         failpoints.hit("gateway.receiving")
         body: bytes = message.get("body", b"")
         # anything but a short body that came whole goes the long way
@@ -177,7 +183,7 @@ class HttpApplication:
             if encoding != IDENTITY:
                 reply = await deflate(encoding, reply)
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
-        respond = scope["state"].get(RESPOND) if "state" in scope else None
+        respond = state.get(RESPOND)
         if respond is None or not respond(_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, reply)
 

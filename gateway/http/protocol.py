@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS
 from .errors import error_body
-from .fastpath import RESPOND
+from .fastpath import RECEIVED, RESPOND
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -55,6 +55,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: tuple[int, str] | None = None
         self._task: asyncio.Task[None] | None = None
         self._task_cycle: RequestResponseCycle | None = None
+        """What the task runs; None while it waits for `_next`."""
+        self._next: asyncio.Future[tuple[RequestResponseCycle, Any]] | None = None
 
     # -- parser callbacks ----------------------------------------------------------------------------------------------
 
@@ -112,13 +114,46 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        task = self.loop.create_task(cycle.run_asgi(app))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        # pipelined requests wait for one another, so a connection runs one at a time
-        self._task, self._task_cycle = task, cycle
+        # pipelined requests wait for one another, so a connection runs one at a time, all in one task: a task for each
+        # request costs more than what it does here
         if cycle.keep_alive:
-            cycle.scope["state"][RESPOND] = self._respond
+            state = cycle.scope["state"]
+            state[RESPOND], state[RECEIVED] = self._respond, self._received
+        following, self._next = self._next, None
+        if following is not None and not following.done():
+            following.set_result((cycle, app))
+        elif self._task is not None and not self._task.done():
+            self.pipeline.appendleft((cycle, app))
+        else:
+            self._task = self.loop.create_task(self._run(cycle, app))
+            self.tasks.add(self._task)
+            self._task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """The connection's requests, one after the other."""
+        task = self._task
+        assert task is not None
+        while True:
+            self._task_cycle = cycle
+            await cycle.run_asgi(app)
+            self._task_cycle = None
+            if self.transport.is_closing() or task.cancelling():
+                return
+            if self.pipeline:
+                cycle, app = self.pipeline.pop()
+                continue
+            del cycle, app
+            self._next = self.loop.create_future()
+            cycle, app = await self._next
+
+    def _received(self) -> bytes | None:
+        """The request's body, if it has come whole and nothing of it was read."""
+        cycle = self._task_cycle
+        if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        return body
 
     def _respond(self, head: bytes, body: bytes) -> bool:
         """Write a whole response in one go: what two ASGI messages do, at a third of their price.
@@ -145,15 +180,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._task is None or self._task_cycle is None or self._task.done():
+        if self._task is None or self._task.done():
             return
-        if not self._task_cycle.response_complete:
-            self._task_cycle.scope["state"][CLIENT_LEFT] = True
+        cycle = self._task_cycle
+        if cycle is None:
+            self._task.cancel()
+        elif not cycle.response_complete:
+            cycle.scope["state"][CLIENT_LEFT] = True
             self._task.cancel()
 
     # -- stalling ------------------------------------------------------------------------------------------------------
@@ -162,7 +198,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """End the connection if it has stalled; `elapsed_s` is the time since the last sweep."""
         phase = self._phase
         if phase is _IDLE:
-            if self._task is not None and not self._task.done():
+            if self._task is not None and not self._task.done() and self._next is None:
                 self._stalled_s = 0.0
                 return
             limit_s = IDLE_TIMEOUT_S
