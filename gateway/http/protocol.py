@@ -39,6 +39,11 @@ IDLE_TIMEOUT_S = 300
 _JOIN_BYTES = 65_536
 """Up to here copying a body behind its head is cheaper than a second write."""
 
+_PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
+"""By request target: path, raw path and query of the ASGI scope."""
+
+_MOST_PLACES, _PLACE_BYTES = 1024, 256
+
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
 
@@ -77,7 +82,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._phase = _BODY
         self._chunks = 0
         self._body_bytes = 0
-        super().on_headers_complete()
+        place = _PLACES.get(self.url)
+        parser = self.parser
+        if place is None or (self.cycle is not None and not self.cycle.response_complete) or parser.should_upgrade():
+            super().on_headers_complete()
+            if place is None and len(self.url) <= _PLACE_BYTES:
+                scope = self.scope
+                if len(_PLACES) >= _MOST_PLACES:
+                    _PLACES.clear()
+                _PLACES[self.url] = (scope["path"], scope["raw_path"], scope["query_string"])
+            return
+        # what uvicorn does, for a target that was parsed before and a connection that has nothing under way
+        scope = self.scope
+        http_version = parser.get_http_version()
+        if http_version != "1.1":
+            scope["http_version"] = http_version
+        scope["method"] = parser.get_method().decode()
+        scope["path"], scope["raw_path"], scope["query_string"] = place
+        cycle = self.cycle = RequestResponseCycle(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            http_version != "1.0" and parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        self._start_asgi_task(cycle, self.app)
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
