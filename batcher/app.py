@@ -8,6 +8,7 @@ import os
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
+from charonia.host_metrics import beside_host
 from charonia.settings import BatcherSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
@@ -40,11 +41,11 @@ class BatcherApp:
         self.service = BatcherService(log, self.control, settings, local_executor=local_executor, delays=delays)
         self._membership.on_new_epoch.append(self._begin_anew)
         self.control.catalog.process_listeners.append(self._membership.hear)
-        self.metrics = BatcherMetrics(self.service, self.control.catalog)
+        self.metrics = BatcherMetrics(self.service, self.control.catalog, settings.metrics)
         if not local_executor:
             self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._endpoint = MetricsEndpoint(
-            self.metrics.render,
+            self.metrics.render if settings.metrics_socket else beside_host(self.metrics.render, settings.metrics),
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,

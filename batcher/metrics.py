@@ -5,13 +5,15 @@ Of ensembles also what is an executor's to tell of other models, for nobody else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from charonia.clock import monotonic_ns
 from charonia.models.catalog import Catalog
-from charonia.telemetry import log_epoch_changes, render
+from charonia.settings import MetricsSettings
+from charonia.telemetry import log_epoch_changes, render, tagged
 
 from .adaptive_report import adaptive_of
 from .ensembles.owned import OwnedEnsemble
@@ -54,7 +56,8 @@ _OF_ENSEMBLES = (
 class BatcherMetrics(Collector):
     """Reads the owned models when scraped; nothing on the request path."""
 
-    def __init__(self, service: BatcherService, catalog: Catalog) -> None:
+    def __init__(self, service: BatcherService, catalog: Catalog, settings: MetricsSettings | None = None) -> None:
+        self._settings = settings or MetricsSettings()
         self._service = service
         self._catalog = catalog
         self.log_epoch_changes: Callable[[], int] | None = None
@@ -64,9 +67,16 @@ class BatcherMetrics(Collector):
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""
-        return render(self._registry)
+        return render(self._registry) + self._service.latencies.render(monotonic_ns())
 
     def collect(self) -> Iterable[Metric]:
+        return tagged(self._collect(), self._tags)
+
+    def _tags(self, model: str, version: int) -> Mapping[str, str]:
+        held = self._catalog.held(model).get(version)
+        return held.interface.metric_tags if held is not None else {}
+
+    def _collect(self) -> Iterable[Metric]:
         pending = GaugeMetricFamily(
             "nv_inference_pending_request_count",
             "Instantaneous number of pending requests awaiting execution per-model.",
@@ -115,9 +125,11 @@ class BatcherMetrics(Collector):
         if not ensembles:
             return
         for name, what, increment, divisor in _OF_ENSEMBLES:
+            if divisor != 1 and not self._settings.counters:
+                continue
             family = CounterMetricFamily(name, what, labels=["model", "version"])
             for model, owned in ensembles:
-                for version in {*self._catalog.held(model), *owned.counted}:
+                for version in self._catalog.held(model):
                     counts = owned.counted.get(version, {})
                     family.add_metric([model, str(version)], counts.get(increment, 0) // divisor)
             yield family

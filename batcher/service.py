@@ -13,6 +13,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
+from charonia.latencies import Latencies
 from charonia.models.catalog import ServedVersion
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
@@ -63,6 +64,9 @@ class BatcherService:
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
         self._deadlocks = DeadlockWatch()
+        caches = bool(settings.response_cache_size_bytes)
+        self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
+        """Of ensembles: nobody else runs them."""
         self._delays = delays
         self._recalling: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
@@ -195,7 +199,9 @@ class BatcherService:
     def _owner(self, model: str, token: int) -> OwnedModel:
         make: Callable[..., OwnedModel] = OwnedModel
         if is_ensemble(self._catalog.held(model)):
-            make = partial(OwnedEnsemble, catalog=self._catalog, shm_dir=self._settings.shm_dir)
+            make = partial(
+                OwnedEnsemble, catalog=self._catalog, shm_dir=self._settings.shm_dir, latencies=self.latencies
+            )
         return make(
             self._log,
             self._reader,

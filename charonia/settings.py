@@ -51,6 +51,21 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Which latencies are measured (`--metrics-config`, M3-M5), and the quantiles of summaries, each in 0..1.
+
+    `cpu`: the machine's processors and memory are shown, read again after `interval_ms` (M9).
+    """
+
+    counters: bool = True
+    histograms: bool = False
+    summaries: bool = False
+    quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+    cpu: bool = True
+    interval_ms: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
 
@@ -63,6 +78,7 @@ class GatewaySettings:
     metrics_address: str = "0.0.0.0"
     metrics_port: int = 8002
     metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
     reuse_http_port: bool = False
     reuse_grpc_port: bool = False
     http_max_input_size: int = 67_108_864
@@ -107,7 +123,8 @@ class GatewaySettings:
 class BatcherSettings:
     """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory.
 
-    `dead_letter_retention_size_bytes` is what is kept of a model's dead letters, 0 for all.
+    `dead_letter_retention_size_bytes` is what is kept of a model's dead letters, 0 for all. With
+    `joint_metrics` the page its metrics are on is added to others.
     """
 
     incarnation: str
@@ -119,6 +136,9 @@ class BatcherSettings:
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
+    response_cache_size_bytes: int = 0
+    joint_metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +190,8 @@ class ExecutorSettings:
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
+    response_cache_size_bytes: int = 0
     hosts_batcher: bool = False
     rate_limit: bool = False
     rate_limit_resources: Mapping[tuple[int, str], int] = field(default_factory=dict)

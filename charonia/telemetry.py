@@ -13,14 +13,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from .errors import StartupError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import CounterMetricFamily
+    from prometheus_client.core import CounterMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -44,6 +44,16 @@ def log_epoch_changes(count: int) -> CounterMetricFamily:
     return CounterMetricFamily(
         "charonia_log_epoch_changes", "Times the event log was flushed, exchanged or rewound under this process", count
     )
+
+
+def tagged(families: Iterable[Metric], tags_of: Callable[[str, int], Mapping[str, str]]) -> Iterator[Metric]:
+    """The families with the labels that models want on their series (C13); `tags_of` a model and version."""
+    for family in families:
+        if family.name.startswith("nv_"):
+            for sample in family.samples:
+                if "model" in sample.labels and "version" in sample.labels:
+                    sample.labels.update(tags_of(sample.labels["model"], int(sample.labels["version"])))
+        yield family
 
 
 def render(registry: CollectorRegistry) -> bytes:

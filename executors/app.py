@@ -9,6 +9,7 @@ from collections.abc import Callable
 from charonia.backend import MeteredBackend
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
+from charonia.host_metrics import beside_host
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
@@ -55,7 +56,11 @@ def create(
         log_settings or LogSettings(),
         loader=loader,
         capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
-        metrics=ExecutorMetrics(),
+        metrics=ExecutorMetrics(
+            settings.metrics,
+            caches=bool(settings.response_cache_size_bytes),
+            joint=bool(settings.metrics_socket),
+        ),
         control=control,
     )
 
@@ -80,7 +85,7 @@ class ExecutorApp:
         self._backends = backends or BackendRegistry()
         self.service = create(settings, log, log_settings, self._backends, control)
         self._endpoint = MetricsEndpoint(
-            self.render,
+            self.render if settings.metrics_socket else beside_host(self.render, settings.metrics),
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,

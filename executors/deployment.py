@@ -373,7 +373,13 @@ class Deployment:
         incarnation.pool.start()
         before = self._serving.get(key)
         self._serving[key] = incarnation
-        self._metrics.loaded(*key, incarnation.pool.slots, incarnation.load_ns)
+        self._metrics.loaded(
+            incarnation.interface,
+            incarnation.version,
+            incarnation.pool.slots,
+            incarnation.load_ns,
+            incarnation.source.config,
+        )
         statistics = keys.statistics(*key, incarnation.content_hash)
         for records, executed in incarnation.warmed:
             with contextlib.suppress(LogUnavailable):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from charonia import failpoints, keys
+from charonia.clock import wall_ns
 from charonia.errors import InvalidRecord, LogUnavailable
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
@@ -70,6 +71,8 @@ class Intake:
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
         self._settler = Settler(log, executor, metrics, payloads)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel)
+        if metrics.measures:
+            self._responses.on_first = self._responded
         self._reader = log.reader()
         self._held: set[bytes] = set()
         self._taken: dict[str, tuple[Job, Incarnation]] = {}
@@ -207,6 +210,11 @@ class Intake:
         taken = self._taken.get(job.header.batch_id) if job.header is not None else None
         if taken is not None:
             taken[1].pool.cancel(job, ids)
+
+    def _responded(self, job: Job, record: RequestRecord) -> None:
+        if job.header is not None and not keys.counts_its_requests(record.endpoint):
+            taken_ns = max(0, wall_ns() - record.accepted_ns)
+            self._metrics.responded(job.header.model, job.header.version, taken_ns)
 
     def _begun(self, job: Job, batch: Batch) -> None:
         indices = [index for index, _ in batch.planned if job.records[index].journalled]

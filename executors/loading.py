@@ -20,6 +20,7 @@ from charonia.models.autofill import default_max_batch_size, from_graph
 from charonia.models.config import normalise, unsupported_features, validate
 from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.models.metric_control import unknown_families
 from charonia.models.repository import ModelDirectory, content_hash, load_labels
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
@@ -114,6 +115,8 @@ class Loader:
         unsupported = unsupported_features(written)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
+        for family in unknown_families(written):
+            _log.warning("Metric family '%s' in 'metric_identifier' is not a customizable metric", family)
         await asyncio.to_thread(verify_checksums, directory.path, written)
         if is_ensemble(written):
             return completed_ensemble(written, directory.name, find)

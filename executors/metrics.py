@@ -8,14 +8,20 @@ page, section 2).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from charonia.telemetry import log_epoch_changes, render
+from charonia.clock import monotonic_ns
+from charonia.latencies import Latencies
+from charonia.models.interface import ModelInterface
+from charonia.settings import MetricsSettings
+from charonia.telemetry import log_epoch_changes, render, tagged
+from charonia.wire import RequestRecord
+from protos.model_config_pb2 import ModelConfig
 
 from .accounting import Executed
 
@@ -75,7 +81,11 @@ class _Totals:
 class ExecutorMetrics(Collector):
     """The executor's families. `render` gives the text exposition (H54). Event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: MetricsSettings | None = None, *, caches: bool = False, joint: bool = False) -> None:
+        """`caches` and `joint` as `Latencies` has them."""
+        self._settings = settings or MetricsSettings()
+        self._latencies = Latencies(self._settings, caches=caches, joint=joint)
+        self._tags: dict[tuple[str, int], Mapping[str, str]] = {}
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         self._invalid = 0
@@ -102,6 +112,34 @@ class ExecutorMetrics(Collector):
         for name in _SETTLED:
             settled[name] = settled.get(name, 0) + increments.get(name, 0)
 
+    @property
+    def measures(self) -> bool:
+        """Whether single durations are measured."""
+        return self._latencies.measures
+
+    def observe(
+        self, model: str, version: int, records: Sequence[RequestRecord], executed: Executed, won: Mapping[int, bool]
+    ) -> None:
+        """Measure each request of a batch that was won (M5); the batch's durations are each one's in full (X3)."""
+        latencies = self._latencies.of(model, version)
+        if latencies is None:
+            return
+        now_ns = monotonic_ns()
+        for execution in executed.executions:
+            for index in execution.indices:
+                if won.get(index, False):
+                    waited_ns = max(0, execution.start_ns - records[index].accepted_ns)
+                    latencies.observe("queue", waited_ns, now_ns)
+                    latencies.observe("compute_input", execution.input_ns, now_ns)
+                    latencies.observe("compute_infer", execution.infer_ns, now_ns)
+                    latencies.observe("compute_output", execution.output_ns, now_ns)
+
+    def responded(self, model: str, version: int, duration_ns: int) -> None:
+        """A request of a model or an ensemble has its first response (M4); those of gateways they count themselves."""
+        latencies = self._latencies.of(model, version)
+        if latencies is not None:
+            latencies.responded(duration_ns)
+
     def unawaited(self, model: str, version: int, failure: str, duration_ns: int) -> None:
         """Count one request that ended with no gateway waiting; `failure` is the reason of M1 or empty."""
         totals = self._of(model, version)
@@ -111,6 +149,9 @@ class ExecutorMetrics(Collector):
         else:
             totals.unawaited += 1
             totals.unawaited_ns += duration_ns
+            latencies = self._latencies.of(model, version)
+            if latencies is not None:
+                latencies.observe("request", duration_ns, monotonic_ns())
 
     def returned(self, model: str, version: int) -> None:
         """Count one batch given back unexecuted."""
@@ -132,23 +173,44 @@ class ExecutorMetrics(Collector):
         """Count one entry that held no batch (H27)."""
         self._invalid += 1
 
-    def loaded(self, model: str, version: int, instances: int, load_ns: int) -> None:
+    def loaded(
+        self,
+        interface: ModelInterface,
+        version: int,
+        instances: int,
+        load_ns: int,
+        config: ModelConfig,
+    ) -> None:
         """A version is served by so many instances; its series exist from now on."""
+        model = interface.name
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
+        self._tags[(model, version)] = interface.metric_tags
+        self._latencies.add(version, config, decoupled=interface.decoupled)
 
     def unloaded(self, model: str, version: int) -> None:
-        """The version's gauges go; its counters stay, as a counter must."""
+        """Triton's families go with the version (section 11); counters of ours stay, as a counter must."""
         self._loads.pop((model, str(version)), None)
+        self._tags.pop((model, version), None)
+        self._latencies.drop(model, version)
+        totals = self._totals.get((model, str(version)))
+        if totals is not None:
+            totals.settled, totals.unawaited, totals.unawaited_ns, totals.unawaited_failures = {}, 0, 0, {}
 
     def render(self) -> bytes:
-        return render(self.registry)
+        return render(self.registry) + self._latencies.render(monotonic_ns())
 
     def collect(self) -> Iterator[Metric]:
         """The families as they are now."""
+        return tagged(self._collect(), lambda model, version: self._tags.get((model, version), {}))
+
+    def _collect(self) -> Iterator[Metric]:
         for name, what, increment, divisor in _TRITON_COUNTERS:
+            if divisor != 1 and not self._settings.counters:
+                continue
             family = CounterMetricFamily(name, what, labels=_LABELS)
-            for labels, totals in self._totals.items():
+            for labels in self._loads:
+                totals = self._of(labels[0], int(labels[1]))
                 family.add_metric(labels, totals.settled.get(increment, 0) // divisor)
             yield family
         yield from self._unawaited()
@@ -208,7 +270,7 @@ class ExecutorMetrics(Collector):
             duration.add_metric(labels, totals.unawaited_ns // 1000)
             for reason, count in sorted(totals.unawaited_failures.items()):
                 failure.add_metric((*labels, reason), count)
-        yield from (success, failure, duration)
+        yield from (success, failure, duration) if self._settings.counters else (success, failure)
 
     def _of(self, model: str, version: int) -> _Totals:
         key = (model, str(version))

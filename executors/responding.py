@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from charonia import keys
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_REPLY_BY_REFERENCE, record_fields
+from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
 
 from .accounting import Executed
 from .announcing import insist
@@ -41,6 +42,8 @@ class ResponseWriter:
         self._executor = executor
         self._payloads = payloads
         self._unwanted = unwanted
+        self.on_first: Callable[[Job, RequestRecord], None] | None = None
+        """Told of the first responses of models that may give several."""
         self._jobs: dict[StreamedBatch, tuple[Job, SettlePart]] = {}
         self._waiting: list[Outgoing] = []
         self._unwritten: dict[StreamedBatch, int] = {}
@@ -52,6 +55,8 @@ class ResponseWriter:
         """Responses of this batch may come from now on."""
         self._jobs[batch] = (job, settle)
         self._unwritten[batch] = 0
+        if self.on_first is not None and batch.several:
+            batch.on_first = partial(self.on_first, job)
 
     def close(self, batch: StreamedBatch) -> None:
         """It has ended, one way or another."""

@@ -98,6 +98,8 @@ class Settler:
         if together is None or False in won.values():
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
+        if self._metrics.measures:
+            self._metrics.observe(incarnation.model, incarnation.version, records, executed, won)
         self._count_unawaited(job, executed, won)
         if not via_owner and ending.jobs:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):

@@ -8,7 +8,7 @@ its own time; the batch ends with the last of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -113,6 +113,8 @@ class StreamedBatch:
         self.freed = asyncio.Event()
         self.heard_ns = monotonic_ns()
         self.several = batch.interface.decoupled
+        self.on_first: Callable[[RequestRecord], None] | None = None
+        """Told of each request's first response, unless that is only the final flag."""
         self._unwanted = set(unwanted)
         self._writer = writer
         self._open = len(batch.records)
@@ -178,6 +180,8 @@ class StreamedBatch:
             return final
         if response is not None:
             one.error = response.error
+            if self.on_first is not None and one.place == 0:
+                self.on_first(one.record)
         try:
             record = self._packed(one, response, final=final)
         except CharoniaError as error:

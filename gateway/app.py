@@ -10,6 +10,7 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
+from charonia.host_metrics import beside_host
 from charonia.settings import GatewaySettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
@@ -72,7 +73,9 @@ class GatewayApp:
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(
-            self.service.metrics.render,
+            self.service.metrics.render
+            if settings.metrics_socket
+            else beside_host(self.service.metrics.render, settings.metrics),
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,

@@ -1,4 +1,4 @@
-"""What this gateway did, for Prometheus (M1, M3): plain counters on the request path, families only when scraped."""
+"""What this gateway did, for Prometheus (M1, M3-M6): plain counters on the request path, families only when scraped."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, ErrorCode
-from charonia.models.catalog import Catalog
-from charonia.telemetry import log_epoch_changes, render
+from charonia.latencies import Latencies, ModelLatencies
+from charonia.models.catalog import Catalog, ServedVersion
+from charonia.settings import MetricsSettings
+from charonia.telemetry import log_epoch_changes, render, tagged
 
 from .cache_store import CacheStore
 from .dataplane import DataPlane
@@ -20,9 +23,21 @@ _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCod
 
 
 class RequestCounts:
-    """One model version's counts: successes, their duration in ns, failures by reason; hits and misses of the cache."""
+    """One model version's counts: successes, their duration in ns, failures by reason; hits and misses of the cache.
 
-    __slots__ = ("cache_hit_ns", "cache_hits", "cache_miss_ns", "cache_misses", "duration_ns", "failures", "success")
+    `latencies` is None where no single durations are measured.
+    """
+
+    __slots__ = (
+        "cache_hit_ns",
+        "cache_hits",
+        "cache_miss_ns",
+        "cache_misses",
+        "duration_ns",
+        "failures",
+        "latencies",
+        "success",
+    )
 
     def __init__(self) -> None:
         self.success = 0
@@ -30,6 +45,30 @@ class RequestCounts:
         self.cache_hits = self.cache_hit_ns = 0
         self.cache_misses = self.cache_miss_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.latencies: ModelLatencies | None = None
+
+    def succeeded(self, duration_ns: int) -> None:
+        """One request was answered."""
+        self.success += 1
+        self.duration_ns += duration_ns
+        if self.latencies is not None:
+            self.latencies.observe("request", duration_ns, monotonic_ns())
+
+    def hit(self, duration_ns: int) -> None:
+        """One request was answered from the cache; it waited in no queue (X2)."""
+        self.cache_hits += 1
+        self.cache_hit_ns += duration_ns
+        if self.latencies is not None:
+            now_ns = monotonic_ns()
+            self.latencies.observe("queue", 0, now_ns)
+            self.latencies.observe("cache_hit", duration_ns, now_ns)
+
+    def missed(self, duration_ns: int) -> None:
+        """One request was not in the cache."""
+        self.cache_misses += 1
+        self.cache_miss_ns += duration_ns
+        if self.latencies is not None:
+            self.latencies.observe("cache_miss", duration_ns, monotonic_ns())
 
 
 @dataclass(slots=True)
@@ -61,7 +100,19 @@ def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = Fal
 class GatewayMetrics(Collector):
     """Counts by (model, version) and renders them; families of every served model exist from load on."""
 
-    def __init__(self, catalog: Catalog, dataplane: DataPlane, jobs: JobCounts) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        dataplane: DataPlane,
+        jobs: JobCounts,
+        settings: MetricsSettings | None = None,
+        *,
+        caches: bool = False,
+        joint: bool = False,
+    ) -> None:
+        """`caches` and `joint` as `Latencies` has them."""
+        self._settings = settings or MetricsSettings()
+        self._latencies = Latencies(self._settings, caches=caches, joint=joint)
         self._catalog = catalog
         self._dataplane = dataplane
         self._jobs = jobs
@@ -78,11 +129,26 @@ class GatewayMetrics(Collector):
             found = self._counts[(model, version)] = RequestCounts()
         return found
 
+    def configure(self, served: ServedVersion) -> None:
+        """Measure what this version's configuration wants measured."""
+        if self._latencies.measures:
+            counts = self.counts(served.model, served.version)
+            decoupled = served.interface.decoupled
+            counts.latencies = self._latencies.add(served.version, served.config, decoupled=decoupled)
+
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""
-        return render(self._registry)
+        page = render(self._registry)  # first: it looks at what is served
+        return page + self._latencies.render(monotonic_ns())
 
     def collect(self) -> Iterable[Metric]:
+        return tagged(self._collect(), self._tags)
+
+    def _tags(self, model: str, version: int) -> Mapping[str, str]:
+        served = self._catalog.served(model).get(version)
+        return served.interface.metric_tags if served is not None else {}
+
+    def _collect(self) -> Iterable[Metric]:
         names = ["model", "version"]
         success = CounterMetricFamily(
             "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=names
@@ -98,8 +164,11 @@ class GatewayMetrics(Collector):
         served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.served(m)]
         for gone in self._counts.keys() - set(served):
             del self._counts[gone]
+            self._latencies.drop(*gone)
         for model, version in served:
             counts = self.counts(model, version)
+            if counts.latencies is None:
+                self.configure(self._catalog.served(model)[version])
             labels = [model, str(version)]
             success.add_metric(labels, counts.success)
             duration.add_metric(labels, counts.duration_ns // 1000)
@@ -107,7 +176,8 @@ class GatewayMetrics(Collector):
                 failure.add_metric([*labels, reason], count)
         yield success
         yield failure
-        yield duration
+        if self._settings.counters:
+            yield duration
         if self.cache is not None:
             yield from self._of_cache(self.cache, served)
         appended = self._dataplane.counts
@@ -148,7 +218,8 @@ class GatewayMetrics(Collector):
                 misses.add_metric(labels, counts.cache_misses)
                 hit_us.add_metric(labels, counts.cache_hit_ns // 1000)
                 miss_us.add_metric(labels, counts.cache_miss_ns // 1000)
-        yield from (hits, misses, hit_us, miss_us)
+        if self._settings.counters:
+            yield from (hits, misses, hit_us, miss_us)
         yield CounterMetricFamily(
             "charonia_cache_evictions", "Responses this gateway took out of the cache to make room", cache.evictions
         )

@@ -122,8 +122,7 @@ class ResponseCache:
 
     def _count_hit(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
         """X2: a hit counts as a success that waited in no queue, not as an inference."""
-        counts.cache_hits += 1
-        counts.cache_hit_ns += took_ns
+        counts.hit(took_ns)
         amounts = {
             "success_count": 1,
             "success_ns": took_ns,
@@ -135,6 +134,5 @@ class ResponseCache:
         self._tally.add(served, amounts)
 
     def _count_miss(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
-        counts.cache_misses += 1
-        counts.cache_miss_ns += took_ns
+        counts.missed(took_ns)
         self._tally.add(served, {"cache_miss_count": 1, "cache_miss_ns": took_ns})

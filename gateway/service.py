@@ -102,7 +102,14 @@ class GatewayService:
         self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
         self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
-        self.metrics = GatewayMetrics(self._catalog, self._dataplane, self.jobs.counts)
+        self.metrics = GatewayMetrics(
+            self._catalog,
+            self._dataplane,
+            self.jobs.counts,
+            settings.metrics,
+            caches=bool(settings.response_cache_size_bytes),
+            joint=bool(settings.metrics_socket),
+        )
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
@@ -222,8 +229,7 @@ class GatewayService:
                 raise record.error
             finally:
                 del record  # a cycle with the error's traceback would keep the request's bytes
-        counts.success += 1
-        counts.duration_ns += monotonic_ns() - started_ns
+        counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
 
@@ -302,6 +308,7 @@ class GatewayService:
                 served.model,
             )
         self._admissions[key] = (served.content_hash, admission)
+        self.metrics.configure(served)
         return admission
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ async def responses_of(
             async for record in records:
                 if not _is_flag(record):
                     failed = record.error
+                    if not seen and counts.latencies is not None:
+                        counts.latencies.responded(monotonic_ns() - started_ns)
                 if record.final:  # before it is given: its reader may not come again
                     counted = True
                     _count_end(counts, failed, started_ns)
@@ -91,8 +93,7 @@ def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: 
     if failed is not None:
         counts.failures[failure_reason(failed, executed=True)] += 1
         return
-    counts.success += 1
-    counts.duration_ns += monotonic_ns() - started_ns
+    counts.succeeded(monotonic_ns() - started_ns)
 
 
 def wanted_outputs(outputs: list[Tensor], wanted: tuple[str, ...]) -> list[Tensor]:

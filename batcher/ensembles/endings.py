@@ -15,11 +15,12 @@ from batcher.carriers import carrier_of
 from batcher.scheduling.ensemble import AnswerRequest, FailRequest
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog, Reply
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.latencies import Latencies, ModelLatencies
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
@@ -68,12 +69,14 @@ class Endings:
         directory: PayloadDirectory,
         spawn: Spawn,
         settled: Callable[[Sequence[QueuedRequest]], None],
+        latencies: Latencies,
     ) -> None:
         self._log = log
         self._model = model
         self._directory = directory
         self._spawn = spawn
         self._settled = settled
+        self._latencies = latencies
         self._ending: list[_End] = []
         self._outboxes: dict[bytes, Outbox] = {}
         self.counted: dict[int, dict[str, int]] = {}
@@ -88,6 +91,8 @@ class Endings:
             for name, value in decision.outputs.items()
         ]
         place = outbox.place if outbox is not None else None
+        if self._latencies.measures and place is not None and place[1] == 0 and outputs:
+            self._responded(record)
         answer = pack_response(
             record.id, self._model, record.meta.version, outputs, {}, final=decision.final, place=place
         )
@@ -95,6 +100,12 @@ class Endings:
             self._end_after(outbox, _End(decision.request, answer, tally, None))
         elif outbox is not None and outbox.put(self._referred(record, answer)):
             self._spawn(outbox.drain())
+
+    def _responded(self, record: RequestRecord) -> None:
+        """M4, of requests that no gateway counts."""
+        latencies = self._latencies.of(self._model, record.meta.version)
+        if latencies is not None and not keys.counts_its_requests(record.endpoint):
+            latencies.responded(max(0, wall_ns() - record.accepted_ns))
 
     def fail(self, decision: FailRequest, tally: Tally, *, several: bool) -> None:
         """A step of a request failed, or an output cannot be made."""
@@ -192,10 +203,23 @@ class Endings:
                 counts = self.counted.setdefault(end.record.meta.version, {})
                 for name, amount in totals.by_key[b""].items():
                     counts[name] = counts.get(name, 0) + amount
+                latencies = self._latencies.of(self._model, end.record.meta.version)
+                if latencies is not None:
+                    self._observe(latencies, end)
                 if not keys.counts_its_requests(end.record.endpoint):
                     taken_ns = max(0, now_ns - end.record.accepted_ns)
+                    if latencies is not None:
+                        latencies.observe("request", taken_ns, monotonic_ns())
                     counts["unawaited_count"] = counts.get("unawaited_count", 0) + 1
                     counts["unawaited_ns"] = counts.get("unawaited_ns", 0) + taken_ns
+
+    @staticmethod
+    def _observe(latencies: ModelLatencies, end: _End) -> None:
+        now_ns, tally = monotonic_ns(), end.tally
+        latencies.observe("queue", max(0, tally.start_ns - end.record.accepted_ns), now_ns)
+        latencies.observe("compute_input", tally.input_ns, now_ns)
+        latencies.observe("compute_infer", tally.infer_ns, now_ns)
+        latencies.observe("compute_output", tally.output_ns, now_ns)
 
     def _replies(self, ending: Sequence[_End]) -> list[Reply]:
         by_endpoint: dict[str, list[Buffer]] = {}

@@ -22,9 +22,11 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry
+from charonia.latencies import Latencies
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
+from charonia.settings import MetricsSettings
 from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord
 
 from .accounting import Tally
@@ -47,7 +49,9 @@ _RETRY_S = 0.2
 class OwnedEnsemble(OwnedModel):
     """The shell around one `EnsembleScheduler`. Arguments as of `OwnedModel`; `shm_dir` is the payload directory."""
 
-    def __init__(self, *arguments: Any, catalog: Catalog, shm_dir: str, **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, catalog: Catalog, shm_dir: str, latencies: Latencies | None = None, **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
         self.scheduler: plan.EnsembleScheduler = plan.EnsembleScheduler(self.model, is_true, MAX_HELD_BYTES)
         self._catalog = catalog
@@ -55,7 +59,10 @@ class OwnedEnsemble(OwnedModel):
         self._directory.open(standing=True)
         self._flights = Submission(self.log, self.model, catalog, self._directory, self.spawn, self._own)
         self._answers = Answers(self.log, self.model, self._directory, self._deletions, self._awaited)
-        self._endings = Endings(self.log, self.model, self._directory, self.spawn, self.requests_settled)
+        self._latencies = latencies or Latencies(MetricsSettings())
+        self._endings = Endings(
+            self.log, self.model, self._directory, self.spawn, self.requests_settled, self._latencies
+        )
         self._tallies: dict[bytes, Tally] = {}
         self._graphs: dict[int, tuple[object, EnsembleGraph]] = {}
         self._served: dict[int, ServedVersion] = {}
@@ -75,6 +82,8 @@ class OwnedEnsemble(OwnedModel):
 
     def close(self) -> None:
         self._flights.closed = True
+        for version in self._served:
+            self._latencies.drop(self.model, version)
         super().close()
 
     @property
@@ -84,7 +93,11 @@ class OwnedEnsemble(OwnedModel):
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
         """The catalog's newest word about this ensemble."""
         if not self.closed:
+            for gone in self._served.keys() - versions.keys():
+                self._latencies.drop(self.model, gone)
             self._served = versions
+            for version, served in versions.items():
+                self._latencies.add(version, served.config, decoupled=served.interface.decoupled)
             # the planner forgets a version that is gone, and must be told of it anew should it come again
             self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)

@@ -20,6 +20,7 @@ from .ensemble_validation import check_ensemble
 from .errors import InstanceError, StructureError, poll_failure
 from .io_validation import check_batch_io, check_instance_groups, check_tensors
 from .json_form import from_json, to_json
+from .metric_control import check_metrics
 from .normalisation import normalise
 from .platforms import ENSEMBLE
 from .repeatable import check_repeatable
@@ -53,7 +54,7 @@ def validate(config: ModelConfig, directory_name: str, *, gpus: int = 0) -> None
 
 
 def validate_structure(config: ModelConfig, directory_name: str) -> None:
-    """What is wrong whatever the model's files say (C1, C2, C4, C26, C32, C40-C43, C51, C63): `StructureError`.
+    """What is wrong whatever the model's files say (C1, C2, C4, C13, C26, C32, C40-C43, C51, C63): `StructureError`.
 
     May be called on a configuration that autofill has not completed yet, once its backend is known.
     """
@@ -75,7 +76,7 @@ def validate_structure(config: ModelConfig, directory_name: str) -> None:
         check_ensemble(config, name)
     elif config.platform == ENSEMBLE:
         raise StructureError(f"ensemble scheduling must be set for ensemble '{name}' whose platform is '{ENSEMBLE}'")
-    _check_metrics(config)
+    check_metrics(config, name)
     _check_response_cache(config, name)
 
 
@@ -95,19 +96,6 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     caching_rules(config)
     check_adaptive_batching(config)
     check_repeatable(config)
-
-
-def _check_metrics(config: ModelConfig) -> None:
-    """C26."""
-    for control in config.model_metrics.metric_control:
-        if not control.HasField("metric_identifier"):
-            raise StructureError("metric control must specify 'metric_identifier'")
-        if not control.metric_identifier.family:
-            raise StructureError("metric identifier must specify non-empty 'family'")
-        if not control.HasField("histogram_options"):
-            raise StructureError("metric control must specify 'histogram_options'")
-        if not control.histogram_options.buckets:
-            raise StructureError("histogram options must specify non-empty 'buckets'")
 
 
 def _check_response_cache(config: ModelConfig, name: str) -> None:

@@ -37,8 +37,6 @@ def _features(config: ModelConfig) -> Iterator[str]:
     for agent in config.model_repository_agents.agents:
         if agent.name != "checksum":
             yield f"the repository agent '{agent.name}'"
-    if config.model_metrics.metric_control:
-        yield "'model_metrics.metric_control'"
     if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):
         yield "'cc_model_filenames' of a GPU instance"
     # the second names the backend's usual form, the third a python-based backend (P20)

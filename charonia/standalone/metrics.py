@@ -10,21 +10,25 @@ import asyncio
 from math import inf
 from pathlib import Path
 
+from charonia.host_metrics import HostMetrics
+from charonia.latencies import joint_quantiles
+
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 16 * 1024 * 1024
 
 
 class MetricsUnion:
-    """Merges the pages of every `*.metrics` socket in a directory."""
+    """Merges the pages of every `*.metrics` socket in a directory, and tells of the machine beside them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: HostMetrics) -> None:
         self._directory = directory
+        self._host = host
 
     async def render(self) -> bytes:
         """The joint page; a part that does not answer in time is left out of this scrape."""
         sockets = sorted(self._directory.glob("*.metrics"))
         pages = await asyncio.gather(*(_scrape(path) for path in sockets))
-        return merge([page for page in pages if page])
+        return merge([page for page in pages if page]) + self._host.render()
 
 
 async def _scrape(path: Path) -> str:
@@ -65,7 +69,10 @@ def merge(pages: list[str]) -> bytes:
                 values[name] = values.get(name, 0.0) + amount
     lines: list[str] = []
     for family, values in series.items():
-        lines += heads.get(family, [])
+        head = heads.get(family, [])
+        lines += head
+        if f"# TYPE {family} summary" in head:
+            values = joint_quantiles(family, values)
         lines += [f"{name} {_number(value)}" for name, value in values.items()]
     return ("\n".join(lines) + "\n").encode()
 

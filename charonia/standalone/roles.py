@@ -30,6 +30,7 @@ from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings
 from .cache_options import cache_options
 from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits
 from .logs import configure_logging
+from .metrics_options import metrics_settings
 from .placement_options import placement_options
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         metrics_address=values["metrics_address"] or values["http_address"],
         metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
         metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        metrics=metrics_settings(values),
         reuse_http_port=values["reuse_http_port"],
         reuse_grpc_port=values["reuse_grpc_port"],
         http_max_input_size=values["http_max_input_size"],
@@ -304,6 +306,9 @@ def batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSetti
         metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",
         metrics_socket=values["metrics_socket"] if own_metrics else "",
+        metrics=metrics_settings(values),
+        joint_metrics=bool(values["metrics_socket"]),
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
     )
 
 
@@ -449,6 +454,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
         metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",
         metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        metrics=metrics_settings(values),
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
         hosts_batcher=values["with_batcher"],
         rate_limit=rate_limited(values["rate_limit"]),
         rate_limit_resources=rate_limits(values["rate_limit_resource"]),

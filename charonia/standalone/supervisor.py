@@ -24,11 +24,13 @@ from typing import Any
 from charonia.errors import InvalidArgument, StartupError
 from charonia.eventlog.durability import FSYNC, Level, parse_level
 from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
+from charonia.host_metrics import HostMetrics
 from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.telemetry import MetricsEndpoint
 
 from .children import Child, descendants, watch
 from .metrics import MetricsUnion
+from .metrics_options import metrics_settings
 
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.05
@@ -227,7 +229,7 @@ class Supervisor:
     async def _start_metrics(self) -> None:
         if not self._values["allow_metrics"]:
             return
-        union = MetricsUnion(self._runtime_dir)
+        union = MetricsUnion(self._runtime_dir, HostMetrics(metrics_settings(self._values)))
         address = self._values["metrics_address"] or self._values["http_address"]
         self._metrics = MetricsEndpoint(union.render, address=address, port=self._values["metrics_port"])
         await self._metrics.start()

@@ -231,6 +231,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--batcher=separate",
         "--model-control-mode=explicit",
         f"--shm-dir={state / 'shm'}",
+        "--metrics-config=histogram_latencies=true",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001",
     )
     with serving(models, state, *flags, *wanted) as running:
         yield running
@@ -384,6 +387,35 @@ def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: 
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer, (rows() + number) * 3)
     until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
+
+
+def test_latencies_are_measured_where_that_was_asked_for(server: Server) -> None:
+    """M4, M5: by the gateway, the owner of ensembles and the executor, on one page."""
+    ask(server, "chain")
+
+    def value(name: str, model: str, more: str = "") -> float:
+        series = f'{name}{{model="{model}",version="1"{more}}} '
+        (found,) = [line for line in server.scrape().splitlines() if line.startswith(series)]
+        return float(found.removeprefix(series))
+
+    for model in ("chain", "double"):
+        for what in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+            name = f"nv_inference_{what}_summary_us"
+            count = succeeded(server, model)
+            assert value(f"{name}_count", model) == count
+            assert value(f"{name}_sum", model) == pytest.approx(
+                value(f"nv_inference_{what}_duration_us", model), abs=count
+            )
+            assert value(name, model, ',quantile="0.5"') <= value(name, model, ',quantile="0.99"')
+    name = "nv_inference_first_response_histogram_ms"
+    page = server.scrape()
+    for model in ("spread", "repeater"):
+        assert value(f"{name}_count", model) == value(f"{name}_bucket", model, ',le="+Inf"')
+    assert f'{name}_count{{model="chain"' not in page
+    assert 'request_summary_us_count{model="remembered"' not in page  # M5: it is cached
+    assert 'nv_cache_hit_summary_per_model_count{model="remembered",version="1"}' in page
+    assert "_within{" not in page
+    assert "nv_cpu_memory_total_bytes" in page
 
 
 def test_a_remembered_answer_skips_all_steps(server: Server) -> None:

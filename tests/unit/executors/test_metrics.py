@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from charonia.errors import InternalError
+from charonia.models.config import normalise
+from charonia.models.interface import ModelInterface
+from charonia.models.pbtxt import parse
+from charonia.settings import MetricsSettings
+from charonia.tensors import Tensor
+from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
 from executors.accounting import BACKEND, Executed, Execution, Failure
 from executors.metrics import ExecutorMetrics
 
@@ -18,12 +25,26 @@ def samples(metrics: ExecutorMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
+def record(accepted_ns: int) -> RequestRecord:
+    tensor = Tensor.of("x", np.zeros((1, 1), np.float32))
+    meta = request_meta(1, "", [tensor], (), {})
+    data = [tensor.data]
+    return unpack_request(
+        pack_request(bytes(16), b"", b"", meta, data, rows=1, signature=0, level=0, accepted_ns=accepted_ns)
+    )
+
+
+def loaded(metrics: ExecutorMetrics, load_ns: int = 0) -> None:
+    config = normalise(parse('name: "m" backend: "python" metric_tags { key: "team" value: "t" }'))
+    metrics.loaded(ModelInterface.of(config), 1, 2, load_ns, config)
+
+
 def test_batches_are_counted_by_model_and_version() -> None:
     metrics = ExecutorMetrics()
-    metrics.loaded("m", 1, 2, 1_500_000_000)
+    loaded(metrics, 1_500_000_000)
     before = samples(metrics)
     assert before[("charonia_executor_executions_total", "m", "1")] == 0
-    assert before[("nv_model_load_duration_secs", "m", "1")] == 1.5
+    assert before[("nv_model_load_duration_secs", "m", "t", "1")] == 1.5
     failure = Failure(1, InternalError("no"), BACKEND, 0)
     metrics.executed("m", 1, Executed([b""] * 2, [Execution((0,), 3, 0, 0, 1000, 2000, 3000)], [failure]))
     metrics.executed("m", 1, Executed([b""], [Execution((0,), 300, 0, 0, 0, 0, 0)]))
@@ -44,9 +65,40 @@ def test_batches_are_counted_by_model_and_version() -> None:
 
 def test_gauges_go_with_the_version_and_counters_stay() -> None:
     metrics = ExecutorMetrics()
-    metrics.loaded("m", 1, 2, 0)
+    loaded(metrics)
     metrics.unloaded("m", 1)
     metrics.unloaded("m", 1)
     found = samples(metrics)
     assert ("charonia_executor_loaded_instances", "m", "1") not in found
     assert found[("charonia_executor_executions_total", "m", "1")] == 0
+
+
+def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
+    metrics = ExecutorMetrics()
+    loaded(metrics)
+    metrics.settled("m", 1, {"inference_count": 3, "queue_ns": 2_999})
+    page = metrics.render().decode()
+    assert 'nv_inference_count{model="m",team="t",version="1"} 3.0' in page
+    assert 'nv_inference_queue_duration_us{model="m",team="t",version="1"} 2.0' in page
+    assert 'charonia_executor_executions_total{model="m",version="1"} 0.0' in page
+    metrics.unloaded("m", 1)
+    assert 'nv_inference_count{model="m"' not in metrics.render().decode()
+    loaded(metrics)
+    assert 'nv_inference_count{model="m",team="t",version="1"} 0.0' in metrics.render().decode()
+
+
+def test_durations_of_each_request_that_was_won() -> None:
+    metrics = ExecutorMetrics(MetricsSettings(counters=False, summaries=True))
+    loaded(metrics)
+    records = [record(1_000_000), record(2_000_000)]
+    executed = Executed([b""] * 2, [Execution((0, 1), 2, 3_000_000, 0, 10_000, 20_000, 30_000)])
+    metrics.observe("m", 1, records, executed, {0: True, 1: False})
+    metrics.observe("other", 1, records, executed, {0: True})
+    metrics.unawaited("m", 1, "", 40_000)
+    page = metrics.render().decode()
+    for name, sum_us in (("queue", 2000), ("compute_input", 10), ("compute_infer", 20), ("compute_output", 30)):
+        assert f'nv_inference_{name}_summary_us_count{{model="m",team="t",version="1"}} 1\n' in page
+        assert f'nv_inference_{name}_summary_us_sum{{model="m",team="t",version="1"}} {sum_us}\n' in page
+    assert 'nv_inference_request_summary_us_sum{model="m",team="t",version="1"} 40\n' in page
+    assert "duration_us" not in page
+    assert "nv_inference_exec_count" in page

@@ -1,0 +1,50 @@
+"""`metric_tags` and `model_metrics` (C13, C26)."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia.models.errors import StructureError
+from charonia.models.metric_control import check_metrics, first_response_buckets, unknown_families
+from charonia.models.pbtxt import parse
+
+FAMILY = 'metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
+OTHER = 'metric_identifier { family: "other" } histogram_options { buckets: [ 7 ] }'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_metrics { metric_control { } }", "metric control must specify 'metric_identifier'"),
+        (
+            "model_metrics { metric_control { metric_identifier { } } }",
+            "metric identifier must specify non-empty 'family'",
+        ),
+        (f"model_metrics {{ metric_control {{ {FAMILY} }} }}", "metric control must specify 'histogram_options'"),
+        (
+            f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ }} }} }}",
+            "histogram options must specify non-empty 'buckets'",
+        ),
+        (
+            f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ buckets: [ 1, 1 ] }} }} }}",
+            "histogram options must specify 'buckets' in increasing order for m",
+        ),
+        ("metric_tags { key: 'a-b' value: '' }", "metric tag 'a-b' cannot be a label of the metrics of m"),
+        ("metric_tags { key: 'version' value: '' }", "metric tag 'version' cannot be a label of the metrics of m"),
+    ],
+)
+def test_refused(text: str, message: str) -> None:
+    with pytest.raises(StructureError) as refused:
+        check_metrics(parse(text), "m")
+    assert refused.value.message == message
+
+
+def test_buckets() -> None:
+    assert first_response_buckets(parse("")) == (100, 500, 2000, 5000)
+    chosen = parse(
+        f"model_metrics {{ metric_control: [ {{ {FAMILY} histogram_options {{ buckets: [ -1, 0.0, 2.5 ] }} }}, "
+        f"{{ {OTHER} }} ] }} metric_tags {{ key: '_a1' value: 'x' }}"
+    )
+    check_metrics(chosen, "m")
+    assert first_response_buckets(chosen) == (-1, 0, 2.5)
+    assert unknown_families(chosen) == ["other"]
