@@ -646,6 +646,34 @@ async def test_sums_stay_exact_beyond_what_a_double_holds(subject: Subject) -> N
     assert await subject.log.statistics(key) == {"compute_ns": sum(values)}
 
 
+def run_of(rows: int, ns: int, last_ms: int) -> dict[str, int]:
+    """What a batch that is one execution adds (`executors.accounting`)."""
+    parts = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+    added = {f"{part}_{what}": rows if what == "count" else ns for part in parts for what in ("count", "ns")}
+    added |= {"inference_count": rows, "execution_count": 1, f"b{rows}_count": 1}
+    added |= {f"b{rows}_{part}_ns": ns for part in ("input", "infer", "output")}
+    return added | {"last_inference_ms": last_ms}
+
+
+async def test_runs_add_up_with_all_else_and_stay_exact(subject: Subject) -> None:
+    key = keys.statistics("m", 1, "h")
+    # neighbours a double cannot tell apart, alone and in sum
+    runs = [run_of(8, 2**52 - 1, 7), run_of(3, 10, 90), run_of(8, 5, 8), run_of(8, 2**52, 6), run_of(3, 2**60 + 1, 5)]
+    await subject.log.add_statistics(key, {"success_ns": 1, "fail_count": 2, "last_inference_ms": 80})
+    await accept(subject.log, "m", b"a", b"b")
+    assert await subject.log.settle("m", [(b"a", 1)], (key, runs[0]), []) == [True]
+    assert await subject.log.settle("m", [(b"b", 1)], (key, runs[1]), [], outcomes=b"S") == [True]
+    for run in runs[2:]:
+        await subject.log.add_statistics(key, run)
+
+    expected = {"success_ns": 1, "fail_count": 2, "last_inference_ms": 80}
+    for run in runs:
+        for name, value in run.items():
+            known = expected.get(name, 0)
+            expected[name] = max(known, value) if name.startswith("last_") else known + value
+    assert await subject.peer.statistics(key) == expected
+
+
 async def test_settle_keeps_the_latest_of_last_too(subject: Subject) -> None:
     key = keys.statistics("m", 1, "h")
     for request_id, value in ((b"a", 99), (b"b", 1000), (b"c", 998)):

@@ -30,8 +30,9 @@ from .jobs import Jobs
 from .packing import Argument, pack_pieces
 from .reader import RedisReader
 from .sentinel import Primary
+from .statistics import amounts_of, statistics_of
 from .wire import Refused
-from .work import Work, amounts_of
+from .work import Work
 
 _logger = logging.getLogger(__name__)
 
@@ -250,7 +251,7 @@ class RedisLog(Work, Jobs):
 
     async def statistics(self, key: bytes) -> dict[str, int]:
         raw = await self._connection.execute("HGETALL", key)
-        return {name.decode(): int(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
+        return statistics_of(raw)
 
     async def delete_keys(self, keys: Iterable[bytes]) -> None:
         names = keys if self.blobs is None else await self.blobs.delete_its_own(keys)

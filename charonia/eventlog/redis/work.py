@@ -22,6 +22,7 @@ from .commands import Commands, call_of, is_large
 from .groups import attempt_in, grouped, lasts_in, value_of
 from .job_records import STATE_CODES, fields_of, told
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .statistics import amounts_of
 
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""
@@ -186,7 +187,7 @@ class Work:
             outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
         attempts = _joined(list(map(_attempt, requests)))
         names = [keys.unsettled(model), keys.counters(model)]
-        sums = 0
+        sums: Argument = 0
         amounts: list[Argument] = []
         if statistics is not None:
             names.append(statistics[0])
@@ -368,10 +369,3 @@ def _quoted(tenant: str) -> bytes:
 def _check(fields: Fields) -> None:
     if not fields or len(fields) % 2 or len(fields) > _MOST_FIELDS:
         raise ValueError("fields of an entry alternate names and values and are not too many")
-
-
-def amounts_of(increments: Mapping[str, int]) -> tuple[int, list[Argument]]:
-    """The number of sums; all names, those of sums first, then their values."""
-    sums = [name for name, value in increments.items() if value and not name.startswith("last_")]
-    names = sums + [name for name in increments if name.startswith("last_")]
-    return len(sums), [*names, *[increments[name] for name in names]]

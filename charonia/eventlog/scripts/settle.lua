@@ -8,7 +8,7 @@
 --
 -- ARGV[1] g, how many groups
 -- ARGV[2] the attempts: one number for all requests, or one for each, comma separated
--- ARGV[3] how many of the statistics are sums; those after them are maxima of non-negative integers
+-- ARGV[3] how many of the statistics are sums, those after them are maxima of non-negative integers; or "run"
 -- then g group names, then g strings of last bytes, then the statistics: their names, then their values
 --
 -- Returns 1 when all were won, else a string with one character for each request: "1" won, "0" not.
@@ -23,5 +23,5 @@ if mask then
   return mask
 end
 local at = 4 + 2 * groups
-fold_statistics(KEYS[3], at, tonumber(ARGV[3]))
+fold_statistics(KEYS[3], at, ARGV[3])
 return 1

@@ -18,7 +18,7 @@
 --
 -- ARGV[1] g, how many groups
 -- ARGV[2] the attempts: one number for all requests, or one for each, comma separated
--- ARGV[3] how many of the statistics are sums; those after them are maxima of non-negative integers
+-- ARGV[3] how many of the statistics are sums, those after them are maxima of non-negative integers; or "run"
 -- ARGV[4] how many jobs end
 -- ARGV[5] outcomes, one byte for each request (`-` not journalled), "" when none is journalled
 -- ARGV[6] the ids of the journalled requests, joined, ARGV[7] their outcomes, ARGV[8] their attempts
@@ -152,5 +152,5 @@ if mask then
   return mask
 end
 at = at + 5 * steps
-fold_statistics(KEYS[3], at, tonumber(ARGV[3]))
+fold_statistics(KEYS[3], at, ARGV[3])
 return 1
