@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Entrance = tuple[ServedVersion, RequestCounts, Admission]
+"""A version as it is served, the counts of its requests and its gate."""
+
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -99,7 +102,7 @@ class GatewayService:
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
-        self._admissions: dict[tuple[str, int], tuple[str, Admission]] = {}
+        self._entrances: dict[tuple[str, int], _Entrance] = {}
         self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(
@@ -282,8 +285,10 @@ class GatewayService:
         if self._draining:
             raise Unavailable(SERVER_EXITING)
         served = self._catalog.find(request.model, request.version)
-        counts = self.metrics.counts(served.model, served.version)
-        admission = self._admission(served)
+        known = self._entrances.get((served.model, served.version))
+        if known is None or known[0] is not served:
+            known = self._entrance(served, known)
+        _, counts, admission = known
         try:
             if request.deadline_ns:
                 check_deadline(request.deadline_ns, wall_ns())
@@ -294,22 +299,24 @@ class GatewayService:
             self._refused.count(served, monotonic_ns() - started_ns, reason)
             raise
 
-    def _admission(self, served: ServedVersion) -> Admission:
+    def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
+        """What admits and counts the requests of a version; an incarnation keeps its gate."""
+        if known is not None and known[0].content_hash == served.content_hash:
+            admission = known[2]
+        else:
+            admission = Admission(served.interface, served.version, served.content_hash)
+            if self._cache is not None:
+                admission.caching = rules_of(served)
+            elif served.config.response_cache.enable:
+                _log.warning(
+                    "model '%s' wants its responses cached, but this server has no cache (--cache-config): "
+                    "they are not",
+                    served.model,
+                )
+            self.metrics.configure(served)
         key = (served.model, served.version)
-        known = self._admissions.get(key)
-        if known is not None and known[0] == served.content_hash:
-            return known[1]
-        admission = Admission(served.interface, served.version, served.content_hash)
-        if self._cache is not None:
-            admission.caching = rules_of(served)
-        elif served.config.response_cache.enable:
-            _log.warning(
-                "model '%s' wants its responses cached, but this server has no cache (--cache-config): they are not",
-                served.model,
-            )
-        self._admissions[key] = (served.content_hash, admission)
-        self.metrics.configure(served)
-        return admission
+        entrance = self._entrances[key] = (served, self.metrics.counts(*key), admission)
+        return entrance
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
