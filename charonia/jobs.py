@@ -16,6 +16,9 @@ from urllib.parse import quote, unquote
 
 _HEX = re.compile(r"[0-9a-f]{32}")
 
+MOVED = "moved"
+"""The event of a job that waits at another level from now on."""
+
 MAX_IDEMPOTENCY_KEY_BYTES = 255
 """Longer keys are refused (H22)."""
 

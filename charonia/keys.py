@@ -17,6 +17,7 @@ command or script ever names keys of two slots.
     idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
     ja:{m}, jd:{m}           sorted sets of job ids: active ones by time accepted, ended ones by time ended
     ja:{m}:x                 sorted set of active jobs that have a deadline, by that
+    ja:{m}:<level>:<lane>    sorted sets of active jobs by time accepted, of any level and lane but 0:0
     jm                       set of the models that have had jobs
     j:{m}                    journal: lifecycle facts, kept for a time
     dlq:{m}                  dead letters

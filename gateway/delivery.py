@@ -65,8 +65,8 @@ def is_job(options: DeliveryOptions) -> bool:
 class JobReceipt:
     """A job was accepted, or (`created` False) its key was known and this is the earlier job.
 
-    `durability` is the level reached. `position` counts from 1 among the `total` active jobs of the model, 0 when the
-    job has ended; `eta_s` is None when nothing is known to estimate from.
+    `durability` is the level reached. `position` is one more than the jobs served before it (`charonia.places`), of the
+    `total` active ones of the model, 0 once it runs; `eta_s` is None when nothing is known to estimate from.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """When a job may be expected to end: from what its model's executions took, its instances and how fast it goes lately.
 
-An estimate and nothing more: it takes jobs to run in the order they came and leaves priorities and tenants aside.
+An estimate and nothing more: what is served before a job is `charonia.places`', and nobody knows what comes meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mean_pace(fields: Mapping[str, int], rows_per_s: float = 0.0) -> Pace | None
 
 
 def queued_eta_s(pace: Pace, before: int, slots: int, max_batch_size: int) -> float:
-    """Seconds until a job with `before` jobs before it has ended; each is taken for one row."""
+    """Seconds until a job with `before` requests before it has ended; each is taken for one row."""
     slots = max(1, slots)
     of_capacity_s = pace.row_s * before / slots
     if pace.rows_per_s > 0 and before > _BACKLOG_BATCHES * max(1, max_batch_size) * slots:

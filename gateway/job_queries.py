@@ -13,13 +13,14 @@ from charonia.eventlog.port import EventLog
 from charonia.inference import InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, parse_public_id
 from charonia.models.catalog import Catalog, ServedVersion
+from charonia.places import Ahead, JobPlace, ahead_of
 from charonia.wire import ResponseRecord
 
 from .delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from .estimates import Paces, queued_eta_s, running_eta_s
 from .job_outcomes import outcome_of
 from .job_streams import JobStreams
-from .job_views import Cursor, Outlook, job_view, matches, visible, wait_reason
+from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
 from .job_watches import JobWatches
 from .streaming import wanted_outputs
 from .webhooks.deliveries import Delivery, called, delivery_of
@@ -69,34 +70,42 @@ class JobQueries:
     async def outlook_of(self, model: str, job_id: bytes, served: ServedVersion) -> Outlook:
         """Where a job stands that was just accepted; never fails, for accepted it is."""
         try:
-            position = await self._log.job_position(model, job_id)
+            place = await self._log.job_position(model, job_id)
         except CharoniaError:
-            position = None
-        if position is None:
+            place = None
+        if place is None:
             return Outlook()
-        before, total = position
+        ahead = ahead_of(place, self._catalog.lane_weights)
+        return Outlook(ahead.jobs + 1, place.active, await self._queued_eta_s(served, place, ahead))
+
+    async def _queued_eta_s(self, served: ServedVersion | None, place: JobPlace, ahead: Ahead) -> float | None:
+        if served is None or not served.slots or place.paused or not self._is_decided(place):
+            return None
         pace = await self._paces.of(served)
-        eta_s = None
-        if pace is not None and served.slots:
-            eta_s = queued_eta_s(pace, before, sum(served.slots.values()), served.interface.max_batch_size)
-        return Outlook(before + 1, total, eta_s)
+        if pace is None:
+            return None
+        slots, before = sum(served.slots.values()), ahead.jobs + ahead.calls
+        return queued_eta_s(pace, before, slots, served.interface.max_batch_size)
 
     async def _outlook(self, record: JobRecord, now_us: int) -> Outlook:
         model = record.model
-        position = await self._log.job_position(model, record.id)
-        paused = record.state is JobState.QUEUED and await self._log.paused(model)
-        before, total = position if position is not None else (0, 0)
         served = self._catalog.held(model).get(record.about.get("version", 0))
-        pace = await self._paces.of(served) if served is not None and served.slots and not paused else None
-        eta_s = None
-        if pace is not None and served is not None:
-            if record.state is JobState.RUNNING:
-                batched_us = next((e.time_us for e in reversed(record.events) if e.kind == "batched"), now_us)
-                eta_s = running_eta_s(pace, (now_us - batched_us) / 1e6)
-            else:
-                eta_s = queued_eta_s(pace, before, sum(served.slots.values()), served.interface.max_batch_size)
-        reason = wait_reason(self._catalog, record, before=before, paused=paused)
-        return Outlook(before + 1 if position is not None else 0, total, eta_s, reason)
+        place = await self._log.job_position(model, record.id)
+        total = place.active if place is not None else 0
+        if record.state is JobState.RUNNING:
+            pace = await self._paces.of(served) if served is not None and served.slots else None
+            batched_us = next((e.time_us for e in reversed(record.events) if e.kind == "batched"), now_us)
+            eta_s = running_eta_s(pace, (now_us - batched_us) / 1e6) if pace is not None else None
+            return Outlook(0, total, eta_s, running_reason(record))
+        if place is None:
+            return Outlook()  # it has ended since its record was read
+        ahead = ahead_of(place, self._catalog.lane_weights)
+        reason = wait_reason(served, record, ahead, paused=place.paused, decided=self._is_decided(place))
+        return Outlook(ahead.jobs + 1, total, await self._queued_eta_s(served, place, ahead), reason)
+
+    def _is_decided(self, place: JobPlace) -> bool:
+        """Whether a batcher that is there owns the model."""
+        return place.owner in self._catalog.processes
 
     async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
         record = await self.record(job_id, caller)

@@ -11,7 +11,8 @@ from typing import Any
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.jobs import JobRecord, JobState
-from charonia.models.catalog import Catalog, ServedVersion
+from charonia.models.catalog import ServedVersion
+from charonia.places import Ahead
 
 from .delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView
 from .job_outcomes import end_error
@@ -22,7 +23,7 @@ _MAX_CURSOR = 2048
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Where an active job stands: from 1 in `total`, when it is expected to end, why it waits."""
+    """Where an active job stands: from 1 in `total`, 0 once it runs; when it is expected to end, why it waits."""
 
     position: int = 0
     total: int = 0
@@ -64,20 +65,33 @@ def _timings(record: JobRecord, now_us: int) -> JobTimings:
     return JobTimings(record.accepted_us, batched_us, record.ended_us, queue_us / 1e6, execute_us / 1e6)
 
 
-def wait_reason(catalog: Catalog, record: JobRecord, *, before: int, paused: bool) -> str:
-    """Why an active job has not ended yet."""
-    if record.state is JobState.RUNNING:
-        return "it runs" if record.attempts <= 1 else f"it runs, attempt {record.attempts}"
-    held = catalog.held(record.model).get(_number(record.about.get("version")))
-    if held is None:
+def running_reason(record: JobRecord) -> str:
+    """Why a running job has not ended yet."""
+    return "it runs" if record.attempts <= 1 else f"it runs, attempt {record.attempts}"
+
+
+def wait_reason(served: ServedVersion | None, record: JobRecord, ahead: Ahead, *, paused: bool, decided: bool) -> str:
+    """Why a queued job has not begun yet. `decided`: a batcher owns its model."""
+    if served is None:
         return f"model '{record.model}' has no version {_number(record.about.get('version'))} loaded"
-    if not held.slots:
+    if not served.slots:
         return f"no executor serves model '{record.model}' at the moment"
+    if not decided:
+        return f"no batcher decides about model '{record.model}' at the moment"
     if paused:
         return f"the queue of model '{record.model}' is paused"
-    if before:
-        return f"queued behind {before} job{'s' if before > 1 else ''}"
-    return "it is next"
+    calls = f"up to {_counted(ahead.calls, 'call')}" if ahead.calls else ""
+    if not ahead.jobs:
+        return f"queued behind {calls}" if calls else "it is next"
+    parts = [f"{ahead.higher} at a higher priority"] if ahead.higher else []
+    if ahead.turns:
+        parts.append(f"{ahead.turns} in the turns of other tenants")
+    of_them = f", {' and '.join(parts)}" if parts else ""
+    return f"queued behind {_counted(ahead.jobs, 'job')}{of_them}{f', and {calls}' if calls else ''}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def visible(record: JobRecord, caller: Caller) -> bool:

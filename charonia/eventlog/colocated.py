@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
@@ -179,7 +180,7 @@ class ColocatedLog:
     ) -> list[JobRecord]:
         return await self._shared.jobs(model, ended=ended, after=after, count=count)
 
-    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
+    async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:
         return await self._shared.job_position(model, job_id)
 
     async def job_models(self) -> list[str]:

@@ -15,6 +15,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
@@ -91,7 +92,7 @@ class MemoryLog(MemoryStreams):
         if known is not None:
             return JobTicket(known.new.id, False, known.durability)
         work.accept([(job.id, job.size_bytes)], limits, job.tenant)
-        work.add_job(job, _DURABILITY)
+        work.add_job(job, _DURABILITY, (level, lane))
         if job.deadline_us:
             await self.set_times(keys.job_deadlines(model), {job.id: job.deadline_us})
         self._job_models[model] = None
@@ -258,9 +259,8 @@ class MemoryLog(MemoryStreams):
             found = [job for job in work.active() if after is None or (job.new.accepted_us, job.new.id) > after]
         return [job.record(model, with_events=False) for job in found[:count]]
 
-    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
-        active = [job.new.id for job in self._of(model).active()]
-        return (active.index(job_id), len(active)) if job_id in active else None
+    async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:
+        return self._of(model).place(job_id)
 
     async def job_models(self) -> list[str]:
         return sorted(self._job_models)

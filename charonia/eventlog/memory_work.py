@@ -5,13 +5,15 @@ The rules of the scripts (charonia/eventlog/scripts) in plain Python; streams ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgpack
 
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
+from charonia.jobs import MOVED, JobEnd, JobEvent, JobRecord, JobState, NewJob
+from charonia.places import FIRST_LINE, JobPlace, Line
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
@@ -45,6 +47,8 @@ class KeptJob:
     new: NewJob
     durability: str
     events: list[JobEvent]
+    line: Line = FIRST_LINE
+    queued_us: int = 0
     state: JobState = JobState.QUEUED
     attempts: int = 0
     result: bytes = b""
@@ -157,8 +161,9 @@ class ModelWork:
             raise key_reused()
         return known
 
-    def add_job(self, new: NewJob, durability: str) -> None:
-        self.jobs[new.id] = KeptJob(new, durability, [JobEvent(1, "accepted", new.accepted_us)])
+    def add_job(self, new: NewJob, durability: str, line: Line) -> None:
+        accepted = JobEvent(1, "accepted", new.accepted_us)
+        self.jobs[new.id] = KeptJob(new, durability, [accepted], line, new.accepted_us)
         if new.key:
             self.keys[new.key] = new.id
 
@@ -184,6 +189,9 @@ class ModelWork:
             return False
         if kind == "returned":
             found.state = JobState.QUEUED
+        elif kind == MOVED:
+            found.line = (int(str(detail["level"])), found.line[1])
+            found.queued_us = now_us()
         found.add_event(kind, now_us(), detail)
         return True
 
@@ -222,6 +230,17 @@ class ModelWork:
         """Jobs that have not ended, by the time they were accepted."""
         found = [job for job in self.jobs.values() if not job.state.terminal]
         return sorted(found, key=lambda job: (job.new.accepted_us, job.new.id))
+
+    def place(self, job_id: bytes) -> JobPlace | None:
+        """Where an active job stands."""
+        active = self.active()
+        own = next((job for job in active if job.new.id == job_id), None)
+        if own is None:
+            return None
+        lines = Counter(job.line for job in active)
+        at = (own.queued_us, own.new.id)
+        rank = sum((job.queued_us, job.new.id) < at for job in active if job.line == own.line)
+        return JobPlace(own.line, rank, dict(lines), len(self.requests), self.paused, self.owner)
 
     def ended(self) -> list[KeptJob]:
         """Ended jobs, newest first; what has expired is forgotten."""

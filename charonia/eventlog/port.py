@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
@@ -249,7 +250,7 @@ class EventLog(Protocol):
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
         """Add an event to a job that has not ended; False when it has or is unknown.
 
-        `returned` makes a running job a queued one again.
+        `returned` makes a running job a queued one again; `moved` says the `level` it waits at from now on.
         """
 
     async def jobs(
@@ -259,8 +260,11 @@ class EventLog(Protocol):
         last one seen (accepted or ended). Ids whose record has expired are skipped and forgotten.
         """
 
-    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
-        """(active jobs accepted before this one, all active jobs); None when it is not active."""
+    async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:
+        """Where a job stands among the active ones of its model; None when it is not active.
+
+        With more than 1,024 levels and lanes they are not told apart: all are one line.
+        """
 
     async def job_models(self) -> list[str]:
         """Models that have had jobs."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.models.catalog import READY, Catalog, ExecutorView
+from charonia.models.catalog import READY, ExecutorView
 from charonia.wire import FIELD_HEADER
+
+from .folding import folded_control
 
 LEASE_MS = 1200
 """How long an executor's heartbeat holds (`charonia.settings.LogSettings`)."""
@@ -18,22 +19,11 @@ _PAGE = 500
 
 async def list_executors(log: EventLog) -> dict[str, Any]:
     """One row an executor, oldest first."""
-    catalog = await _catalog(log)
+    catalog = await folded_control(log)
     views = list(catalog.executors.values())
     leases = await log.lease_ms("executor", [view.joined.incarnation for view in views])
     rows = [await _row(log, view, left) for view, left in zip(views, leases, strict=True)]
     return {"executors": rows}
-
-
-async def _catalog(log: EventLog) -> Catalog:
-    catalog = Catalog()
-    after = START
-    while entries := await log.range(keys.CONTROL, after, _PAGE):
-        after = entries[-1].id
-        for entry in entries:
-            for fact in facts_of(entry):
-                catalog.apply(fact)
-    return catalog
 
 
 async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from charonia import keys
 from charonia.errors import NotFound
 from charonia.eventlog.port import Entry, EventLog
 from charonia.jobs import JobRecord, JobState, parse_public_id, public_id
+from charonia.places import ahead_of
 from charonia.wire import ResponseRecord, unpack_response
 
 from .cancelling import cancel
+from .folding import folded_control
 from .queued import find_queued, queued_of_model
 from .tensor_text import described, saved_all
 
@@ -78,8 +80,13 @@ def _matches(job: JobRecord, wanted: Filter, now_us: int) -> bool:
 async def show_job(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
     """One job with its place in the queue. Raises `NotFound`."""
     job = await _must_be(log, text)
-    position = await log.job_position(job.model, job.id)
-    place = {"position": position[0] + 1 if position else 0, "queue_length": position[1] if position else 0}
+    found = await log.job_position(job.model, job.id)
+    position = 0
+    if found is not None and job.state is JobState.QUEUED:
+        shares = len({lane for level, lane in found.lines if level == found.line[0]}) > 1
+        weights = (await folded_control(log)).lane_weights if shares else {}
+        position = ahead_of(found, weights).jobs + 1
+    place = {"position": position, "queue_length": found.active if found is not None else 0}
     about = {name: plain(value) for name, value in job.about.items()}
     return {**job_json(job, now_us), **place, "about": about}
 

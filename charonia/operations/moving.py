@@ -15,13 +15,12 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
-from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog, Limits
+from charonia.eventlog.port import EventLog, Limits
 from charonia.events import FIELD_FACT, RequestsMoved, pack_fact
-from charonia.jobs import JobState
-from charonia.models.catalog import Catalog
+from charonia.jobs import MOVED, JobState
 from charonia.wire import RequestRecord, pack_request, record_fields
 
+from .folding import folded_control
 from .queued import Queued, find_queued, must_be_known
 
 _OWNER = "batcher"
@@ -57,7 +56,7 @@ async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> d
     for queued in moving:
         await log.accept(model, level, queued.lane, [], record_fields([_at_level(queued.record, level)]), Limits())
         await log.delete_entries(keys.queue(model, queued.level, queued.lane), [queued.entry_id])
-        await log.add_job_event(model, queued.record.id, "moved", {"level": level, "from_level": queued.level})
+        await log.add_job_event(model, queued.record.id, MOVED, {"level": level, "from_level": queued.level})
     moved = [queued.record.id.hex() for queued in moving]
     return {"model": model, "level": level, "moved": moved, "left": left, "applied": applied}
 
@@ -75,13 +74,7 @@ async def _movable(log: EventLog, model: str, request_id: bytes, level: int) -> 
 
 
 async def _check_level(log: EventLog, model: str, level: int) -> None:
-    catalog = Catalog()
-    after = START
-    while entries := await log.range(keys.CONTROL, after):
-        after = entries[-1].id
-        for entry in entries:
-            for fact in facts_of(entry):
-                catalog.apply(fact)
+    catalog = await folded_control(log)
     versions = catalog.held(model)
     if not versions:
         raise NotFound(f"model '{model}' is served by nobody at the moment, its levels are not known")

@@ -23,7 +23,7 @@ def location(job_id: str) -> str:
 
 
 def accepted(job: Accepted) -> tuple[Headers, bytes]:
-    """Headers and body of a 202. `position` counts from 1 among `queue_length` active jobs of the model."""
+    """Headers and body of a 202. `queue_length` are the active jobs of the model."""
     receipt = job.receipt
     where = location(receipt.id)
     body = {

@@ -16,7 +16,8 @@ from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits, kept_response
 from charonia.eventlog.redis import open_log
-from charonia.jobs import JobEnd, JobState, JobTicket, NewJob
+from charonia.jobs import MOVED, JobEnd, JobState, JobTicket, NewJob
+from charonia.places import JobPlace
 
 PATIENCE_S = 10.0
 NO_LIMITS = Limits()
@@ -414,11 +415,39 @@ async def test_active_jobs_are_listed_oldest_first_in_pages(subject: Subject) ->
         after = (page[-1].accepted_us, page[-1].id)
     assert found == order
     places = [await subject.log.job_position("m", b"%016d" % number) for number in order]
-    assert places == [(place, 6) for place in range(6)]
+    assert places == [JobPlace((0, 0), rank, {(0, 0): 6}, 6) for rank in range(6)]
 
     await end(subject.log, made(order[0]))
     assert await subject.log.job_position("m", b"%016d" % order[0]) is None
-    assert await subject.log.job_position("m", b"%016d" % order[1]) == (0, 5)
+    assert await subject.log.job_position("m", b"%016d" % order[1]) == JobPlace((0, 0), 0, {(0, 0): 5}, 5)
+
+
+async def test_a_place_counts_the_jobs_of_each_level_and_lane(subject: Subject) -> None:
+    log, lines = subject.log, [(0, 0), (1, 0), (1, 7), (1, 0), (0, 0), (1, 7), (1, 7)]
+    for number, (level, lane) in enumerate(lines):
+        await log.accept_job("m", level, lane, made(number), [b"r", b"a record"], NO_LIMITS)
+    counts = {(0, 0): 2, (1, 0): 2, (1, 7): 3}
+    ranks = [0, 0, 0, 1, 1, 1, 2]
+    places = [await subject.peer.job_position("m", b"%016d" % number) for number in range(7)]
+    assert places == [JobPlace(line, rank, counts, 7) for line, rank in zip(lines, ranks, strict=True)]
+
+    await log.accept("m", 1, 7, [(b"r" * 16, 3)], [b"r", b"a call"], NO_LIMITS)
+    await log.set_paused("m", True)
+    await log.take_ownership("m", "b-1", "")
+    await end(log, made(1))
+    await end(log, made(4))
+    assert await log.job_position("m", b"%016d" % 3) == JobPlace(
+        (1, 0), 0, {(0, 0): 1, (1, 0): 1, (1, 7): 3}, 6, True, "b-1"
+    )
+    # moved behind what waits there; in its lane still
+    await log.accept("m", 3, 7, [], [b"r", b"the record carried anew"], NO_LIMITS)
+    assert await log.add_job_event("m", b"%016d" % 5, MOVED, {"level": 3, "from_level": 1})
+    assert await log.add_job_event("m", b"%016d" % 2, MOVED, {"level": 3, "from_level": 1})
+    counts = {(0, 0): 1, (1, 0): 1, (1, 7): 1, (3, 7): 2}
+    assert await log.job_position("m", b"%016d" % 2) == JobPlace((3, 7), 1, counts, 6, True, "b-1")
+    for number in (0, 2, 3, 5):
+        await end(log, made(number))
+    assert await log.job_position("m", b"%016d" % 6) == JobPlace((1, 7), 0, {(1, 7): 1}, 2, True, "b-1")
 
 
 async def test_ended_jobs_are_listed_newest_first_in_pages(subject: Subject) -> None:

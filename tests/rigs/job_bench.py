@@ -75,6 +75,7 @@ class JobBench:
     async def serve(self, config: str = CONFIG, *, slots: int = 1) -> None:
         packed = normalise(parse(config)).SerializeToString()
         for fact in (
+            ProcessJoined("batcher", "b"),
             ProcessJoined("executor", "e"),
             VersionLoaded("e", MODEL, 1, HASH, slots, packed),
             RepositoryScanned("e", (MODEL,), "explicit", ready=True),

@@ -9,6 +9,7 @@ one piece of memory. So what a caller knows about its job is cut into several fi
     k  seconds to keep it              n  tenant                       r  result: the response record
     d  durability, unless memory       i  digest of the idempotency key
     g  one above the last index kept in jr:{m}:<id>, f their bytes; only of models that answer more than once
+    l  "<level>:<lane>" it waits at, unless 0:0
     x  microsecond of its deadline, if it has one; then it is the last of the fields written at first
     b, b1, b2, b3  `about` in msgpack  w  whether it has a webhook     v, e<n>  events, see job_events.lua
 """
@@ -36,13 +37,14 @@ _STATES = {code: state for state, code in STATE_CODES.items()}
 _ABOUT = (b"b", b"b1", b"b2", b"b3")
 _SHORT_BYTES = 64
 _MEMORY = "memory"
+FIRST_LINE = b"0:0"
 
 FIELDS: Sequence[bytes] = (b"s", b"t", b"z", b"k", b"a", b"n", b"d", b"u", b"y", b"v", *_ABOUT)
 """What `record_of` wants."""
 
 
-def fields_of(job: NewJob, durability: str) -> list[Argument]:
-    """The fields of a job that is accepted."""
+def fields_of(job: NewJob, durability: str, line: bytes = FIRST_LINE) -> list[Argument]:
+    """The fields of a job that is accepted; `line` is its "<level>:<lane>"."""
     fields: list[Argument] = [b"s", b"q", b"t", job.accepted_us, b"z", job.size_bytes, b"k", job.retention_s]
     if job.tenant:
         fields += (b"n", job.tenant)
@@ -59,6 +61,8 @@ def fields_of(job: NewJob, durability: str) -> list[Argument]:
                 fields += (_ABOUT[at // _SHORT_BYTES], about[at : at + _SHORT_BYTES])
         if job.about.get("webhook"):
             fields += (b"w", b"1")
+    if line != FIRST_LINE:
+        fields += (b"l", line)
     if job.deadline_us:
         fields += (b"x", job.deadline_us)
     return fields

@@ -9,18 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from charonia import keys
 from charonia.eventlog.port import Entry, kept_response
-from charonia.jobs import JobRecord
+from charonia.jobs import MOVED, JobRecord
+from charonia.places import JobPlace, Line
 from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands
 from .job_records import FIELDS, record_of, told
-from .packing import pack_pieces
+from .packing import Argument, pack_pieces
 
 _LAST_EVENT = FIELDS.index(b"v")
 _PAGE = 200
 _MOST_LOOKED_AT = 500
 _ID_BYTES = 16
+_MOST_LINES = 1024
 _MOST_AT_ONCE = 1000
 """Responses in one call of a script, which can take a bounded number of arguments."""
 
@@ -71,8 +73,12 @@ class Jobs:
         return [kept_response(Entry(entry_id, fields)) for entry_id, fields in raw]
 
     async def add_job_event(self, model: str, job_id: bytes, kind: str, detail: Mapping[str, object]) -> bool:
-        names = (keys.job(model, job_id),)
-        return bool(await self._commands.script(scripts.ADD_JOB_EVENT, names, (kind, told(kind, detail))))
+        names: tuple[bytes, ...] = (keys.job(model, job_id),)
+        arguments: tuple[Argument, ...] = (kind, told(kind, detail))
+        if kind == MOVED:
+            names += (keys.active_jobs(model),)
+            arguments += (job_id, str(detail["level"]))
+        return bool(await self._commands.script(scripts.ADD_JOB_EVENT, names, arguments))
 
     async def jobs(
         self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
@@ -117,10 +123,14 @@ class Jobs:
         )
         return forgotten
 
-    async def job_position(self, model: str, job_id: bytes) -> tuple[int, int] | None:
-        key = keys.active_jobs(model)
-        rank, active = await self._commands.each([("ZRANK", key, job_id), ("ZCARD", key)])
-        return None if rank is None else (rank, max(active, rank + 1))
+    async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:
+        names = (keys.active_jobs(model), keys.lanes(model), keys.job(model, job_id), keys.counters(model))
+        found = await self._commands.script(scripts.JOB_POSITION, names, (job_id, _MOST_LINES))
+        if found is None:
+            return None
+        rank, requests, paused, owner, own, *counts = found
+        lines = {line_of(line): count for line, count in zip(counts[::2], counts[1::2], strict=True)}
+        return JobPlace(line_of(own), rank, lines, int(requests), bool(paused), owner.decode())
 
     async def job_models(self) -> list[str]:
         return sorted(name.decode() for name in await self._commands.execute("SMEMBERS", keys.JOB_MODELS))
@@ -141,6 +151,11 @@ class Jobs:
 
     async def paused(self, model: str) -> bool:
         return await self._commands.execute("HGET", keys.counters(model), "paused") is not None
+
+
+def line_of(text: bytes) -> Line:
+    level, _, lane = text.partition(b":")
+    return int(level), int(lane)
 
 
 def _beyond(one: tuple[int, bytes], after: tuple[int, bytes], ended: bool) -> bool:

@@ -33,6 +33,7 @@ SETTLE = load("settle")
 SETTLE_RECORDED = load("settle_recorded")
 BEGIN_ATTEMPT = load("begin_attempt")
 ADD_JOB_EVENT = load("add_job_event")
+JOB_POSITION = load("job_position")
 ADD_JOB_RESPONSES = load("add_job_responses")
 FORGET_ENDED = load("forget_ended")
 FORGET_SEQUENCES = load("forget_sequences")
@@ -51,6 +52,7 @@ ALL = (
     SETTLE_RECORDED,
     BEGIN_ATTEMPT,
     ADD_JOB_EVENT,
+    JOB_POSITION,
     ADD_JOB_RESPONSES,
     FORGET_ENDED,
     FORGET_SEQUENCES,

@@ -112,7 +112,7 @@ class Work:
         if job.key:
             job_names.append(keys.idempotency(model, job.key))
         proven = writes.level_at_reply.text
-        record = fields_of(job, proven)
+        record = fields_of(job, proven, lane_name)
         command: list[Argument] = [b"EVALSHA", scripts.ACCEPT_JOB.digest, len(job_names), *job_names]
         command += (limits.requests, limits.size_bytes, limits.tenant_requests, limits.tenant_size_bytes)
         command += (job.size_bytes, lane_name, fact, job.id)

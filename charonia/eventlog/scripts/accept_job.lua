@@ -13,7 +13,8 @@
 -- KEYS[9] job:{m}:<id>          hash; the job's record
 -- KEYS[10] idem:{m}:<key>       digest of the request and id of its job, 16 bytes each (only given with a key). Without
 --                               expiry while the job is active, then it ends with the job's record.
--- Written besides, by name: ja:{m}:x, active jobs with a deadline: id -> deadline; gets the job when it has one.
+-- Written besides, by name: ja:{m}:x, active jobs with a deadline: id -> deadline; gets the job when it has one. And
+-- ja:{m}:<level>:<lane>, of any but 0:0: those of ja:{m} that wait there; gets the job.
 -- Read besides, by name: job:{m}:<id> of the job that a known key stands for.
 --
 -- ARGV[1] most unsettled requests, ARGV[2] most unsettled bytes, ARGV[3] and ARGV[4] the tenant's; 0 = no bound
@@ -64,6 +65,9 @@ redis.call('HSET', KEYS[3], 'requests', requests, 'bytes', string.format('%.0f',
 local entry = 15 + tonumber(ARGV[14])
 redis.call('HSET', KEYS[9], unpack(ARGV, 15, entry - 1))
 redis.call('ZADD', KEYS[8], ARGV[11], ARGV[8])
+if ARGV[6] ~= '0:0' then
+  redis.call('ZADD', KEYS[8] .. ':' .. ARGV[6], ARGV[11], ARGV[8])
+end
 if ARGV[entry - 2] == 'x' then
   redis.call('ZADD', KEYS[8] .. ':x', ARGV[entry - 1], ARGV[8])
 end

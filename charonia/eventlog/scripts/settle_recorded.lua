@@ -7,7 +7,8 @@
 --                               `keep_bytes` is what it may be (read only); n:{m}:<tenant> shrinks likewise
 -- KEYS[3] s:{m}:<version>:<hash> statistics hash, or u:{m} without statistics; grows when all requests were won
 -- KEYS[4] j:{m}                 journal; gets one `ended` fact when a journalled request was won
--- KEYS[5] ja:{m}                active jobs; lose the ended ones, and so does ja:{m}:x, those with a deadline
+-- KEYS[5] ja:{m}                active jobs; lose the ended ones, and so do ja:{m}:x, those with a deadline, and
+--                               ja:{m}:<level>:<lane>, those that wait there
 -- KEYS[6] jd:{m}                ended jobs: id and counted size -> time ended; gets the ended ones
 -- KEYS[7] wh:{m}                gets an entry for each ended job that has a webhook
 -- KEYS[8] sl:{m}                live sequences; what settled requests of theirs say is set or deleted
@@ -81,7 +82,7 @@ for i = 1, ends do
   local number, id = tonumber(ARGV[first]), ARGV[first + 1]
   if not mask or string.byte(mask, number) == 49 then
     local key, time_us = KEYS[9 + i], now_us()
-    local job = redis.call('HMGET', key, 's', 'v', 'k', 'i', 'w', 'b', 'f', 'x')
+    local job = redis.call('HMGET', key, 's', 'v', 'k', 'i', 'w', 'b', 'f', 'x', 'l')
     if job[1] == 'q' or job[1] == 'r' then
       local result, last = ARGV[first + 4], (job[2] or 1) + 1
       local time = string.format('%.0f', time_us)
@@ -100,6 +101,9 @@ for i = 1, ends do
       redis.call('ZREM', KEYS[5], id)
       if job[8] then
         redis.call('ZREM', KEYS[5] .. ':x', id)
+      end
+      if job[9] then
+        redis.call('ZREM', KEYS[5] .. ':' .. job[9], id)
       end
       local kept = RECORD_SIZE + #result + #ARGV[first + 3] + #(job[6] or '') + tonumber(job[7] or 0)
       redis.call('ZADD', KEYS[6], time, id .. string.format('%d', kept))

@@ -92,6 +92,11 @@ async def test_positions_and_reasons_to_wait(bench: Any) -> None:
     await bench.log.set_paused(MODEL, True)
     view = await gateway.job(receipts[0].id)
     assert (view.wait_reason, view.eta_s) == ("the queue of model 'm' is paused", None)
+    await bench.log.set_paused(MODEL, False)
+    await bench.tell(ProcessLeft("batcher", "b", "lost"))
+    await until(lambda: "b" not in gateway._catalog.processes)
+    assert (await gateway.job(receipts[0].id)).wait_reason == "no batcher decides about model 'm' at the moment"
+
     await bench.tell(ProcessLeft("executor", "e", "lost"))
     reason = "no executor serves model 'm' at the moment"
     await until(lambda: not gateway._catalog.held(MODEL)[1].slots)
