@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,46 +18,11 @@ import numpy as np
 import pytest
 from e2e_asking import client, index, infer, inputs, post, statistics, until
 from e2e_models import WIDTH, scaling
-from e2e_server import REPOSITORY, Server
+from e2e_parts import GATEWAY_FLAGS, Part
 
 from charonia.eventlog.embedded import PrivateServer, find_server
 
-CHARONIA = str(Path(sys.executable).parent / "charonia")
 CLIENTS = 16
-
-
-class Part(Server):
-    """One role's process; gateways have their addresses once they say that they are up."""
-
-    def __init__(self, role: str, name: str, directory: Path, log_url: str, *flags: str) -> None:
-        self.name = name
-        log_file = directory / f"{name}.log"
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                [CHARONIA, role, "--log-url", log_url, "--metrics-port=0", "--metrics-address=127.0.0.1", *flags],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=REPOSITORY,
-            )
-        super().__init__(process, directory, log_file)
-
-    def until_says(self, pattern: str) -> re.Match[str]:
-        def look() -> re.Match[str] | None:
-            assert self.process.poll() is None, self.log()
-            return re.search(pattern, self.log())
-
-        found = until(f"{self.name} says {pattern}", look)
-        assert found is not None
-        return found
-
-    def learn_addresses(self) -> None:
-        """A port of 0 is a free one, which the gateway tells."""
-        said = self.until_says(r"gateway is up, http on ([\d.:]+), grpc on ([\d.:]+)")
-        self.http, self.grpc = said[1], said[2]
-
-    def read_endpoints(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -83,8 +47,7 @@ def parts(tmp_path: Path) -> Iterator[Any]:
             started.append(Part(role, name, tmp_path, log.url, *flags))
             return started[-1]
 
-        gateway_flags = ("--http-port=0", "--grpc-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
-        gateways = [start("gateway", f"gateway{n}", *gateway_flags) for n in range(2)]
+        gateways = [start("gateway", f"gateway{n}", *GATEWAY_FLAGS) for n in range(2)]
         batchers = [start("batcher", f"batcher{n}") for n in range(2)]
         repository = f"--model-repository={models}"
         executors = [
