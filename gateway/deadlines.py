@@ -52,18 +52,18 @@ class Deadlines:
     def arm(self, waiter: Waiter, deadline_ns: int, served: ServedVersion) -> asyncio.TimerHandle:
         """A timer, to be cancelled once the waiter has its answer."""
         armed_ns = wall_ns()
-        statistics = keys.statistics(served.model, served.version, served.content_hash)
         delay_s = max(0.0, (deadline_ns - armed_ns) / 1e9)
-        return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, statistics, armed_ns)
+        return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, served, armed_ns)
 
-    def _fire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
+    def _fire(self, waiter: Waiter, served: ServedVersion, armed_ns: int) -> None:
         if not waiter.sent or waiter.follows:
             waiter.withdrawn = True
             self._answer_expired(waiter)
             return
-        self._spawn(self._expire(waiter, statistics, armed_ns))
+        self._spawn(self._expire(waiter, served, armed_ns))
 
-    async def _expire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
+    async def _expire(self, waiter: Waiter, served: ServedVersion, armed_ns: int) -> None:
+        statistics = keys.statistics(served.model, served.version, served.content_hash)
         journalled = self._journal_jobs if waiter.is_job else self._journal_all
         increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
         try:
