@@ -7,7 +7,6 @@ Here a batch that outlasts its ceiling in a thread, which nobody can end, is fou
 from __future__ import annotations
 
 import asyncio
-import queue
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from charonia.wire import RequestRecord
 from .accounting import Death, Executed
 from .assembly import Planner
 from .execution import Batch
+from .handover import Handover
 from .job import Job, died, take_all
 from .sequence_batch import BatchSteps
 from .sequences import Sequences
@@ -65,7 +65,7 @@ class InstancePool:
     streams: bool = False
     """Its instances answer requests several times."""
     _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
-    _blocking: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
+    _blocking: Handover = field(default_factory=Handover)
     _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _watch: asyncio.Task[None] | None = None
@@ -118,7 +118,7 @@ class InstancePool:
         group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
         worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
-            jobs = self._blocking if self._turns is None and not self._is_bound else queue.SimpleQueue()
+            jobs = self._blocking if self._turns is None and not self._is_bound else Handover()
             worker = ThreadWorker(self, spec, instance, group.passive, jobs)
         elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
             own = self._cooperative if self._turns is None else asyncio.Queue()
@@ -256,7 +256,7 @@ class InstancePool:
         taken: list[Job] = [] if self._turns is None else self._turns.take_all()
         if self._is_bound:
             return taken + [job for worker in self._workers for job in worker.take_queued()]
-        return taken + take_all(self._blocking) + take_all(self._cooperative)
+        return taken + self._blocking.take_all() + take_all(self._cooperative)
 
     def _finished(self, count: int) -> None:
         self.unfinished -= count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,11 +56,11 @@ class Job:
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
 
 
-def take_all(jobs: queue.SimpleQueue[Job | None] | asyncio.Queue[Job | None]) -> list[Job]:
+def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:
     """The batches in a queue, which nobody will get from it; the ends that workers wait for stay in it."""
     taken: list[Job] = []
     ends = 0
-    with contextlib.suppress(queue.Empty, asyncio.QueueEmpty):
+    with contextlib.suppress(asyncio.QueueEmpty):
         while True:
             job = jobs.get_nowait()
             if job is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import sys
 import threading
 import traceback
@@ -33,6 +32,7 @@ from charonia.wire import RequestRecord
 from .accounting import Death, Executed
 from .assembly import Workspace
 from .execution import Batch
+from .handover import Handover, Seat
 from .host_policy import restrict_thread
 from .job import Job, died, take_all
 
@@ -158,11 +158,12 @@ class ThreadWorker(Worker):
         spec: InstanceSpec,
         instance: BatchInstance,
         passive: bool,
-        jobs: queue.SimpleQueue[Job | None],
+        jobs: Handover,
     ) -> None:
         super().__init__(pool, spec, passive)
         self.running: tuple[Job, int] | None = None
         self._jobs = jobs
+        self._seat = Seat()
         self._instance: BatchInstance | None = instance
         self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
@@ -182,7 +183,7 @@ class ThreadWorker(Worker):
         return bool(getattr(self._instance, "stateless", False))
 
     def take_queued(self) -> list[Job]:
-        return take_all(self._jobs)
+        return self._jobs.take_all()
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await asyncio.to_thread(self._execute, self._warm_up(records))
@@ -222,7 +223,7 @@ class ThreadWorker(Worker):
         restrict_thread(self.spec.cores)
         # the loop is gone only when the process ends without draining
         with contextlib.suppress(RuntimeError):
-            while (job := self._jobs.get()) is not None:
+            while (job := self._jobs.get(self._seat)) is not None:
                 executed = self._run(job)
                 self._loop.call_soon_threadsafe(self._pool.finish, job, executed)
                 if executed.death is not None:
