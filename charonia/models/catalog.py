@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from charonia.errors import CharoniaError, NotFound, Unavailable
+from charonia.errors import CharoniaError
 from charonia.events import (
     ExecutorDescribed,
     ExecutorDraining,
@@ -43,11 +43,11 @@ from .executor_views import (
     ExecutorVersion,
     ExecutorView,
     IndexRow,
-    ServedVersion,
     index,
     states,
 )
 from .interface import ModelInterface
+from .served import ServedVersion, held_versions, not_served
 
 __all__ = [
     "EXECUTOR_DRAINS",
@@ -169,7 +169,6 @@ class Catalog:
             return
         known.loaded = replace(known.loaded, slots=fact.slots)
         known.on_demand = fact.slots == 0
-        known.well = known.well or known.on_demand
         known.reason = ON_DEMAND if known.on_demand else ""
         known.well = True  # its instances are others
         self._refresh({fact.model})
@@ -266,40 +265,9 @@ class Catalog:
 
     def _refresh(self, models: set[str]) -> None:
         for model in models:
-            served: dict[int, ServedVersion] = {}
-            on_demand: dict[int, frozenset[str]] = {}
-            accepting = {
-                version
-                for view in self.executors.values()
-                for version, state in view.versions.of(model).items()
-                if state.state == READY
-            }
-            for incarnation, view in self.executors.items():
-                for version, state in view.versions.of(model).items():
-                    loaded = state.loaded
-                    if loaded is None or loaded.content_hash != self._newest[(model, version)]:
-                        continue
-                    entry = served.get(version)
-                    if entry is None:
-                        config, interface = self._parse(loaded)
-                        entry = served[version] = ServedVersion(
-                            model,
-                            version,
-                            loaded.content_hash,
-                            config,
-                            interface,
-                            loaded.labels,
-                            {},
-                            version in accepting,
-                        )
-                    if not view.away:
-                        entry.slots[incarnation] = loaded.slots
-                        if state.on_demand:
-                            on_demand[version] = on_demand.get(version, frozenset()) | {incarnation}
-            for version, executors in on_demand.items():
-                served[version] = replace(served[version], on_demand=executors)
-            if served:
-                held = self._served[model] = dict(sorted(served.items()))
+            held = held_versions(model, self.executors, self._newest, self._parse)
+            if held:
+                self._served[model] = held
                 self._accepting[model] = {number: v for number, v in held.items() if v.accepting}
             else:
                 self._served.pop(model, None)
@@ -339,17 +307,7 @@ class Catalog:
                 return served[next(reversed(served))]
             if version in served:
                 return served[version]
-        raise self._missing(model, version)
-
-    def _missing(self, model: str, version: int) -> CharoniaError:
-        states = {v: s for v, s, _ in self._states(model)}
-        if not states:
-            return NotFound(f"Request for unknown model: '{model}' is not found")
-        if version < 0:
-            return NotFound(f"Request for unknown model: '{model}' has no available versions")
-        if version not in states:
-            return NotFound(f"Request for unknown model: '{model}' version {version} is not found")
-        return Unavailable(f"Request for unknown model: '{model}' version {version} is not at ready state")
+        raise not_served(model, version, self._states(model))
 
     def is_ready(self, model: str, version: int) -> bool:
         """H3: that version (-1: the highest served) has an executor that would run it now and on which it is well."""

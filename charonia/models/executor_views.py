@@ -9,9 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from charonia.events import ExecutorDescribed, ProcessJoined, RepositoryScanned, VersionLoaded
-from protos.model_config_pb2 import ModelConfig
-
-from .interface import ModelInterface
 
 READY = "READY"
 LOADING = "LOADING"
@@ -101,31 +98,6 @@ class ExecutorView:
     def away(self) -> bool:
         """It takes no batches: it is gone, or about to be. What it served is accepted until a successor is there."""
         return self.lost or self.draining
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """The current incarnation of a model version: what requests are checked against and who executes it.
-
-    `slots` maps executor to batches at once, 0 for one that loads it on demand; it is empty when every executor that
-    served it was lost, then accepted requests wait in the log for the next one. `accepting` is false while it unloads:
-    what was accepted still runs. `on_demand` are the executors that would load it and have not.
-    """
-
-    model: str
-    version: int
-    content_hash: str
-    config: ModelConfig
-    interface: ModelInterface
-    labels: dict[str, list[str]]
-    slots: dict[str, int]
-    accepting: bool = True
-    on_demand: frozenset[str] = frozenset()
-
-    @property
-    def is_unloaded(self) -> bool:
-        """Nobody holds it in memory, and somebody would."""
-        return bool(self.on_demand) and len(self.on_demand) == len(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
