@@ -8,23 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _INCLUDE = re.compile(rb"^--#include (\S+)\n", re.MULTILINE)
+_COMMENTS = re.compile(rb"^[ ]*(?:--.*)?\n", re.MULTILINE)
 _DIRECTORY = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`digest` names the script to the server (EVALSHA)."""
+    """`text` is for readers; `source`, without its comments, for the server, where `digest` names it (EVALSHA).
 
+    Scripts are sent along with the signing in, and before that is done servers take no argument above 16 KiB.
+    """
+
+    text: bytes
     source: bytes
     digest: bytes
 
 
 def load(name: str) -> Script:
     """A script with the files its `--#include` lines name in their place."""
-    source = (_DIRECTORY / f"{name}.lua").read_bytes()
-    source = _INCLUDE.sub(lambda line: (_DIRECTORY / line[1].decode()).read_bytes(), source)
+    text = (_DIRECTORY / f"{name}.lua").read_bytes()
+    text = _INCLUDE.sub(lambda line: (_DIRECTORY / line[1].decode()).read_bytes(), text)
+    source = _COMMENTS.sub(b"", text)
     # EVALSHA's name for a script, not a safeguard
-    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+    return Script(text, source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
 ACCEPT = load("accept")
