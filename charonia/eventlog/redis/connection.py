@@ -125,12 +125,15 @@ class Connection:
             raise self._away()
         return wire.call(pieces)
 
-    def batch(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
-        """`count` packed commands; `done` is called with their replies. Raises `LogUnavailable` like `call`."""
+    def batch(self, pieces: Sequence[Buffer], count: int, done: Done, *, lazy: bool = False) -> None:
+        """`count` packed commands; `done` is called with their replies. Raises `LogUnavailable` like `call`.
+
+        Lazy ones share the next write, within 5 ms.
+        """
         wire = self._wire
         if wire is None:
             raise self._away()
-        wire.batch(pieces, count, done)
+        wire.batch(pieces, count, done, lazy=lazy)
 
     async def drained(self) -> None:
         """Wait while the server takes no more; for `batch`, which does not."""

@@ -1,14 +1,16 @@
 """`RedisReader`: one blocking XREAD over a changing set of streams, on a connection of its own.
 
 The read never has a time-out: a change of the set ends it with CLIENT UNBLOCK from the command connection. Entries of
-consumed streams are deleted by their exact ids in the same write as the next read. XTRIM MINID would cost the server a
-little less per entry, but it also takes entries the callback never had (those before `after`, or with a smaller id
-after a clock went back); at one entry per batch the difference cannot be measured.
+consumed streams are deleted by their exact ids: gathered for a moment, on the command connection, in a write that is
+made anyway. In a write of their own, or with the next read, they would make the server wake this process for nothing
+but their count. XTRIM MINID would cost the server a little less per entry, but it also takes entries the callback never
+had (those before `after`, or with a smaller id after a clock went back).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +20,6 @@ import hiredis
 
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import START, Entry, OnEntries
-from charonia.tensors import Buffer
 
 from .address import Address
 from .connection import Connection
@@ -35,6 +36,7 @@ _NO_STREAM = "ERR no such key"
 _RECENT = 256
 _RETRY_S = 0.001
 _RESOLVE_RETRY_S = 0.05
+_GATHER_S = 0.01
 
 
 class _Following:
@@ -69,6 +71,7 @@ class RedisReader:
         )
         self._streams: dict[bytes, _Following] = {}
         self._deletions: dict[bytes, list[bytes]] = {}
+        self._deleting: asyncio.TimerHandle | None = None
         self._on_entries: OnEntries | None = None
         self._on_state: Callable[[bool], None] | None = None
         self._read = 0
@@ -110,6 +113,7 @@ class RedisReader:
     async def close(self) -> None:
         self._closed = True
         self._streams.clear()
+        self._delete()
         self._on_entries = None
         await self._connection.close()
 
@@ -257,45 +261,26 @@ class RedisReader:
         return False
 
     def _next(self) -> None:
-        """Delete what has been consumed and read on, in one write."""
-        pieces: list[Buffer] = []
-        deletions, self._deletions = self._deletions, {}
-        for stream, ids in deletions.items():
-            pieces.append(pack((b"XDEL", stream, *ids)))
+        """Read on, and have what was consumed deleted soon."""
+        if self._deletions and self._deleting is None:
+            self._deleting = asyncio.get_running_loop().call_later(_GATHER_S, self._delete)
         reading = {stream: f for stream, f in self._streams.items() if f.after != _LAST}
-        if reading:
-            positions = [following.after for following in reading.values()]
-            pieces.append(pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions)))
-            self._read += 1
-            self._reading = reading
-        else:
+        if not reading:
             self._reading = None
-        if not pieces:
             return
-        read = self._read if reading else 0
+        positions = [following.after for following in reading.values()]
+        self._read += 1
+        self._reading = reading
 
         def done(replies: list[Any] | None) -> None:
-            self._done(read, reading, deletions, replies)
+            self._done(reading, replies)
 
-        try:
-            self._connection.batch(pieces, len(pieces), done)
-        except LogUnavailable:
-            self._keep(deletions)
+        with contextlib.suppress(LogUnavailable):  # the next connection begins anew
+            read = pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions))
+            self._connection.batch((read,), 1, done)
 
-    def _done(
-        self,
-        read: int,
-        reading: dict[bytes, _Following],
-        deletions: dict[bytes, list[bytes]],
-        replies: list[Any] | None,
-    ) -> None:
-        if replies is None:
-            self._keep(deletions)
-            return
-        if self._refused(replies):
-            self._keep(deletions)
-            return
-        if not read:
+    def _done(self, reading: dict[bytes, _Following], replies: list[Any] | None) -> None:
+        if replies is None or self._refused(replies):
             return
         self._reading = None
         for stream, raw in replies[-1] or ():
@@ -322,6 +307,29 @@ class RedisReader:
             )
         if following.consume:
             self._deletions.setdefault(following.stream, []).extend(ids)
+
+    def _delete(self) -> None:
+        """What cannot be deleted now is again with the next, or swept up when this connection comes back."""
+        if self._deleting is not None:
+            self._deleting.cancel()
+            self._deleting = None
+        deletions, self._deletions = self._deletions, {}
+        if not deletions:
+            return
+
+        def done(replies: list[Any] | None) -> None:
+            if replies is None:
+                self._keep(deletions)
+                return
+            for (stream, ids), reply in zip(deletions.items(), replies, strict=True):
+                if isinstance(reply, hiredis.ReplyError):
+                    self._keep({stream: ids})
+
+        try:
+            pieces = [pack((b"XDEL", stream, *ids)) for stream, ids in deletions.items()]
+            self._commands.batch(pieces, len(pieces), done, lazy=True)
+        except LogUnavailable:
+            self._keep(deletions)
 
     def _keep(self, deletions: dict[bytes, list[bytes]]) -> None:
         """Deletions that may not have happened; repeating one does no harm."""

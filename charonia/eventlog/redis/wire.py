@@ -90,8 +90,8 @@ class Wire(asyncio.Protocol):
         self._waiters.append(future)
         return future
 
-    def batch(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
-        self._write(pieces)
+    def batch(self, pieces: Sequence[Buffer], count: int, done: Done, *, lazy: bool = False) -> None:
+        self._write(pieces, lazy)
         self._waiters.extend([_Batch(count, done)] * count)
 
     def _write(self, pieces: Sequence[Buffer], lazy: bool = False) -> None:
