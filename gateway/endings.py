@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog, Reply
 from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
+from charonia.models.catalog import Catalog
 
 ANY_ATTEMPT = 2**31 - 1
 """Larger than every attempt: an end from outside is fenced by nothing but an earlier end."""
@@ -52,3 +54,22 @@ async def end_requests(
         ends=dict.fromkeys(ids, end) if are_jobs else None,
         outcomes=OUTCOME_CODES[ending.state] * len(ids) if journalled else b"",
     )
+
+
+async def count_failures(
+    log: EventLog, catalog: Catalog, model: str, records: Sequence[JobRecord], reason: str
+) -> None:
+    """X4 of jobs that were ended, for the versions that are still there: statistics end with their incarnation."""
+    held = catalog.held(model)
+    now_us = wall_ns() // 1000
+    increments: dict[bytes, dict[str, int]] = {}
+    for record in records:
+        served = held.get(record.about.get("version", 0))
+        if served is not None:
+            key = keys.statistics(model, served.version, served.content_hash)
+            counts = increments.setdefault(key, {"fail_count": 0, "fail_ns": 0, f"fail_{reason}": 0})
+            counts["fail_count"] += 1
+            counts["fail_ns"] += max(0, now_us - record.accepted_us) * 1000
+            counts[f"fail_{reason}"] += 1
+    for key, counts in increments.items():
+        await log.add_statistics(key, counts)

@@ -22,6 +22,7 @@ from .job_outcomes import outcome_of
 from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
 from .job_watches import JobWatches
+from .overdue import OverdueJobs, overdue_in_s
 from .streaming import wanted_outputs
 from .webhooks.deliveries import Delivery, called, delivery_of
 
@@ -35,10 +36,11 @@ _LOOKED_AT = 5000
 class JobQueries:
     """The questions about jobs that one gateway answers."""
 
-    def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches) -> None:
+    def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches, overdue: OverdueJobs) -> None:
         self._log = log
         self._catalog = catalog
         self._watches = watches
+        self._overdue = overdue
         self._paces = Paces(log)
         self._streams = JobStreams(log, watches)
         self._not_found = JOB_NOT_FOUND
@@ -51,6 +53,8 @@ class JobQueries:
         """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
         model, key = _parsed(job_id)
         record = await self._log.job(model, key)
+        if record is not None and visible(record, caller):
+            record = await self._overdue.seen(record)
         if record is None or not visible(record, caller):
             raise NotFound(self._not_found)
         return record
@@ -184,6 +188,15 @@ class JobQueries:
             after = (found[-1].accepted_us, found[-1].id)
             yield [record for record in found if matches(record, which, caller)]
 
+    async def _end_overdue(self, model: str, records: list[JobRecord]) -> set[bytes]:
+        """End those past their deadline; which."""
+        now_us = wall_ns() // 1000
+        left_s = {record.id: overdue_in_s(record, now_us) for record in records}
+        overdue = [record for record in records if (left := left_s[record.id]) is not None and left <= 0]
+        if overdue:
+            await self._overdue.end(model, overdue)
+        return {record.id for record in overdue}
+
     async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
         """One page: the active jobs of all models by name, then the ended ones."""
         if not 1 <= limit <= MAX_LIMIT:
@@ -200,9 +213,10 @@ class JobQueries:
             count = _READ_AT_ONCE if which.state is not None or which.tenant or caller.scoped else limit - len(views)
             found = await self._log.jobs(at.model, ended=at.ended, after=at.after, count=count)
             looked_at += len(found) + 1
+            ended = set() if at.ended else await self._end_overdue(at.model, found)
             for record in found:
                 at = Cursor(at.ended, at.model, record.ended_us if at.ended else record.accepted_us, record.id)
-                if matches(record, which, caller):
+                if record.id not in ended and matches(record, which, caller):
                     views.append(job_view(record, Outlook(), now_us))
                     if len(views) >= limit:
                         break

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.eventlog.port import Entry, EventLog
 from charonia.jobs import JobRecord
 from charonia.tensors import Buffer
 
 from .delivery import ANYONE, Caller
+from .overdue import OverdueJobs, overdue_in_s
 
 MOST_WAITING = 10_000
 MOST_WAITING_OF_TENANT = 1000
@@ -96,8 +98,9 @@ class JobWatch:
 class JobWatches:
     """The watches of one gateway. `journal` is whether jobs are written to the journal."""
 
-    def __init__(self, log: EventLog, *, journal: bool) -> None:
+    def __init__(self, log: EventLog, overdue: OverdueJobs, *, journal: bool) -> None:
         self._log = log
+        self._overdue = overdue
         self._journal = journal
         self._reader = log.reader() if journal else None
         self._reading = False
@@ -178,7 +181,8 @@ class JobWatches:
         while True:
             watch.woken.clear()
             try:
-                watch.read(await self._log.job(watch.model, watch.job_id))
+                record = await self._log.job(watch.model, watch.job_id)
+                watch.read(await self._overdue.seen(record) if record is not None else None)
             except CharoniaError as error:
                 watch.failed(error)
             except Exception as error:
@@ -186,6 +190,9 @@ class JobWatches:
             if watch.over:
                 return
             pause_s = next(pauses, _SLOWLY_S if self._journal else _POLL_S)
+            left_s = overdue_in_s(watch.record, wall_ns() // 1000) if watch.record is not None else None
+            if left_s is not None and left_s > 0:
+                pause_s = min(pause_s, left_s)  # it ends on time, whoever decides about its model
             try:
                 async with asyncio.timeout(pause_s):
                     await watch.woken.wait()

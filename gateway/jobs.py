@@ -26,13 +26,14 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failur
 
 from .dataplane import DataPlane, shed
 from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
-from .endings import Ending, end_requests
+from .endings import Ending, count_failures, end_requests
 from .idempotency import check_key, key_digest, request_digest
 from .job_outcomes import CANCELLED
 from .job_queries import JobQueries
 from .job_views import about_of
 from .job_watches import JobWatches
 from .metrics import JobCounts, count
+from .overdue import OverdueJobs
 from .retention import Retentions
 from .streaming import until
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
@@ -75,18 +76,24 @@ class Jobs:
         self._journals_all = settings.journal == JOURNAL_ALL
         self._flags = FLAG_JOB | (FLAG_JOURNALLED if self._journalled else 0)
         self._retentions = Retentions(log, settings)
-        self._watches = JobWatches(log, journal=self._journalled)
-        self._queries = JobQueries(log, catalog, self._watches)
+        self._overdue = OverdueJobs(log, catalog)
+        self._watches = JobWatches(log, self._overdue, journal=self._journalled)
+        self._queries = JobQueries(log, catalog, self._watches, self._overdue)
+        self._looking: asyncio.Task[None] | None = None
         self.counts = JobCounts()
 
     def start(self) -> None:
-        """See to it that the log knows how much of a journal to keep of models that may never have a job."""
+        """See to it that jobs end in time, and that the log knows how much of a journal to keep of models without jobs."""
+        self._looking = asyncio.get_running_loop().create_task(self._overdue.keep_looking(), name="overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
             for model in self._catalog.served_models():
                 self._served_changed(model)
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._queries.close()
         await self._watches.close()
 
@@ -308,7 +315,7 @@ class Jobs:
         count(self.counts.cancelled, model, len(ended))
         with contextlib.suppress(CharoniaError):  # they are cancelled all the same
             await self._tell_callers(ended, Cancelled(ending.error))
-            await self._count_failures(model, ended)
+            await count_failures(self._log, self._catalog, model, ended, "CANCELED")
         return won
 
     async def _tell_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
@@ -327,22 +334,6 @@ class Jobs:
             for endpoint, alive in zip(elsewhere, await self._log.alive("gateway", list(elsewhere)), strict=True):
                 if alive:
                     await self._log.append(keys.replies(endpoint), record_fields(elsewhere[endpoint]))
-
-    async def _count_failures(self, model: str, records: Sequence[JobRecord]) -> None:
-        """X4, for the versions that are still there: statistics end with their incarnation."""
-        held = self._catalog.held(model)
-        now_us = wall_ns() // 1000
-        increments: dict[bytes, dict[str, int]] = {}
-        for record in records:
-            served = held.get(record.about.get("version", 0))
-            if served is not None:
-                key = keys.statistics(model, served.version, served.content_hash)
-                counts = increments.setdefault(key, {"fail_count": 0, "fail_ns": 0, "fail_CANCELED": 0})
-                counts["fail_count"] += 1
-                counts["fail_ns"] += max(0, now_us - record.accepted_us) * 1000
-                counts["fail_CANCELED"] += 1
-        for key, counts in increments.items():
-            await self._log.add_statistics(key, counts)
 
     async def _abandon(self, model: str, job_id: bytes, entering: asyncio.Task[Any]) -> None:
         """Cancel a job whose caller has hung up, perhaps before it was in the log."""
