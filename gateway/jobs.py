@@ -83,7 +83,7 @@ class Jobs:
         self.counts = JobCounts()
 
     def start(self) -> None:
-        """See to it that jobs end in time, and that the log knows how much of a journal to keep of models without jobs."""
+        """Look for overdue jobs, and tell the log how much of a journal to keep of models that may never have a job."""
         self._looking = asyncio.get_running_loop().create_task(self._overdue.keep_looking(), name="overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
