@@ -388,6 +388,19 @@ class LanesWeighed:
     weights: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class TraceSettingChanged:
+    """How requests to a model ("" for all) are traced from now on: field to value, those only that were changed (N2).
+
+    `counted` names the count of traced requests that a bound in `settings` is held against.
+    """
+
+    kind: ClassVar[str] = "trace_setting_changed"
+    model: str
+    settings: dict[str, int]
+    counted: str
+
+
 Fact = (
     ProcessJoined
     | ProcessLeft
@@ -410,6 +423,7 @@ Fact = (
     | QueueCommanded
     | RequestsRescheduled
     | LanesWeighed
+    | TraceSettingChanged
     | BatchDiedInCompany
     | SlotFreed
     | ResponsesBegun

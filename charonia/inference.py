@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from .errors import CharoniaError
 from .tensors import Tensor
+from .traces.contexts import Traced
 
 ParameterValue = str | int | bool | float
 Parameters = dict[str, ParameterValue]
@@ -39,6 +40,8 @@ class InferenceRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    trace: Traced | None = None
+    """Where what is reported of it is gathered, when it is traced."""
 
 
 @dataclass(slots=True)

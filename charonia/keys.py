@@ -32,6 +32,7 @@ command or script ever names keys of two slots.
     st:{m}                   hash of their states: key -> tensors
     gone                     sorted set of streams whose one reader left (`batcher.departed`), by when
     ctl                      control facts
+    tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents
     fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
@@ -214,6 +215,10 @@ def alive(role: str, incarnation: str) -> bytes:
 
 def blob(blob_id: str) -> bytes:
     return f"blob:{blob_id}".encode()
+
+
+def trace_count(generation: str) -> bytes:
+    return f"tc:{generation}".encode()
 
 
 CACHE_USES = b"cu:{cache}"

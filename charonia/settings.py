@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from charonia.traces.settings import TraceOptions
+
 SERVER_NAME = "triton"
 """The default of `--id` (H4): clients and dashboards look for it."""
 
@@ -117,6 +119,7 @@ class GatewaySettings:
     api_keys: str = ""
     response_cache_size_bytes: int = 0
     """0 for no cache."""
+    tracing: TraceOptions = field(default_factory=TraceOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
-from charonia.wire import FLAG_REPLY_BY_REFERENCE, FLAG_TIMED
+from charonia.wire import FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 
 from .accounting import Executed, increments
 from .announcing import insist
@@ -33,6 +33,7 @@ from .settlement import (
     settlement,
     timed,
 )
+from .tracing import reported, reports_to_gateways
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,9 @@ class Settler:
         answers: Sequence[bytes] = executed.answers
         if job.flags & FLAG_TIMED:
             answers = timed(records, executed)
+        if job.flags & FLAG_TRACED:
+            answers = reported(job, executed, answers, self._executor)
+        whole = answers
         if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers)
         answered = [] if via_owner else ending.indices
@@ -102,7 +106,9 @@ class Settler:
             self._metrics.observe(incarnation.model, incarnation.version, records, executed, won)
         self._count_unawaited(job, executed, won)
         if not via_owner and ending.jobs:
-            for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
+            mine = [index for index in ending.jobs if won[index]]
+            told = reports_to_gateways(records, whole, mine) if job.flags & FLAG_TRACED else []
+            for reply in [*replies(records, answers, mine), *told]:
                 await self._append(reply)
 
     @staticmethod

@@ -15,6 +15,7 @@ from charonia.settings import GatewaySettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
 from .service import GatewayService
+from .tracing.sinks import trace_writer
 
 
 class Front(Protocol):
@@ -66,7 +67,7 @@ class GatewayApp:
             ttl_ms=log_settings.gateway_ttl_ms,
         )
         self._payloads = PayloadDirectory(settings.shm_dir, settings.incarnation)
-        self.service = GatewayService(log, self._control, settings, self._payloads, cache_log)
+        self.service = GatewayService(log, self._control, settings, self._payloads, cache_log, trace_writer(settings))
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self._control.catalog.process_listeners.append(self._membership.hear)
         self._membership.say_again.append(self.service.say_weights)

@@ -18,7 +18,10 @@ from .restrictions import RawHeaders
 
 if TYPE_CHECKING:
     from charonia.models.interface import ModelInterface
+    from charonia.traces.settings import Wanted
     from protos.model_config_pb2 import ModelConfig
+
+    from .tracing.tracer import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,18 @@ class Handler(Protocol):
         self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
     ) -> JobPage:
         """Raises `InvalidArgument` for a cursor that is none and a limit outside 1..1000."""
+
+    # -- tracing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Asked by fronts for every request while it is `on`; the trace it gives goes with the request."""
+
+    async def trace_settings(self, model: str) -> dict[str, list[str]]:
+        """The full setting of a model, or of all (""), by name (H44). Raises `InvalidArgument` for an unknown model."""
+
+    async def update_trace_settings(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
+        """Change it for every gateway, all or nothing; the full setting afterwards."""
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 

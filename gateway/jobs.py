@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia import failpoints, keys
@@ -37,6 +37,8 @@ from .overdue import OverdueJobs
 from .retention import Retentions
 from .streaming import until
 from .terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
+from .tracing.trace import Trace
+from .tracing.tracer import Tracer
 from .waiters import Waiter
 from .webhooks.addresses import Allowed, check_url
 
@@ -62,7 +64,13 @@ class Jobs:
     """The jobs' half of one gateway."""
 
     def __init__(
-        self, log: EventLog, catalog: Catalog, dataplane: DataPlane, settings: GatewaySettings, terms: TermsBook
+        self,
+        log: EventLog,
+        catalog: Catalog,
+        dataplane: DataPlane,
+        settings: GatewaySettings,
+        terms: TermsBook,
+        tracer: Tracer | None = None,
     ) -> None:
         self._log = log
         self._catalog = catalog
@@ -70,6 +78,7 @@ class Jobs:
         self._pending = dataplane.pending
         self._endpoint = settings.incarnation.encode()
         self._terms = terms
+        self._tracer = tracer
         self._webhooks = settings.allow_webhooks
         self._reachable = Allowed.parse(settings.webhook_allow)
         self._journalled = settings.journal != JOURNAL_OFF
@@ -123,7 +132,7 @@ class Jobs:
     ) -> JobReceipt:
         """Record a job that nobody waits for; a known key gives the earlier one."""
         job = await self._prepare(request, admitted, level, served, options, b"")
-        ticket = await self._accept(served.model, job)
+        ticket = await self._accept_traced(request, served.model, job)
         accepted_us = job.new.accepted_us
         if not ticket.created:
             known = await self._log.job(served.model, ticket.id)
@@ -193,7 +202,7 @@ class Jobs:
         waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
         waiter.sent = True
         timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
-        accepting = asyncio.get_running_loop().create_task(self._accept(model, job))
+        accepting = asyncio.get_running_loop().create_task(self._accept_traced(request, model, job))
         try:
             await asyncio.wait((accepting, waiter.future), return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
@@ -258,6 +267,8 @@ class Jobs:
         retention = await self._retentions.tell(served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._dataplane.ids.next()
+        if request.trace is not None and not endpoint:
+            request.trace.context = replace(request.trace.context, report_to=self._endpoint.decode())
         record = request_record(job_id, endpoint, request, admitted, level, self._flags, tenant=options.caller.tenant)
         new = NewJob(
             job_id,
@@ -287,6 +298,21 @@ class Jobs:
         count(self.counts.accepted if ticket.created else self.counts.replays, model)
         return ticket
 
+    async def _accept_traced(self, request: InferenceRequest, model: str, job: _Prepared) -> JobTicket:
+        """As `_accept`, for a job that nobody here waits for: when it is traced, its report is waited for."""
+        tracer, trace = self._tracer, request.trace
+        if tracer is None or not isinstance(trace, Trace):
+            return await self._accept(model, job)
+        tracer.await_report(job.new.id, trace)
+        created = False
+        try:
+            ticket = await self._accept(model, job)
+            created = ticket.created
+            return ticket
+        finally:
+            if not created:
+                tracer.await_no_report(job.new.id)
+
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
     async def cancel(self, job_id: str, caller: Caller) -> JobView:
@@ -313,6 +339,9 @@ class Jobs:
         won = await end_requests(self._log, model, ids, ending, are_jobs=True, journalled=self._journalled)
         ended = [record for record, wins in zip(records, won, strict=True) if wins]
         count(self.counts.cancelled, model, len(ended))
+        if self._tracer is not None:
+            for record in ended:
+                self._tracer.await_no_report(record.id, ending.error)
         with contextlib.suppress(CharoniaError):  # they are cancelled all the same
             await self._tell_callers(ended, Cancelled(ending.error))
             await count_failures(self._log, self._catalog, model, ended, "CANCELED")

@@ -18,6 +18,7 @@ from charonia.telemetry import log_epoch_changes, render, tagged
 from .cache_store import CacheStore
 from .dataplane import DataPlane
 from .statistics import FAILURE_REASONS
+from .tracing.tracer import Tracer
 
 _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
 
@@ -120,6 +121,7 @@ class GatewayMetrics(Collector):
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.cache: CacheStore | None = None
         """Set where responses are cached."""
+        self.tracer: Tracer | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -198,6 +200,15 @@ class GatewayMetrics(Collector):
             "Requests of this gateway that wait for their reply",
             value=self._dataplane.pending_requests,
         )
+        if self.tracer is not None:
+            yield CounterMetricFamily(
+                "charonia_traces_written", "Traces this gateway wrote to its file or export", value=self.tracer.written
+            )
+            yield CounterMetricFamily(
+                "charonia_traces_dropped",
+                "Traces and spans that were lost: too many, or nobody took them",
+                value=self.tracer.dropped,
+            )
         yield from self._of_jobs()
 
     def _of_cache(self, cache: CacheStore, served: list[tuple[str, int]]) -> Iterable[Metric]:

@@ -73,6 +73,8 @@ class PendingMap:
         self._unanswered: set[bytes] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.report_for: Callable[[ResponseRecord], bool] = lambda _response: False
+        """Takes what comes for a job that nobody waits for; whether it was wanted."""
         self.duplicates = 0
         self.rechecks = 0
         """Answers that were read from a job's record because the reply did not come."""
@@ -151,7 +153,8 @@ class PendingMap:
         for response, _ in answers_in(entries, self._take):
             waiter = waiters.get(response.id)
             if waiter is None or waiter.future.done():
-                self.duplicates += 1
+                if not self.report_for(response):
+                    self.duplicates += 1
             elif not isinstance(waiter, StreamWaiter):
                 waiter.future.set_result(response)
             elif not waiter.arrived(response):

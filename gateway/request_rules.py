@@ -11,8 +11,6 @@ from charonia.wire import MAX_CLIENT_ID_BYTES
 SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 """H51."""
 
-TRACING_UNBUILT = "tracing is not built yet"
-
 SERVER_EXITING = "Server exiting"
 """E7."""
 

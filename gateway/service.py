@@ -28,6 +28,7 @@ from charonia.jobs import JobEvent
 from charonia.models.catalog import ServedVersion
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.traces.settings import Wanted
 from charonia.wire import ResponseRecord
 
 from .caching import cachable, rules_of
@@ -53,6 +54,9 @@ from .statistics import model_statistics
 from .streaming import only, responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
+from .tracing.trace import Trace, answered, failed
+from .tracing.tracer import Tracer
+from .tracing.writer import TraceWriter
 
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
@@ -90,6 +94,7 @@ class GatewayService:
         settings: GatewaySettings,
         directory: PayloadDirectory | None = None,
         cache_log: EventLog | None = None,
+        traces: TraceWriter | None = None,
     ) -> None:
         self._log = log
         self._control = control
@@ -99,7 +104,9 @@ class GatewayService:
         terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
         payloads = Payloads(log, directory, self._catalog.processes) if directory is not None else None
         self._dataplane = DataPlane(log, settings, terms, payloads)
-        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms)
+        self._tracer = Tracer(settings.tracing, control, traces)
+        self._dataplane.pending.report_for = self._tracer.report_for
+        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._entrances: dict[tuple[str, int], _Entrance] = {}
@@ -113,6 +120,7 @@ class GatewayService:
             caches=bool(settings.response_cache_size_bytes),
             joint=bool(settings.metrics_socket),
         )
+        self.metrics.tracer = self._tracer
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
@@ -149,6 +157,7 @@ class GatewayService:
             self._cache.store.forget()
         self.jobs.begin_anew()
         self._control.begin_anew()
+        self._tracer.begin_anew()
 
     def leave_rotation(self) -> None:
         """From now on readiness is false, so that proxies look elsewhere; what comes all the same is served."""
@@ -169,6 +178,7 @@ class GatewayService:
             await self._cache.close()
         await self.jobs.close()
         await self._dataplane.close()
+        await self._tracer.close()
 
     # -- health and metadata ------------------------------------------------------------------------------------------
 
@@ -221,10 +231,14 @@ class GatewayService:
             record = await self._send(request, served, counts, admission, admitted, flush_interval_s, options)
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
+            if request.trace is not None:
+                failed(request.trace, error)
             raise
         except asyncio.CancelledError:
             counts.failures["CANCELED"] += 1
             raise
+        if request.trace is not None:
+            answered(request.trace, record)
         if record.error is not None:
             ensemble = served.interface.scheduling == ENSEMBLE_SCHEDULING
             counts.failures[failure_reason(record.error, executed=True, ensemble=ensemble)] += 1
@@ -285,6 +299,8 @@ class GatewayService:
         if self._draining:
             raise Unavailable(SERVER_EXITING)
         served = self._catalog.find(request.model, request.version)
+        if isinstance(request.trace, Trace):
+            request.trace.begins(served.model, served.version, request.id)
         known = self._entrances.get((served.model, served.version))
         if known is None or known[0] is not served:
             known = self._entrance(served, known)
@@ -297,6 +313,8 @@ class GatewayService:
             reason = failure_reason(error, executed=False)
             counts.failures[reason] += 1
             self._refused.count(served, monotonic_ns() - started_ns, reason)
+            if request.trace is not None:
+                failed(request.trace, error)
             raise
 
     def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
@@ -364,6 +382,18 @@ class GatewayService:
         self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
     ) -> JobPage:
         return await self.jobs.page(which, caller, cursor, limit)
+
+    # -- tracing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def tracer(self) -> Tracer:
+        return self._tracer
+
+    async def trace_settings(self, model: str) -> dict[str, list[str]]:
+        return await self._tracer.settings(model)
+
+    async def update_trace_settings(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
+        return await self._tracer.update(model, wanted)
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from charonia.wire import ResponseRecord
 
 from .dataplane import shed
 from .metrics import RequestCounts, failure_reason
+from .tracing.trace import answered
+from .tracing.trace import failed as trace_failed
 
 
 async def only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
@@ -59,6 +61,8 @@ async def responses_of(
                 if record.final:  # before it is given: its reader may not come again
                     counted = True
                     _count_end(counts, failed, started_ns)
+                    if request.trace is not None:
+                        answered(request.trace, record)
                 yield InferenceResponse(
                     request.model,
                     record.version,
@@ -75,6 +79,8 @@ async def responses_of(
         if counted:
             return
         counts.failures[failure_reason(error, executed=False)] += 1
+        if request.trace is not None:
+            trace_failed(request.trace, error)
         ended = InferenceResponse(request.model, request.version, [], request.id, error=shed(error))
     except (asyncio.CancelledError, GeneratorExit):
         if not counted:

@@ -168,6 +168,8 @@ class OwnedEnsemble(OwnedModel):
             self._flights.done(flight)
         if response.times is not None:
             self._tally(request).add(response.times)
+        if response.report is not None and (trace := carrier_of(request).record.trace) is not None:
+            trace.add(response.report)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
         values = values_of(response.outputs, reference)

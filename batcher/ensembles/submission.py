@@ -212,6 +212,7 @@ class Submission:
             reference=reference,
             lineage=self._lineage(record),
             sequence=_mark(record, asked, flight.id, admitted),
+            trace=record.trace.context.child(flight.id[:8]) if record.trace is not None else None,
         )
 
     def _lineage(self, record: RequestRecord) -> Lineage | None:

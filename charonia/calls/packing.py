@@ -48,4 +48,5 @@ def request_record(
         reference=reference,
         lineage=lineage,
         sequence=mark_of(request, request_id, admitted, tenant),
+        trace=request.trace.context if request.trace is not None else None,
     )

@@ -254,6 +254,9 @@ class ColocatedLog:
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._shared.notes(keys)
 
+    async def add_to_count(self, key: bytes, amount: int) -> int:
+        return await self._shared.add_to_count(key, amount)
+
     async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
         await self._shared.set_times(key, times)
 

@@ -20,6 +20,7 @@ from charonia.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
     VersionHealthChanged,
@@ -52,6 +53,7 @@ class _Survey:
     health: dict[tuple[str, str, int], int] = field(default_factory=dict)
     last_said: dict[tuple[str, str], int] = field(default_factory=dict)
     last_weights: int = -1
+    last_traced: dict[str, int] = field(default_factory=dict)
     telling: set[str] = field(default_factory=set)
 
 
@@ -100,6 +102,8 @@ def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
             survey.health[(fact.executor, fact.model, fact.version)] = at
         elif isinstance(fact, LanesWeighed):
             survey.last_weights = at
+        elif isinstance(fact, TraceSettingChanged):
+            survey.last_traced[fact.model] = at
         elif isinstance(fact, ExecutorDescribed | ModelExcluded):
             survey.last_said[_about(fact)] = at
     for at in survey.newest.values():
@@ -115,6 +119,8 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
             return True
         case LanesWeighed():
             return at < survey.last_weights
+        case TraceSettingChanged():
+            return at < survey.last_traced[fact.model]
         case ProcessJoined() | ProcessLeft():
             process = fact.incarnation
             is_executor = fact.role == "executor"

@@ -391,6 +391,10 @@ class MemoryLog(MemoryStreams):
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._kept(key) for key in keys]
 
+    async def add_to_count(self, key: bytes, amount: int) -> int:
+        await self.add_statistics(key, {"n": amount})
+        return self._statistics[key]["n"]
+
     async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
         self._times.setdefault(key, {}).update(times)
 

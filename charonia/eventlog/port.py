@@ -325,6 +325,9 @@ class EventLog(Protocol):
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """What `put_note` keeps under each key; None for nothing (any more)."""
 
+    async def add_to_count(self, key: bytes, amount: int) -> int:
+        """Add to the number under a key, which begins at 0; what it is then. `delete_keys` ends it."""
+
     async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
         """Put members into a set ordered by time (microseconds), or give members of it another time."""
 

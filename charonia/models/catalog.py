@@ -20,6 +20,7 @@ from charonia.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
     VersionHealthChanged,
@@ -81,6 +82,8 @@ class Catalog:
         self.finished: dict[tuple[str, str], ModelRequestFinished] = {}
         self.lane_weights: dict[int, int] = {}
         """Changed in place, so that who shares among lanes may keep it."""
+        self.trace_settings: dict[str, TraceSettingChanged] = {}
+        """What was said of a model, or of all (""), at run time."""
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
         self._told = 0
@@ -97,6 +100,7 @@ class Catalog:
         self._served.clear()
         self._accepting.clear()
         self.lane_weights.clear()
+        self.trace_settings.clear()
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,8 @@ class Catalog:
                 self._health(fact)
             case LanesWeighed():
                 self._weighed(fact)
+            case TraceSettingChanged():
+                self.trace_settings[fact.model] = fact
             case ModelRequestFinished():
                 self.finished[(fact.request_id, fact.executor)] = fact
                 while len(self.finished) > 1024:

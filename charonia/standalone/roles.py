@@ -32,6 +32,7 @@ from .executor_options import check_device_pools, host_policies, rate_limited, r
 from .logs import configure_logging
 from .metrics_options import metrics_settings
 from .placement_options import placement_options
+from .trace_options import trace_options
 
 if TYPE_CHECKING:
     from charonia.eventlog.redis.blobs import BlobServer
@@ -258,6 +259,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         tenant_header=values["tenant_header"],
         api_keys=values["api_keys"],
         response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
+        tracing=trace_options(values),
     )
 
 

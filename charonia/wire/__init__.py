@@ -5,10 +5,11 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
 add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
 
-    request   header | endpoint | client id | sequence | lineage | meta [version, content hash, inputs, outputs,
-              parameters] | tensor bytes
+    request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
+              outputs, parameters] | tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
-    response  header | place | meta [model, version, outputs, parameters] or error text | tensor bytes
+    response  header | place | times | trace report | meta [model, version, outputs, parameters] or error text |
+              tensor bytes
 
 Tensor bytes over some size may lie elsewhere: then a `Reference` stands in their place, and a flag says so.
 
@@ -33,6 +34,7 @@ from .requests import (
     FLAG_REFERENCE,
     FLAG_REPLY_BY_REFERENCE,
     FLAG_TIMED,
+    FLAG_TRACED,
     MAX_CLIENT_ID_BYTES,
     RequestMeta,
     RequestRecord,
@@ -45,12 +47,14 @@ from .responses import (
     FLAG_ERROR,
     FLAG_FINAL,
     FLAG_PLACED,
+    FLAG_REPORTED,
     FLAG_TIMES,
     ResponseRecord,
     ResponseTemplate,
     pack_failure,
     pack_response,
     refer_response,
+    report_response,
     response_data,
     response_id,
     response_template,
@@ -73,8 +77,10 @@ __all__ = [
     "FLAG_PLACED",
     "FLAG_REFERENCE",
     "FLAG_REPLY_BY_REFERENCE",
+    "FLAG_REPORTED",
     "FLAG_TIMED",
     "FLAG_TIMES",
+    "FLAG_TRACED",
     "MAX_CACHED_META_BYTES",
     "MAX_CLIENT_ID_BYTES",
     "MAX_CORRELATION_ID_BYTES",
@@ -98,6 +104,7 @@ __all__ = [
     "record_fields",
     "records_of",
     "refer_response",
+    "report_response",
     "request_meta",
     "response_data",
     "response_id",

@@ -1,4 +1,4 @@
-"""Request records: header | endpoint | client id | sequence | lineage | meta | tensor bytes.
+"""Request records: header | endpoint | client id | sequence | lineage | trace context | meta | tensor bytes.
 
 Meta is [version, content hash, inputs, outputs, parameters].
 """
@@ -15,6 +15,7 @@ import msgpack
 from charonia.errors import InvalidRecord
 from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
+from charonia.traces.contexts import Context, Traced
 
 from .lineages import Lineage
 from .places import (
@@ -47,6 +48,8 @@ FLAG_LINEAGE = 16
 """The record has a `Lineage`."""
 FLAG_TIMED = 32
 """Who waits for the answer counts how long its execution took (S56)."""
+FLAG_TRACED = 64
+"""The record has a trace context: what happens to the request is reported (N1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class RequestRecord:
     """Where the tensor bytes are; `data` is empty until they have been fetched."""
     sequence: SequenceMark | None = None
     lineage: Lineage | None = None
+    trace: Traced | None = None
+    """Where what is reported of it is gathered, when it is traced."""
 
     @property
     def is_job(self) -> bool:
@@ -149,6 +154,7 @@ def pack_request(
     reference: Reference | None = None,
     sequence: SequenceMark | None = None,
     lineage: Lineage | None = None,
+    trace: Context | None = None,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
@@ -163,6 +169,9 @@ def pack_request(
     if lineage is not None:
         flags |= FLAG_LINEAGE
         descent = lineage.pack()
+    if trace is not None:
+        flags |= FLAG_TRACED
+        descent += trace.pack()
     header = _REQUEST.pack(
         WIRE_VERSION,
         flags,
@@ -211,6 +220,10 @@ def unpack_request(record: Buffer) -> RequestRecord:
     lineage = None
     if flags & FLAG_LINEAGE:
         lineage, meta_at = Lineage.unpack(view, mark_end)
+    trace = None
+    if flags & FLAG_TRACED:
+        context, meta_at = Context.unpack(view, meta_at)
+        trace = Traced(context)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
@@ -253,6 +266,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
         reference,
         SequenceMark.unpack(bytes(raw[client_end:mark_end])) if mark_length else None,
         lineage,
+        trace,
     )
 
 

@@ -1,4 +1,4 @@
-"""Response records: header | place | times | meta [model, version, outputs, parameters] or error text | tensor bytes.
+"""Response records: header | place | times | report | meta [model, version, outputs, parameters] or error text | bytes.
 
 A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
 who reads them drops what it has seen and never splices two attempts (design section 3).
@@ -17,6 +17,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
+from charonia.traces.reports import Report
 
 from .places import (
     MAX_CACHED_META_BYTES,
@@ -34,6 +35,7 @@ _RESPONSE = struct.Struct("<BBBxI16s")
 _PLACE = struct.Struct("<II")
 # compute input, infer and output ns
 _TIMES = struct.Struct("<QQQ")
+_LENGTH = struct.Struct("<I")
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
@@ -43,6 +45,8 @@ FLAG_PLACED = 8
 """The response is one of several: it has an attempt and an index."""
 FLAG_TIMES = 16
 """The response says how long its execution took: whoever asked wanted to know (`FLAG_TIMED`)."""
+FLAG_REPORTED = 32
+"""The response has a report of what its request went through, with its length before it (`FLAG_TRACED`)."""
 
 Times = tuple[int, int, int]
 """Compute input, infer and output durations in ns, of the whole execution (X3)."""
@@ -65,6 +69,7 @@ class ResponseRecord:
     final: bool = True
     place: tuple[int, int] | None = None
     times: Times | None = None
+    report: Report | None = None
 
 
 def pack_response(
@@ -156,11 +161,17 @@ def response_data(record: Buffer) -> memoryview:
     """The tensor bytes of a response record, as a view."""
     view = memoryview(record)
     _, flags, _, meta_length, _ = _RESPONSE.unpack_from(view)
-    return view[_meta_at(flags) + meta_length :]
+    return view[_meta_at(view, flags) + meta_length :]
 
 
-def _meta_at(flags: int) -> int:
-    """Where the meta begins."""
+def _meta_at(view: memoryview, flags: int) -> int:
+    """Where the meta begins. Raises `struct.error` for a record that is cut short."""
+    size = _report_at(flags)
+    return size + _LENGTH.size + _LENGTH.unpack_from(view, size)[0] if flags & FLAG_REPORTED else size
+
+
+def _report_at(flags: int) -> int:
+    """Where the report begins, with its length, if there is one."""
     size = _RESPONSE.size
     if flags & FLAG_PLACED:
         size += _PLACE.size
@@ -180,8 +191,17 @@ def time_response(record: Buffer, times: Times) -> bytes:
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_TIMES, code, meta_length, request_id)
-    at = _meta_at(flags)
+    at = _report_at(flags)
     return b"".join((header, view[_RESPONSE.size : at], _TIMES.pack(*times), view[at:]))
+
+
+def report_response(record: Buffer, report: Report) -> bytes:
+    """The same response with a report; one that has one already is not given to this."""
+    view = memoryview(record)
+    wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
+    header = _RESPONSE.pack(wire_version, flags | FLAG_REPORTED, code, meta_length, request_id)
+    at, packed = _report_at(flags), report.pack()
+    return b"".join((header, view[_RESPONSE.size : at], _LENGTH.pack(len(packed)), packed, view[at:]))
 
 
 def refer_response(record: Buffer, reference: Reference) -> bytes:
@@ -189,7 +209,7 @@ def refer_response(record: Buffer, reference: Reference) -> bytes:
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_REFERRED, code, meta_length, request_id)
-    meta_end = _meta_at(flags) + meta_length
+    meta_end = _meta_at(view, flags) + meta_length
     return b"".join((header, view[_RESPONSE.size : meta_end], reference.pack()))
 
 
@@ -205,12 +225,15 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record of {len(view)} bytes is too short: {error}") from None
     if wire_version != WIRE_VERSION:
         raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
-    meta_at = _meta_at(flags)
+    meta_at = report_at = _report_at(flags)
+    report = None
+    if flags & FLAG_REPORTED:
+        report, meta_at = _read_report(view, report_at)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"response record of {len(view)} bytes is cut short, its header describes {meta_end}")
     place = _PLACE.unpack_from(view, _RESPONSE.size) if flags & FLAG_PLACED else None
-    times = _TIMES.unpack_from(view, meta_at - _TIMES.size) if flags & FLAG_TIMES else None
+    times = _TIMES.unpack_from(view, report_at - _TIMES.size) if flags & FLAG_TIMES else None
     final = bool(flags & FLAG_FINAL)
     packed = bytes(view[meta_at:meta_end])
     if flags & FLAG_ERROR:
@@ -220,7 +243,8 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
             raise InvalidRecord(f"response error cannot be read: {error}") from None
         if not (type(model) is type(message) is str and type(version) is int):
             raise InvalidRecord("response error has a field of another type")
-        return ResponseRecord(request_id, model, version, [], {}, CharoniaError.of(code, message), final, place, times)
+        failure = CharoniaError.of(code, message)
+        return ResponseRecord(request_id, model, version, [], {}, failure, final, place, times, report)
     meta = _RESPONSE_METAS.get(packed)
     if meta is None:
         try:
@@ -246,4 +270,17 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
     # a copy: the meta is shared by all responses that look the same
-    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place, times)
+    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place, times, report)
+
+
+def _read_report(view: memoryview, at: int) -> tuple[Report | None, int]:
+    """The report that begins at `at`, and where it ends."""
+    try:
+        begin = at + _LENGTH.size
+        end = begin + int(_LENGTH.unpack_from(view, at)[0])
+    except struct.error as error:
+        raise InvalidRecord(f"response record of {len(view)} bytes is cut short: {error}") from None
+    try:
+        return Report.unpack(view[begin:end]), end
+    except InvalidRecord:
+        return None, end  # a trace less; the answer is none the worse

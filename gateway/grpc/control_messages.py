@@ -117,6 +117,14 @@ def read_log_settings(message: pb.LogSettingsRequest) -> dict[str, Any]:
     return wanted
 
 
+def trace_settings(settings: dict[str, list[str]]) -> pb.TraceSettingResponse:
+    """G15: the full setting."""
+    message = pb.TraceSettingResponse()
+    for name, values in settings.items():
+        message.settings[name].value.extend(values)
+    return message
+
+
 def log_settings(switches: LogSwitches) -> pb.LogSettingsResponse:
     """G16: the full setting."""
     message = pb.LogSettingsResponse()

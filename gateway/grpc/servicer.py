@@ -23,18 +23,20 @@ from gateway import log_settings
 from gateway.delivery import ANYONE
 from gateway.handler import Handler, ServedModel
 from gateway.preferences import earlier
-from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED, TRACING_UNBUILT
+from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
 from gateway.restrictions import HeaderForwarding, Restrictions
+from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .calling import Context, headers_of, parse
+from .calling import Context, headers_of, metadata_of, parse
 from .convert import Classes, ResponseEncoder, infer_request
 from .errors import INTERNAL, Refusal, refusal
 from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .stream_calls import SHUTTING_DOWN, StreamCalls
 from .streams import AnswerStream
+from .traces import SEND_START, begin_trace, sent
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Servicer:
         self._encoder = ResponseEncoder()
         self._jobs = JobCalls(handler, self._encoder, self._flush_interval_s)
         self._identifies = handler.identifies
+        self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._restrictions = Restrictions(
             settings.grpc_restricted_protocol,
@@ -98,6 +101,9 @@ class Servicer:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
+            if self._tracer is not None and self._tracer.on:
+                came_ns = wall_ns()
+                return await self.infer_traced(parse(pb.ModelInferRequest, data), context, metadata, came_ns)
             return await self.infer(parse(pb.ModelInferRequest, data), context, metadata)
         except CharoniaError as error:
             return refusal(error)
@@ -110,6 +116,7 @@ class Servicer:
         message: pb.ModelInferRequest,
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]] = (),
+        trace: Trace | None = None,
     ) -> bytes:
         """The serialised reply. `metadata` may hold words about delivery: that of a stream says nothing about one of
         its requests.
@@ -124,12 +131,32 @@ class Servicer:
         if served.interface.decoupled and not words:
             raise Unsupported(DECOUPLED)
         request, classes, deadline_ns = self.read(message, served, context)
+        request.trace = trace
         if words or self._identifies:
             refusal_text = DECOUPLED if served.interface.decoupled else ""
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
         return self._encoder.encode(response, classes, served)
+
+    async def infer_traced(
+        self,
+        message: pb.ModelInferRequest,
+        context: Context,
+        metadata: Iterable[tuple[str, str | bytes]],
+        came_ns: int,
+    ) -> bytes:
+        """As `infer`; the request, which came at `came_ns`, may be one that is traced."""
+        assert self._tracer is not None
+        trace = begin_trace(self._tracer, message.model_name, metadata_of(context), came_ns)
+        if trace is None:
+            return await self.infer(message, context, metadata)
+        try:
+            reply = await self.infer(message, context, metadata, trace)
+            trace.mark(SEND_START)
+            return reply
+        finally:
+            sent(trace)
 
     def read(
         self, message: pb.ModelInferRequest, served: ServedModel, context: Context
@@ -270,8 +297,11 @@ class Servicer:
     async def _no_shared_memory(self, _message: Any) -> Any:
         raise Unsupported(SHARED_MEMORY_DISABLED)
 
-    async def _trace_setting(self, _message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        raise Unsupported(TRACING_UNBUILT)
+    async def _trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        wanted = {name: list(setting.value) for name, setting in message.settings.items()}
+        change, ask = self._handler.update_trace_settings, self._handler.trace_settings
+        told = await (change(message.model_name, wanted) if wanted else ask(message.model_name))
+        return control.trace_settings(told)
 
     async def _log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         switches = log_settings.current()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Protocol
 
+from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
 from charonia.inference import InferenceRequest
 from gateway.deferral import Accepted
 from gateway.delivery import ANYONE, Caller
 from gateway.handler import Handler, ServedModel
+from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
 from .calling import Context, headers_of, metadata_of, parse
@@ -23,6 +25,7 @@ from .convert import EMPTY_FINAL, Classes, stream_answer, stream_error
 from .errors import INTERNAL
 from .jobs import JobCalls, asks_for_job, placed, words_of_parameters
 from .streams import Answer, Answering
+from .traces import begin_trace, sent
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,14 @@ class Inferring(Protocol):
     draining: bool
 
     async def infer(self, message: pb.ModelInferRequest, context: Context) -> bytes: ...
+
+    async def infer_traced(
+        self,
+        message: pb.ModelInferRequest,
+        context: Context,
+        metadata: Iterable[tuple[str, str | bytes]],
+        came_ns: int,
+    ) -> bytes: ...
 
     def read(
         self, message: pb.ModelInferRequest, served: ServedModel, context: Context
@@ -85,6 +96,8 @@ class StreamCalls:
     async def _one(self, message: pb.ModelInferRequest) -> Answer:
         """The answer of a model that gives one."""
         try:
+            if self._is_traced():
+                return stream_answer(await self._front.infer_traced(message, self._context, (), wall_ns()))
             return stream_answer(await self._front.infer(message, self._context))
         except CharoniaError as error:
             return self._error(error, message)
@@ -99,9 +112,13 @@ class StreamCalls:
         words = words_of_parameters(message) if message.parameters else {}
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
         about = named(message)
+        trace = request.trace = self._trace(about)
         del message  # its tensors may be large, and the stream long
         responses = self._jobs.stream(request, classes, served, words, caller, deadline_ns)
-        async with contextlib.aclosing(responses):
+        async with contextlib.AsyncExitStack() as ending:
+            await ending.enter_async_context(contextlib.aclosing(responses))
+            if trace is not None:
+                ending.callback(sent, trace)
             async for response in responses:
                 if isinstance(response, Accepted):
                     yield stream_answer(self._jobs.describe(response, request.id, served.version))
@@ -114,6 +131,16 @@ class StreamCalls:
                         response.parameters |= placed(response)
                     yield stream_answer(self._jobs.encode(response, classes, served), final=response.final)
                 del response  # the next one may be long in coming
+
+    def _is_traced(self) -> bool:
+        tracer = self._handler.tracer
+        return tracer is not None and tracer.on
+
+    def _trace(self, message: pb.ModelInferRequest) -> Trace | None:
+        tracer = self._handler.tracer
+        if tracer is None or not tracer.on:
+            return None
+        return begin_trace(tracer, message.model_name, metadata_of(self._context), wall_ns())
 
     async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
         """The answers, and what is raised as the last one."""

@@ -101,6 +101,25 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
     return wanted
 
 
+def read_trace_settings(body: bytes) -> dict[str, list[str] | None]:
+    """The settings to change (H44), values as text; None to reset. Raises `InternalError` (E4) for other types."""
+    wanted: dict[str, list[str] | None] = {}
+    for key, value in _optional_object(body).items():
+        values = value if isinstance(value, list) else [value]
+        if value is None or key == "trace_file":
+            wanted[key] = None
+        elif all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in values):
+            wanted[key] = [str(one) for one in values]
+        else:
+            raise InternalError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+    return wanted
+
+
+def trace_settings(settings: dict[str, list[str]]) -> dict[str, Any]:
+    """H44's reply."""
+    return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
+
+
 def _parameters(body: bytes) -> dict[str, Any]:
     parameters = _optional_object(body).get("parameters", {})
     if not isinstance(parameters, dict):

@@ -19,6 +19,8 @@ from gateway.handler import Handler
 from gateway.preferences import HEADER_NAMES, PREFER, words_of_headers
 from gateway.request_rules import SERVER_EXITING
 from gateway.restrictions import HeaderForwarding, Restrictions
+from gateway.tracing.trace import Trace
+from gateway.tracing.tracer import Tracer
 
 from .bodies import (
     CLIENT_LEFT,
@@ -51,6 +53,7 @@ from .job_json import PREFERENCE_APPLIED, accepted
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .request_codec import RequestDecoder
 from .response_codec import HEADER_LENGTH, ResponseEncoder
+from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
 RESPOND = "charonia.respond"
 """Key in the scope's state of the protocol's way to write a whole response at once."""
@@ -88,6 +91,7 @@ class HttpApplication:
         self._deferral = Deferral(handler)
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
+        self._tracer = handler.tracer
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
         self._loading: asyncio.Future[AsgiApp] | None = None
@@ -113,7 +117,10 @@ class HttpApplication:
             if route is None:
                 await self._answer_control(scope, receive, send)
             elif route.kind is INFER and scope["method"] == "POST":
-                await self._answer_infer(route, scope, receive, send)
+                if self._tracer is not None and self._tracer.on:
+                    await self._answer_traced(self._tracer, route, scope, receive, send)
+                else:
+                    await self._answer_infer(route, scope, receive, send)
             elif route.method == "POST" and scope["method"] == "POST":
                 await self._answer_generate(route, scope, receive, send)
             else:
@@ -132,7 +139,19 @@ class HttpApplication:
 
     # -- inference -----------------------------------------------------------------------------------------------------
 
-    async def _answer_infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_traced(self, tracer: Tracer, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """As `_answer_infer`; the request may be one that is traced."""
+        trace = begin_trace(tracer, route.model, scope["headers"])
+        try:
+            await self._answer_infer(route, scope, receive, send, trace)
+        finally:
+            if trace is not None:
+                trace.mark(HTTP_SEND_END)
+                trace.finish()
+
+    async def _answer_infer(
+        self, route: Route, scope: Scope, receive: Receive, send: Send, trace: Trace | None = None
+    ) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._restrictions:
             self._restrictions.check(route.group, scope["headers"])
@@ -156,10 +175,13 @@ class HttpApplication:
             raise Unsupported(DECOUPLED)  # whatever else the body says
         if b"content-encoding" in headers:
             body = await inflate(headers[b"content-encoding"], body, self._max_input_size_bytes)
+        if trace is not None:
+            trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
         request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
         if self._forwarding:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
+        request.trace = trace
         applied = ""
         if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
             caller = handler.identify(scope["headers"]) if self._identifies else ANYONE
@@ -183,6 +205,8 @@ class HttpApplication:
             if encoding != IDENTITY:
                 reply = await deflate(encoding, reply)
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
+        if trace is not None:
+            trace.mark(HTTP_SEND_START)
         respond = state.get(RESPOND)
         if respond is None or not respond(_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, reply)

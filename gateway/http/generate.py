@@ -20,12 +20,14 @@ from gateway.handler import Handler
 from gateway.preferences import HEADER_NAMES, words_of_headers
 from gateway.request_rules import SERVER_EXITING
 from gateway.restrictions import HeaderForwarding
+from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
 from .errors import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
 from .generate_codec import decode_generate, encode_generate
 from .job_json import accepted
 from .paths import GENERATE_STREAM, Route
+from .traces import HTTP_RECV_END, HTTP_SEND_END, begin_trace
 
 EVENT_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -48,9 +50,25 @@ class Generation:
 
     async def answer(self, route: Route, version: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises what refuses it before inference."""
+        tracer = self._handler.tracer
+        trace = None
+        if tracer is not None and tracer.on:
+            trace = begin_trace(tracer, route.model, scope["headers"])
+        try:
+            await self._answer(route, version, scope, receive, send, trace)
+        finally:
+            if trace is not None:
+                trace.mark(HTTP_SEND_END)
+                trace.finish()
+
+    async def _answer(
+        self, route: Route, version: int, scope: Scope, receive: Receive, send: Send, trace: Trace | None
+    ) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         check_declared(headers, self._max_input_size_bytes)
         body = await read_body(await receive(), headers, receive, self._max_input_size_bytes)
+        if trace is not None:
+            trace.mark(HTTP_RECV_END)
         served = self._handler.served_model(route.model, route.version)
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
@@ -63,6 +81,7 @@ class Generation:
         words = template.reply.delivery
         if not HEADER_NAMES.isdisjoint(headers):
             words = {**words, **words_of_headers(scope["headers"])}
+        request.trace = trace
         responses = self._deferral.stream(request, words, caller, {})
         async with contextlib.aclosing(responses):
             if route.kind == GENERATE_STREAM:

@@ -18,7 +18,7 @@ from charonia.models.json_form import to_json
 from charonia.settings import GatewaySettings
 from gateway import log_settings
 from gateway.handler import Handler
-from gateway.request_rules import SHARED_MEMORY_DISABLED, TRACING_UNBUILT
+from gateway.request_rules import SHARED_MEMORY_DISABLED
 
 from . import control_json
 from .bodies import AsgiApp, check_declared, read_body
@@ -43,6 +43,7 @@ def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     _add_metadata(app, handler)
     _add_repository(app, settings, handler)
     _add_logging(app, settings)
+    _add_tracing(app, settings, handler)
     add_jobs(app, handler)
     _add_unbuilt(app)
     return app
@@ -160,8 +161,28 @@ def _add_logging(app: FastAPI, settings: GatewaySettings) -> None:
         return _json(switches.reply())
 
 
+def _add_tracing(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
+    @app.get("/v2/trace/setting", tags=["trace"], summary="Trace settings")
+    async def get_settings() -> Response:
+        return _json(control_json.trace_settings(await handler.trace_settings("")))
+
+    @app.post("/v2/trace/setting", tags=["trace"], summary="Change trace settings")
+    async def set_settings(request: Request) -> Response:
+        wanted = control_json.read_trace_settings(await _body(request, settings))
+        return _json(control_json.trace_settings(await handler.update_trace_settings("", wanted)))
+
+    @app.get(_MODEL + "/trace/setting", tags=["trace"], summary="Trace settings of a model")
+    async def get_model_settings(model: str) -> Response:
+        return _json(control_json.trace_settings(await handler.trace_settings(model)))
+
+    @app.post(_MODEL + "/trace/setting", tags=["trace"], summary="Change trace settings of a model")
+    async def set_model_settings(model: str, request: Request) -> Response:
+        wanted = control_json.read_trace_settings(await _body(request, settings))
+        return _json(control_json.trace_settings(await handler.update_trace_settings(model, wanted)))
+
+
 def _add_unbuilt(app: FastAPI) -> None:
-    """Client shared memory is off, as by Triton's newest default (H51), and tracing does not exist yet."""
+    """Client shared memory is off, as by Triton's newest default (H51)."""
     tags: list[str | Enum] = ["shared-memory"]
 
     async def status() -> Response:
@@ -176,9 +197,6 @@ def _add_unbuilt(app: FastAPI) -> None:
     async def change() -> Response:
         raise Unsupported(SHARED_MEMORY_DISABLED)
 
-    async def trace_setting() -> Response:
-        raise Unsupported(TRACING_UNBUILT)
-
     for kind, region_status in (("system", system_region_status), ("cuda", cuda_region_status)):
         root = f"/v2/{kind}sharedmemory"
         app.get(root + "/status", tags=tags, summary="Registered regions: none")(status)
@@ -186,5 +204,3 @@ def _add_unbuilt(app: FastAPI) -> None:
         app.post(root + "/region/{region}/register", tags=tags, summary="Disabled")(change)
         app.post(root + "/region/{region}/unregister", tags=tags, summary="Disabled")(change)
         app.post(root + "/unregister", tags=tags, summary="Disabled")(change)
-    for path in ("/v2/trace/setting", _MODEL + "/trace/setting"):
-        app.api_route(path, methods=["GET", "POST"], include_in_schema=False)(trace_setting)

@@ -121,12 +121,13 @@ class TestStockClients:
                 assert not client.get_cuda_shared_memory_status().regions
                 with pytest.raises(triton.InferenceServerException, match="Client shared memory is disabled"):
                     client.register_system_shared_memory("r", "/k", 64)
-                with pytest.raises(triton.InferenceServerException, match="tracing is not built yet"):
-                    client.get_trace_settings()
+                assert client.get_trace_settings().settings["trace_level"].value == ["OFF"]
+                client.update_trace_settings("simple", {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": None})
 
         await asyncio.to_thread(calls)
         assert handler.loads == [("simple", "{}", {"1/model.onnx": b"\0bytes"})]
         assert handler.unloads == [("simple", True)]
+        assert handler.trace_changes == [("simple", {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": []})]
 
     @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
     async def test_inference(self, front: GrpcFront, handler: Any, compression: str | None) -> None:

@@ -18,6 +18,7 @@ from charonia.jobs import JobEvent, JobState, public_id
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.settings import EXTENSIONS, SERVER_VERSION
 from charonia.tensors import Tensor
+from charonia.traces.settings import Wanted
 from gateway.delivery import (
     ANYONE,
     JOB_NOT_FOUND,
@@ -118,6 +119,7 @@ class EchoHandler:
         self.outputs: list[Tensor] | None = None
         self.labels: dict[str, list[str]] = {}
         self.is_ready = True
+        self.trace_changes: list[tuple[str, dict[str, object]]] = []
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []
         self.options: list[DeliveryOptions | None] = []
@@ -257,6 +259,15 @@ class EchoHandler:
                 self.cancelled.set()
 
     # -- jobs: tasks that run `infer`, numbered in the order of their coming ------------------------------------------
+
+    tracer = None
+
+    async def trace_settings(self, model: str) -> dict[str, list[str]]:
+        return {"trace_level": ["OFF"], "trace_rate": ["1000"]}
+
+    async def update_trace_settings(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
+        self.trace_changes.append((model, dict(wanted)))
+        return await self.trace_settings(model)
 
     @property
     def identifies(self) -> bool:

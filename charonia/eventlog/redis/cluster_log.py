@@ -208,6 +208,7 @@ class ClusterLog:
     delete_entries = _of_key("delete_entries")
     delete_stream = _of_key("delete_stream")
     put_note = _of_key("put_note")
+    add_to_count = _of_key("add_to_count")
     set_times = _of_key("set_times")
     due = _of_key("due")
     drop_times = _of_key("drop_times")

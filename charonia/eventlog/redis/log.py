@@ -213,6 +213,9 @@ class RedisLog(Work, Jobs):
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._commands.each([("GET", key) for key in keys])
 
+    async def add_to_count(self, key: bytes, amount: int) -> int:
+        return int(await self._connection.execute("HINCRBY", key, "n", amount))
+
     async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
         if times:
             arguments: list[Argument] = []

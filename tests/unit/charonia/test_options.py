@@ -54,9 +54,9 @@ def test_precedence() -> None:
         (["--allow-http=maybe"], {}, {}, "--allow-http must be true or false, got 'maybe'"),
         (["--vertex-ai-port=1"], {}, {}, "option '--vertex-ai-port' is known but not supported"),
         ([], {"CHARONIA_HTTP_PORT": "x"}, {}, "CHARONIA_HTTP_PORT must be a number, got 'x'"),
-        ([], {"CHARONIA_TRACE_FILE": "x"}, {}, "'CHARONIA_TRACE_FILE' in the environment is known but not supported"),
+        ([], {"CHARONIA_LOG_FILE": "x"}, {}, "'CHARONIA_LOG_FILE' in the environment is known but not supported"),
         ([], {}, {"none": 1}, "unknown option 'none' in the configuration file"),
-        ([], {}, {"trace-file": "x"}, "'trace-file' in the configuration file is known but not supported"),
+        ([], {}, {"log-file": "x"}, "'log-file' in the configuration file is known but not supported"),
     ],
 )
 def test_one_sentence(argv: list[str], environment: dict[str, str], file: dict[str, object], sentence: str) -> None:

@@ -77,7 +77,6 @@ async def test_statistics(client: httpx2.AsyncClient, url: str) -> None:
         ("POST", "/v2/cudasharedmemory/unregister", 501,
          "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."),
         ("GET", "/v2/systemsharedmemory/region/r/status", 404, "Unable to find system shared memory region: 'r'"),
-        ("GET", "/v2/trace/setting", 501, "tracing is not built yet"),
     ],
 )  # fmt: skip
 async def test_refusals(client: httpx2.AsyncClient, method: str, url: str, status: int, error: str) -> None:

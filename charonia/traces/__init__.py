@@ -1,0 +1,1 @@
+"""Traces of requests: what travels with a traced one, what comes back, and how either is written (section 12)."""

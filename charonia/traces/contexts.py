@@ -1,0 +1,116 @@
+"""What travels with a traced request, and what is gathered about it on its way (N1, N5, N6). Pure.
+
+A context is made by the gateway that chose to trace a request; whoever makes further requests for it (an ensemble, a
+model) gives each a child of it. Which requests are traced is `gateway.tracing`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from charonia.errors import InvalidRecord
+from charonia.tensors import Buffer
+
+if TYPE_CHECKING:
+    from .reports import Report
+
+TIMESTAMPS = 1
+TENSORS = 2
+PROPAGATED = 4
+"""The trace is one of OpenTelemetry: models and webhooks are told its context (P17)."""
+
+MAX_TRACESTATE = 512
+"""Characters of `tracestate` that every hop must pass on (W3C Trace Context); a longer one is dropped."""
+MOST_CHILDREN = 1000
+"""Reports of calls and steps that one request gathers."""
+
+# flags, trace id, span id, length of tracestate, length of report_to
+_CONTEXT = struct.Struct("<B16s8sHH")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Whose span a request belongs to, as its caller says (W3C `traceparent`)."""
+
+    trace_id: bytes
+    span_id: bytes
+    sampled: bool
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`span_id` is this request's own. `report_to` names the gateway that wants the report of a request that nobody
+    waits for (a job); "" when it comes with the answer.
+    """
+
+    flags: int
+    trace_id: bytes
+    span_id: bytes
+    state: str = ""
+    report_to: str = ""
+
+    def child(self, span_id: bytes) -> Context:
+        """The context of a request that is made for this one: its answer is waited for."""
+        return replace(self, span_id=span_id, report_to="")
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C header of what happens for this request."""
+        return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
+
+    def pack(self) -> bytes:
+        state, report_to = self.state.encode(), self.report_to.encode()
+        return _CONTEXT.pack(self.flags, self.trace_id, self.span_id, len(state), len(report_to)) + state + report_to
+
+    @staticmethod
+    def unpack(data: Buffer, at: int) -> tuple[Context, int]:
+        """The context that begins at `at`, and where it ends. Raises `InvalidRecord`."""
+        try:
+            flags, trace_id, span_id, state_length, to_length = _CONTEXT.unpack_from(data, at)
+            state_at = at + _CONTEXT.size
+            to_at = state_at + state_length
+            end = to_at + to_length
+            if end > len(data):
+                raise InvalidRecord("the trace context of a request is cut short")
+            state = str(bytes(data[state_at:to_at]), "utf-8")
+            return Context(flags, trace_id, span_id, state, str(bytes(data[to_at:end]), "utf-8")), end
+        except (struct.error, UnicodeDecodeError) as error:
+            raise InvalidRecord(f"the trace context of a request cannot be read: {error}") from None
+
+
+@dataclass(slots=True)
+class Traced:
+    """One traced request where it is handled: `children` are the reports of what was asked for it, in their order,
+    `report` is what came back about itself.
+    """
+
+    context: Context
+    children: list[Report] = field(default_factory=list)
+    report: Report | None = None
+
+    def add(self, report: Report | None) -> None:
+        """One of those it waits for is done."""
+        if report is not None and len(self.children) < MOST_CHILDREN:
+            self.children.append(report)
+
+    def took(self, report: Report | None) -> None:
+        """Its answer came; an answer that was made for another request (one from a cache) says nothing of this one."""
+        if report is not None and report.span_id == self.context.span_id:
+            self.report = report
+
+
+def read_parent(traceparent: str, tracestate: str = "") -> Parent | None:
+    """The caller's span, None for a header that is none: it is as if it were not there (W3C Trace Context)."""
+    match = _TRACEPARENT.fullmatch(traceparent.strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    state = tracestate if len(tracestate) <= MAX_TRACESTATE and tracestate.isascii() else ""
+    return Parent(bytes.fromhex(trace_id), bytes.fromhex(span_id), bool(int(flags, 16) & 1), state)

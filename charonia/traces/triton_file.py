@@ -1,0 +1,79 @@
+"""Traces as the text of a Triton trace file (N3-N5): what its readers, and `charonia trace summary`, understand. Pure.
+
+Of every request an object that names it, one with its times and, at level TENSORS, one for each tensor; the whole file
+is one JSON array of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import orjson
+
+from charonia.datatypes import DataType
+from charonia.tensors import Tensor, split_bytes_elements
+
+from .reports import Report, ReportedTensor
+
+_LENGTH_BYTES = 4
+
+
+def objects(report: Report, next_id: Callable[[], int], parent_id: int = 0) -> list[bytes]:
+    """The objects of one request and of all that were made for it; parents before children."""
+    number = next_id()
+    named: dict[str, object] = {
+        "id": number,
+        "model_name": report.model,
+        "model_version": report.version,
+        "request_id": report.request_id,
+    }
+    if parent_id:
+        named["parent_id"] = parent_id
+    stamps = sorted(report.stamps, key=lambda stamp: stamp[1])
+    found = [
+        orjson.dumps(named),
+        orjson.dumps({"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}),
+    ]
+    found += [_tensor(number, tensor) for tensor in report.tensors]
+    for child in report.children:
+        found += objects(child, next_id, number)
+    return found
+
+
+def _tensor(number: int, tensor: ReportedTensor) -> bytes:
+    described: dict[str, object] = {
+        "name": tensor.name,
+        "data": _text(tensor),
+        "shape": ",".join(map(str, tensor.shape)),
+        "dtype": tensor.datatype.value,
+    }
+    if len(tensor.data) < tensor.size_bytes:
+        described["size_bytes"] = tensor.size_bytes  # the data is its beginning only
+    return orjson.dumps({"id": number, "activity": tensor.activity, "tensor": described})
+
+
+def _text(tensor: ReportedTensor) -> str:
+    """The elements in order, joined by commas."""
+    if tensor.datatype is DataType.BYTES:
+        whole = tensor.data[: _whole_elements(tensor.data)]
+        return ",".join(element.decode(errors="replace") for element in split_bytes_elements(whole))
+    count = len(tensor.data) // tensor.datatype.size_bytes
+    data = tensor.data[: count * tensor.datatype.size_bytes]
+    array = Tensor(tensor.name, tensor.datatype, (count,), data).array()
+    if tensor.datatype is DataType.BF16:
+        array = array.astype(np.float32)
+    if tensor.datatype is DataType.BOOL:
+        return ",".join("1" if value else "0" for value in array.tolist())
+    return ",".join(map(str, array.tolist()))
+
+
+def _whole_elements(data: bytes) -> int:
+    """Where the last complete element of cut data ends."""
+    at = 0
+    while at + _LENGTH_BYTES <= len(data):
+        end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        if end > len(data):
+            break
+        at = end
+    return at

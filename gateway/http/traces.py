@@ -1,0 +1,25 @@
+"""The HTTP front's part of a trace: the caller's context in the headers, the times of receiving and sending (N4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.tracing.trace import Trace
+from gateway.tracing.tracer import Tracer
+
+HTTP_RECV_START, HTTP_RECV_END = "HTTP_RECV_START", "HTTP_RECV_END"
+HTTP_SEND_START, HTTP_SEND_END = "HTTP_SEND_START", "HTTP_SEND_END"
+
+
+def begin_trace(tracer: Tracer, model: str, headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
+    """A trace of the request whose headers these are, if it is to be traced. The headers have just come."""
+    traceparent = tracestate = ""
+    for name, value in headers:
+        if name == b"traceparent":
+            traceparent = value.decode("latin-1")
+        elif name == b"tracestate":
+            tracestate = f"{tracestate},{value.decode('latin-1')}" if tracestate else value.decode("latin-1")
+    trace = tracer.begin(model, traceparent, tracestate)
+    if trace is not None:
+        trace.mark(HTTP_RECV_START)
+    return trace

@@ -1,0 +1,1 @@
+"""Which requests of this gateway are traced, and where their traces go (section 12 of the interface)."""

@@ -1,0 +1,282 @@
+"""Chooses the requests of this gateway that are traced (N1, N2), and sees their traces written.
+
+Every gateway traces each n-th of its own requests. A bound on their number that was set at run time holds for all
+gateways together: a trace is written once it has been counted in the log. One that was given at start is each
+gateway's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+from charonia import keys
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.events import Fact, TraceSettingChanged
+from charonia.traces.contexts import PROPAGATED, Context, Parent, read_parent
+from charonia.traces.settings import (
+    OPENTELEMETRY,
+    TraceOptions,
+    TraceSettings,
+    Wanted,
+    applied,
+    changed,
+    read_change,
+    reply,
+)
+from charonia.wire import ResponseRecord
+
+from .trace import Trace
+from .writer import TraceWriter
+
+_log = logging.getLogger(__name__)
+
+MOST_AWAITED = 10_000
+"""Jobs whose reports one gateway waits for; the oldest is written as far as it is known."""
+_HEARD_WITHIN_S = 10.0
+
+
+class _Sampler:
+    """What is traced of the models that share settings."""
+
+    __slots__ = ("_seen", "counted", "left", "series", "settings")
+
+    def __init__(self, settings: TraceSettings, counted: str, series: int) -> None:
+        self.settings = settings
+        self.counted = counted
+        self.left = settings.count
+        """How many may still be traced, -1 for all; of a count in the log as far as is known here."""
+        self.series = series
+        self._seen = 0
+
+    def samples(self) -> bool:
+        """Whether the next request is traced."""
+        rate = self.settings.rate
+        if rate <= 0 or self.left == 0:
+            return False
+        self._seen += 1
+        if self._seen < rate:
+            return False
+        self._seen = 0
+        if self.left > 0 and not self.counted:
+            self.left -= 1
+        return True
+
+
+class Tracer:
+    """The traces of one gateway. `on`: whether any request may be traced; while not, nothing need be asked."""
+
+    def __init__(self, options: TraceOptions, control: ControlPlane, writer: TraceWriter | None) -> None:
+        self._options = options
+        self._control = control
+        self._catalog = control.catalog
+        self._writer = writer
+        self._propagates = options.mode == OPENTELEMETRY
+        self._samplers: dict[str, _Sampler] = {}
+        self._of_all = _Sampler(options.initial, "", 0)
+        self._series = 0
+        self._awaited: OrderedDict[bytes, Trace] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uncounted = 0
+        self.on = False
+        self._catalog.process_listeners.append(self._heard)
+        self._apply()
+
+    @property
+    def written(self) -> int:
+        return self._writer.written if self._writer is not None else 0
+
+    @property
+    def dropped(self) -> int:
+        return self._uncounted + (self._writer.dropped if self._writer is not None else 0)
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    async def settings(self, model: str) -> dict[str, list[str]]:
+        """The full setting of a model, or of all (""). Raises `InvalidArgument` for one that is not served."""
+        self._check(model)
+        settings, counted = self._effective(model)
+        if counted and settings.count > 0:
+            used = await self._control.log.add_to_count(keys.trace_count(counted), 0)
+            settings = applied(settings, {"count": max(0, settings.count - used)})
+        elif settings.count > 0:
+            sampler = self._samplers.get(model, self._of_all)
+            settings = applied(settings, {"count": max(0, sampler.left)})
+        return reply(self._options, settings)
+
+    async def update(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
+        """Change settings for every gateway; all or nothing. Raises what is wrong with them, as H44 words it."""
+        self._check(model)
+        change = read_change(wanted)
+        if change:
+            known = self._catalog.trace_settings.get(model)
+            said = changed(known.settings if known is not None else {}, change)
+            before = known.counted if known is not None else ""
+            counted = before if "count" not in change else os.urandom(8).hex() if "count" in said else ""
+            fact = TraceSettingChanged(model, said, counted)
+            await self._announce(fact)
+            if before and before != counted:
+                with contextlib.suppress(CharoniaError):
+                    await self._control.log.delete_keys([keys.trace_count(before)])
+        return await self.settings(model)
+
+    async def _announce(self, fact: TraceSettingChanged) -> None:
+        """Returns when this gateway has heard it, or something later."""
+        heard = asyncio.Event()
+
+        def listen(said: Fact) -> None:
+            if said == fact:
+                heard.set()
+
+        self._catalog.process_listeners.append(listen)
+        try:
+            await self._control.announce(fact)
+            await asyncio.wait_for(heard.wait(), _HEARD_WITHIN_S)
+        except TimeoutError:
+            raise Unavailable("the change of the trace setting is recorded, but has not come back yet") from None
+        finally:
+            self._catalog.process_listeners.remove(listen)
+
+    def _check(self, model: str) -> None:
+        if model and not self._catalog.served(model):
+            raise InvalidArgument(f"Request for unknown model : {model}")
+
+    def _heard(self, fact: Fact) -> None:
+        if isinstance(fact, TraceSettingChanged):
+            self._apply()
+
+    def begin_anew(self) -> None:
+        """The log is another one, and what was said in it is gone."""
+        self._apply()
+
+    def _effective(self, model: str) -> tuple[TraceSettings, str]:
+        """What holds for a model, and the name of the count that its bound is held against, "" for this gateway's."""
+        settings, counted = self._options.initial, ""
+        for name in ("", model) if model else ("",):
+            fact = self._catalog.trace_settings.get(name)
+            if fact is not None:
+                settings = applied(settings, fact.settings)
+                counted = fact.counted if "count" in fact.settings else counted
+        return settings, counted
+
+    def _apply(self) -> None:
+        self._series += 1
+        self._of_all = self._sampler(self._of_all, "")
+        models = [model for model, fact in self._catalog.trace_settings.items() if model and fact.settings]
+        self._samplers = {model: self._sampler(self._samplers.get(model), model) for model in models}
+        levels = [sampler.settings.level for sampler in (self._of_all, *self._samplers.values())]
+        self.on = self._writer is not None and any(levels)
+
+    def _sampler(self, known: _Sampler | None, model: str) -> _Sampler:
+        """One that nothing changed for goes on as it is."""
+        settings, counted = self._effective(model)
+        if known is not None and (known.settings, known.counted) == (settings, counted):
+            return known
+        return _Sampler(settings, counted, self._series)
+
+    # -- traces -------------------------------------------------------------------------------------------------------
+
+    def begin(self, model: str, traceparent: str = "", tracestate: str = "") -> Trace | None:
+        """A trace of a request that has come, unless it is none of those that are traced.
+
+        `traceparent` and `tracestate` are what its caller says of the span it belongs to (N6).
+        """
+        sampler = self._samplers.get(model, self._of_all)
+        settings = sampler.settings
+        if not settings.level:
+            return None
+        parent = read_parent(traceparent, tracestate) if traceparent and self._propagates else None
+        wanted = parent is not None and parent.sampled
+        if not wanted and not sampler.samples():
+            return None
+        return self._new(model, sampler, parent, counted="" if wanted else sampler.counted)
+
+    def _new(self, model: str, sampler: _Sampler, parent: Parent | None, *, counted: str) -> Trace:
+        drawn = os.urandom(32)
+        flags = sampler.settings.level | (PROPAGATED if self._propagates else 0)
+        trace_id, state = (parent.trace_id, parent.state) if parent is not None else (drawn[16:], "")
+        return Trace(
+            Context(flags, trace_id, drawn[:8], state),
+            root_id=drawn[8:16],
+            parent=parent,
+            model=model,
+            log_frequency=sampler.settings.log_frequency,
+            series=sampler.series,
+            counted=counted,
+            on_finish=self._finished,
+        )
+
+    def _finished(self, trace: Trace) -> None:
+        if not trace.own:
+            return  # it was refused before it was a request
+        if trace.awaits_report:
+            trace.on_finish = self._finished
+            return
+        if trace.counted:
+            self._spawn(self._count(trace))
+        elif self._writer is not None:
+            self._writer.put(trace.finished())
+
+    async def _count(self, trace: Trace) -> None:
+        sampler = self._samplers.get(trace.model, self._of_all)
+        try:
+            number = await self._control.log.add_to_count(keys.trace_count(trace.counted), 1)
+        except CharoniaError:
+            self._uncounted += 1
+            return
+        if sampler.counted == trace.counted:
+            sampler.left = max(0, sampler.settings.count - number)
+            if number <= sampler.settings.count and self._writer is not None:
+                self._writer.put(trace.finished())
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def await_report(self, job_id: bytes, trace: Trace) -> None:
+        """The request of a trace is a job, and is answered after its call is over."""
+        trace.awaits_report = True
+        self._awaited[job_id] = trace
+        if len(self._awaited) > MOST_AWAITED:
+            self._give_up(next(iter(self._awaited)))
+
+    def await_no_report(self, job_id: bytes, error: str = "") -> None:
+        """There will be none: its trace is what is known of it."""
+        trace = self._awaited.pop(job_id, None)
+        if trace is not None:
+            trace.awaits_report = False
+            if error:
+                trace.ends(error)
+                trace.finish()
+
+    def report_for(self, response: ResponseRecord) -> bool:
+        """Take the report of a job; False when nobody waits for it."""
+        trace = self._awaited.get(response.id)
+        if trace is None or response.report is None:
+            return False
+        trace.took(response.report)
+        self._give_up(response.id)
+        return True
+
+    def _give_up(self, job_id: bytes) -> None:
+        trace = self._awaited.pop(job_id)
+        trace.awaits_report = False
+        trace.finish()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Write what there is."""
+        for job_id in list(self._awaited):
+            self._give_up(job_id)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=1.0)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
