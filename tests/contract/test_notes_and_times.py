@@ -40,6 +40,15 @@ async def test_a_note_is_the_last_one_put(log: EventLog) -> None:
     assert await log.notes([one]) == [None]
 
 
+async def test_a_count_begins_at_nothing(log: EventLog) -> None:
+    one, other = keys.trace_count("a1"), keys.trace_count("b2")
+    assert await log.add_to_count(one, 0) == 0
+    assert [await log.add_to_count(one, amount) for amount in (1, 2, 0)] == [1, 3, 3]
+    assert await log.add_to_count(other, 5) == 5
+    await log.delete_keys([one])
+    assert await log.add_to_count(one, 1) == 1
+
+
 async def test_what_is_due_comes_in_the_order_of_time(log: EventLog) -> None:
     now_us = 1_763_700_000_000_000
     assert await log.due(TIMES, now_us, 10) == []

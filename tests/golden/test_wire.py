@@ -51,6 +51,8 @@ from charonia.events import (
 )
 from charonia.sequences import SequenceAbout, SequenceState
 from charonia.tensors import Tensor, join_bytes_elements
+from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context
+from charonia.traces.reports import BACKEND_OUTPUT, Report, ReportedTensor
 from charonia.wire import (
     FILE,
     FLAG_JOB,
@@ -66,6 +68,7 @@ from charonia.wire import (
     record_fields,
     records_of,
     refer_response,
+    report_response,
     request_meta,
     time_response,
     unpack_request,
@@ -86,6 +89,18 @@ MARK = SequenceMark("call-é", start=True)
 SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
 PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
 LINEAGE = Lineage((("à", ID), ("b", ID)), "tenant")
+CONTEXT = Context(TIMESTAMPS | PROPAGATED, ID, ID[:8], "vendor=1", "g-1")
+REPORT = Report(
+    ID[:8],
+    "m",
+    3,
+    "é",
+    (("QUEUE_START", 11), ("REQUEST_END", 2**60)),
+    "why é",
+    (("charonia.executor", "e-1"), ("charonia.batch_size", 2)),
+    (ReportedTensor.of(BACKEND_OUTPUT, OUTPUT),),
+    (Report(ID[8:], "n", 1, "", (("QUEUE_START", 12),)),),
+)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
 
@@ -177,6 +192,22 @@ def written() -> dict[str, bytes]:
             sequence=MARK,
             lineage=LINEAGE,
         ),
+        "wire/v1-request-traced.hex": pack_request(
+            ID,
+            b"g-1",
+            b"",
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=1,
+            level=0,
+            accepted_ns=11,
+            lineage=LINEAGE,
+            trace=CONTEXT,
+        ),
+        "wire/v1-response-reported.hex": report_response(
+            time_response(pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)), REPORT
+        ),
         "wire/v1-batch-header-of-sequences.hex": SEQUENCES_HEADER.pack(),
         "wire/v1-sequence-about.hex": ABOUT.pack(),
         "wire/v1-sequence-state.hex": STATE.pack(),
@@ -243,6 +274,16 @@ def test_a_response_with_times_is_read() -> None:
     answer = unpack_response(kept("wire/v1-response-timed.hex"))
     assert (answer.place, answer.times, bytes(answer.outputs[0].data)) == ((2, 7), (11, 2**40, 13), OUTPUT.data)
     assert unpack_response(kept("wire/v1-response-placed.hex")).times is None
+
+
+def test_traces_are_read() -> None:
+    record = unpack_request(kept("wire/v1-request-traced.hex"))
+    assert record.trace is not None
+    assert (record.trace.context, record.lineage, record.inputs()) == (CONTEXT, LINEAGE, INPUTS)
+    assert unpack_request(kept("wire/v1-request-of-call.hex")).trace is None
+    answer = unpack_response(kept("wire/v1-response-reported.hex"))
+    assert (answer.report, answer.place, answer.times) == (REPORT, (2, 7), (11, 2**40, 13))
+    assert answer.outputs == [OUTPUT]
 
 
 def test_a_response_by_reference_is_read() -> None:
