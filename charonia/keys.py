@@ -37,6 +37,7 @@ command or script ever names keys of two slots.
     fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
+    bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
     c:<hash>                 a cached response (`gateway.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`EventLog.keep_recent`)
@@ -219,6 +220,13 @@ def blob(blob_id: str) -> bytes:
 
 def trace_count(generation: str) -> bytes:
     return f"tc:{generation}".encode()
+
+
+LENDERS = b"bl"
+
+
+def lent(incarnation: str) -> bytes:
+    return f"bl:{incarnation}".encode()
 
 
 CACHE_USES = b"cu:{cache}"

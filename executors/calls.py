@@ -8,7 +8,7 @@ this process follows it anyhow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from charonia.backend import ModelResponse, OpenCall
@@ -44,6 +44,8 @@ class ExecutorCalls:
         self._control: ControlPlane | None = None
         self._caller: Caller | None = None
         self._starting = asyncio.Lock()
+        self.leased: Callable[[], bool] = lambda: True
+        """Whether this executor's heartbeat lease has surely not ended."""
         self._closed = False
 
     @property
@@ -103,6 +105,8 @@ class ExecutorCalls:
             await control.start()
         self._control = control
         caller = Caller(self._log, control.catalog, self._executor, directory=self._directory)
+        if caller.payloads is not None:
+            caller.payloads.leased = self.leased
         await caller.start()
         self._caller = caller
 
@@ -112,6 +116,11 @@ class ExecutorCalls:
             self._control.begin_anew()
         if self._caller is not None:
             self._caller.begin_anew()
+
+    async def renew(self) -> None:
+        """This executor was held for lost."""
+        if self._caller is not None and self._caller.payloads is not None:
+            await self._caller.payloads.renew()
 
     async def close(self) -> None:
         """Give up what is open; from now on nothing can be called."""

@@ -92,6 +92,8 @@ class ExecutorService:
         interval_ms = log_settings.heartbeat_interval_ms
         loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control)
         self._membership.on_new_epoch.append(self._calls.begin_anew)
+        self._membership.say_again.append(self._calls.renew)
+        self._calls.leased = self._membership.is_leased
         self._deployment = Deployment(
             log,
             self._me,

@@ -71,6 +71,9 @@ class GatewayApp:
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self._control.catalog.process_listeners.append(self._membership.hear)
         self._membership.say_again.append(self.service.say_weights)
+        if self.service.payloads is not None:
+            self._membership.say_again.append(self.service.payloads.renew)
+            self.service.payloads.leased = self._membership.is_leased
         self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(

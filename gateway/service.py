@@ -102,8 +102,10 @@ class GatewayService:
         self._settings = settings
         self._tenants = Tenants.of(settings)
         terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
-        payloads = Payloads(log, directory, self._catalog.processes) if directory is not None else None
-        self._dataplane = DataPlane(log, settings, terms, payloads)
+        self.payloads: Payloads | None = None
+        if directory is not None:
+            self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
+        self._dataplane = DataPlane(log, settings, terms, self.payloads)
         self._tracer = Tracer(settings.tracing, control, traces)
         self._dataplane.pending.report_for = self._tracer.report_for
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)

@@ -91,7 +91,7 @@ class Caller:
         self._catalog = catalog
         self._endpoint = endpoint.encode()
         self._stream = keys.replies(endpoint)
-        self._payloads = Payloads(log, directory, catalog.processes) if directory is not None else None
+        self.payloads = Payloads(log, directory, catalog.processes, endpoint) if directory is not None else None
         self._limits = limits
         self._max_held_bytes = max_held_bytes
         self._held = HeldBytes()
@@ -207,10 +207,10 @@ class Caller:
     ) -> None:
         try:
             flags = FLAG_JOURNALLED if origin.journalled else 0
-            if self._payloads is not None:
-                flags |= self._payloads.flags(served)
+            if self.payloads is not None:
+                flags |= self.payloads.flags(served)
                 if call.size_bytes >= BY_REFERENCE_BYTES:
-                    call.lent = await self._payloads.lend([t.data for t in request.inputs], flags)
+                    call.lent = await self.payloads.lend([t.data for t in request.inputs], flags)
             lineage = origin.lineage if origin.lineage.ancestors or origin.lineage.tenant else None
             tenant = origin.lineage.tenant
             record = request_record(
@@ -263,8 +263,8 @@ class Caller:
         if call.unwanted and call.accepted:
             with contextlib.suppress(CharoniaError):  # its deadline, or our end, is what remains
                 await self._log.append(keys.facts(call.model), [FIELD_FACT, pack_fact(RequestCancelled(call.id))])
-        if call.lent is not None and self._payloads is not None:
-            await self._payloads.end(call.lent)
+        if call.lent is not None and self.payloads is not None:
+            await self.payloads.end(call.lent)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -274,7 +274,7 @@ class Caller:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
-        take = self._payloads.take if self._payloads is not None else None
+        take = self.payloads.take if self.payloads is not None else None
         for answer, size in answers_in(entries, take):
             self._on_answer(answer, size)
 

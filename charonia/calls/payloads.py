@@ -9,31 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, new_blob, total_size
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
 from charonia.eventlog.port import EventLog
 from charonia.events import ProcessJoined
 from charonia.models.catalog import ServedVersion
 from charonia.tensors import Buffer
 from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
 
+from .lent_blobs import LentBlobs, sweep_lent
+
 _SWEEP_S = 60.0
+_BLOBS_SWEEP_S = 10.0
 _SWEPT_AFTER_S = 120.0
 """Longer than any lease: a process that has just made its directory has not joined yet."""
 _BLOB_TTL_S = 86_400
-"""For blobs whose caller died: no queue holds a synchronous request for longer."""
+"""For what nobody sweeps, as no caller is there any more: no queue holds a synchronous request for longer."""
 
 
 class Payloads:
     """The large payloads of one caller, be it a gateway. `processes` is the catalog's table of who has joined."""
 
-    def __init__(self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined]) -> None:
+    def __init__(
+        self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined], lender: str
+    ) -> None:
         self._log = log
         self._directory = directory
         self._processes = processes
+        self.blobs = LentBlobs(log, lender)
+        self._left: list[str] = []
+        self.leased: Callable[[], bool] = lambda: True
+        """Whether this process's heartbeat lease has surely not ended."""
         self._reach: dict[tuple[str, int], tuple[ServedVersion, bool]] = {}
 
     def flags(self, served: ServedVersion) -> int:
@@ -62,8 +71,14 @@ class Payloads:
             return None
         reference = self._directory.write(buffers) if flags & FLAG_REPLY_BY_REFERENCE else None
         if reference is None:
-            reference = new_blob(size, durable=durable)
-            await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
+            reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
+            if not self.leased():
+                return None  # whoever holds us for lost sweeps what we lend
+            try:
+                await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
+            except BaseException:
+                self._left.append(reference.name)  # it may be there all the same
+                raise
         return reference
 
     def take(self, reference: Reference) -> memoryview:
@@ -73,25 +88,55 @@ class Payloads:
         finally:
             self._directory.remove(reference)
 
+    async def _delete(self, names: list[str]) -> None:
+        await self._log.delete_keys([keys.blob(name) for name in names])
+        for name in names:
+            self.blobs.ended(name)
+
+    async def renew(self) -> None:
+        """This process was held for lost, or the log is another one."""
+        self.blobs.begin_anew()
+
     async def watch(self) -> None:
-        """Remove, now and every minute, what processes that are no more have left."""
+        """Remove, now and again and again, what processes that are no more have left, and what could not be removed."""
+        sweep_directories_s = 0.0
         while True:
             with contextlib.suppress(CharoniaError):
-                by_role: dict[str, list[str]] = {}
-                for incarnation in self._directory.others(_SWEPT_AFTER_S):
-                    if keys.is_standing(incarnation):
-                        continue  # of a model: its owner sees to it
-                    by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
-                for role, incarnations in by_role.items():
-                    alive = await self._log.alive(role, incarnations)
-                    gone = [name for name, is_alive in zip(incarnations, alive, strict=True) if not is_alive]
-                    self._directory.sweep(gone)
-            await asyncio.sleep(_SWEEP_S)
+                await sweep_lent(self._log, self._processes)
+                await self._delete_left()
+            if sweep_directories_s <= 0:
+                await self._sweep_directories()
+                sweep_directories_s = _SWEEP_S
+            await asyncio.sleep(_BLOBS_SWEEP_S)
+            sweep_directories_s -= _BLOBS_SWEEP_S
+
+    async def _delete_left(self) -> None:
+        left, self._left = self._left, []
+        try:
+            if left:
+                await self._delete(left)
+        except CharoniaError:
+            self._left += left
+            raise
+
+    async def _sweep_directories(self) -> None:
+        with contextlib.suppress(CharoniaError):
+            by_role: dict[str, list[str]] = {}
+            for incarnation in self._directory.others(_SWEPT_AFTER_S):
+                if keys.is_standing(incarnation):
+                    continue  # of a model: its owner sees to it
+                by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
+            for role, incarnations in by_role.items():
+                alive = await self._log.alive(role, incarnations)
+                gone = [name for name, is_alive in zip(incarnations, alive, strict=True) if not is_alive]
+                self._directory.sweep(gone)
 
     async def end(self, reference: Reference) -> None:
         """Nobody needs what was lent any more."""
         if reference.kind == BLOB:
-            with contextlib.suppress(CharoniaError):  # then it expires
-                await self._log.delete_keys([keys.blob(reference.name)])
+            try:
+                await self._delete([reference.name])
+            except CharoniaError:
+                self._left.append(reference.name)
         else:
             self._directory.remove(reference)

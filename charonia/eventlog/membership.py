@@ -58,16 +58,24 @@ class Membership:
         self._epoch = ""
         self._left_epoch = ""
         self._held_for_lost = False
+        self._leased_until_s = 0.0
         self.epoch_changes = 0
         self.on_new_epoch: list[Callable[[], None]] = []
         self.say_again: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> None:
         """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
+        loop = asyncio.get_running_loop()
         self._epoch = await self._log.epoch()
+        began_s = loop.time()
         await self._beat()
         await self._join()
-        self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
+        self._leased_until_s = began_s + self._ttl_ms / 1000
+        self._beating = loop.create_task(self._keep_beating(began_s))
+
+    def is_leased(self) -> bool:
+        """Whether nobody can hold this process for lost: its lease has not ended since it last joined."""
+        return asyncio.get_running_loop().time() < self._leased_until_s
 
     def hear(self, fact: Fact) -> None:
         """Every control fact is told here: one may say of this process that it is lost."""
@@ -104,14 +112,15 @@ class Membership:
     async def _beat(self) -> None:
         await self._log.beat(self._role, self._incarnation, self._ttl_ms)
 
-    async def _keep_beating(self) -> None:
+    async def _keep_beating(self, last_s: float) -> None:
         loop = asyncio.get_running_loop()
-        due_s = last_s = loop.time()
+        due_s = loop.time()
         missed = False
         while True:
             # by the clock and not after each answer, so that a slow log does not stretch the interval
             due_s = max(due_s + self._interval_s, loop.time())
             await asyncio.sleep(due_s - loop.time())
+            began_s = loop.time()
             try:
                 await self._beat()
                 now_s = loop.time()
@@ -122,7 +131,8 @@ class Membership:
                     # the lease ran out meanwhile (a stall, a lost log): others hold us for lost, or may do so, and what
                     # we said may be gone from the stream
                     await self._join_again()
-                last_s = now_s
+                last_s = began_s
+                self._leased_until_s = began_s + self._ttl_ms / 1000
             except LogUnavailable as error:
                 if not missed:
                     _logger.warning("%s %s cannot beat: %s", self._role, self._incarnation, error)

@@ -55,7 +55,7 @@ def names(server: Any) -> list[bytes]:
 
 
 async def test_only_what_may_be_forgotten_is_kept_beside_the_log(two: Any) -> None:
-    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {})
+    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {}, "gateway-1")
     passing = await payloads.lend([LARGE], 0)
     durable = await payloads.lend([LARGE], 0, durable=True)
     assert passing is not None
@@ -76,7 +76,7 @@ async def test_only_what_may_be_forgotten_is_kept_beside_the_log(two: Any) -> No
 
 
 async def test_without_the_blob_server_requests_are_refused_and_the_log_goes_on(two: Any) -> None:
-    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {})
+    payloads = Payloads(two.log, PayloadDirectory("", "gateway-1"), {}, "gateway-1")
     lent = await payloads.lend([LARGE], 0)
     assert lent is not None
     two.beside.kill()
