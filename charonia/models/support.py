@@ -15,6 +15,7 @@ from protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup,
 # (shape tensors and profiles outside TensorRT), `charonia.models.io_validation` gives that.
 
 _TENSORRT = "tensorrt_plan"
+_ONNXRUNTIME = "onnxruntime"
 
 
 def unsupported_features(config: ModelConfig) -> list[str]:
@@ -32,8 +33,8 @@ def _features(config: ModelConfig) -> Iterator[str]:
             yield from _of_tensor(output)
     yield from _of_instance_groups(config)
     yield from _of_optimization(config)
-    if config.model_operations.op_library_filename:
-        yield "'model_operations.op_library_filename'"
+    if config.model_operations.op_library_filename and config.backend != _ONNXRUNTIME:
+        yield f"'model_operations.op_library_filename' of the backend '{config.backend or config.platform}'"
     for agent in config.model_repository_agents.agents:
         if agent.name != "checksum":
             yield f"the repository agent '{agent.name}'"
@@ -67,7 +68,7 @@ def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
 
 
 def _of_optimization(config: ModelConfig) -> Iterator[str]:
-    if config.backend == "onnxruntime":
+    if config.backend == _ONNXRUNTIME:
         return  # knows what its library can do
     accelerators = config.optimization.execution_accelerators
     for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):

@@ -266,7 +266,8 @@ def _fingerprint(source: ModelSource, path: Path, threads_for: int) -> tuple[obj
     parameters = tuple(sorted((key, value.string_value) for key, value in source.config.parameters.items()))
     optimization = source.config.optimization.graph.level
     threads = intra_op_threads(source, threads_for, _cores())
-    return (source.name, str(path), stat.st_mtime_ns, stat.st_size, parameters, optimization, threads)
+    libraries = tuple(source.config.model_operations.op_library_filename)
+    return (source.name, str(path), stat.st_mtime_ns, stat.st_size, parameters, optimization, threads, libraries)
 
 
 def _configured_sharers(source: ModelSource) -> int:

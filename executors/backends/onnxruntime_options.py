@@ -6,6 +6,7 @@ somebody else and are left alone; a known one with a bad value fails the load (`
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -56,7 +57,38 @@ def session_options(ort: ModuleType, source: ModelSource, threads: int) -> Any:
     for key, parameter in sorted(source.config.parameters.items()):
         if key.startswith(("session.", "optimization.", "ep.", "mlas.")):
             options.add_session_config_entry(key, parameter.string_value)
+    for name in source.config.model_operations.op_library_filename:
+        _register_operations(options, source, name)
     return options
+
+
+def operations_path(source: ModelSource, name: str) -> str:
+    """Where a library of operators lies (C18): in the version's directory or the model's, else where the dynamic linker
+    looks. Raises `InvalidArgument` for a relative path that leads out of the model.
+    """
+    if os.path.isabs(name):
+        return name
+    root = source.directory.resolve()
+    for directory in (root / str(source.version), root):
+        path = (directory / name).resolve()
+        if path.is_file():
+            if not path.is_relative_to(root):
+                raise InvalidArgument(f"custom operator library '{name}' of model '{source.name}' is outside the model")
+            return str(path)
+    if "/" in name:
+        raise InvalidArgument(f"custom operator library '{name}' of model '{source.name}' does not exist")
+    return name
+
+
+def _register_operations(options: Any, source: ModelSource, name: str) -> None:
+    try:
+        options.register_custom_ops_library(operations_path(source, name))
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            f"custom operator library '{name}' of model '{source.name}' cannot be used: {error}"
+        ) from None
 
 
 def run_entries(source: ModelSource) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ CASES = [
     ),
     (
         "model_operations { op_library_filename: 'l' }",
-        "'model_operations.op_library_filename' is not supported yet",
+        "'model_operations.op_library_filename' of the backend 'python' is not supported yet",
     ),
     ("model_repository_agents { agents { name: 'a' } }", "the repository agent 'a' is not supported yet"),
     (
@@ -57,6 +57,8 @@ def test_what_is_built_is_not_named() -> None:
         "execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
         "instance_group { kind: KIND_CPU } cc_model_filenames { key: '7.5' value: 'f' }"
         "model_repository_agents { agents { name: 'checksum' } }"
+        "model_operations { op_library_filename: 'lib.so' }"
+        "model_metrics { metric_control { } }"
         "response_cache { enable: true } model_transaction_policy { decoupled: false }"
     )
     assert unsupported_features(normalise(config)) == []

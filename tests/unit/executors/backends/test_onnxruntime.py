@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,3 +287,60 @@ async def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(CharoniaError, match=r"charonia\[cpu\]"):
         await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+
+
+# -- libraries of operators (C18) --------------------------------------------------------------------------------------
+
+LIBRARY = """
+#include <stdio.h>
+/* the one function that such a library must have; a status of its own, or 0 when all went well */
+void *RegisterCustomOps(void *options, const void *api) {
+    FILE *said = fopen("SAID", "a");
+    fputs("registered", said);
+    fclose(said);
+    return options && api ? 0 : (void *)1;
+}
+"""
+WITH_LIBRARY = CONFIG + 'model_operations { op_library_filename: "libmine.so" }'
+
+
+def compiled(path: Path, text: str) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=text.encode(), check=True)
+
+
+@pytest.mark.parametrize("where", ["1/libmine.so", "libmine.so", "absolute"])
+async def test_a_library_of_operators_is_registered(tmp_path: Path, where: str) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    said = tmp_path / "said"
+    if where == "absolute":
+        path = tmp_path / "elsewhere" / "libmine.so"
+        text = CONFIG + f'model_operations {{ op_library_filename: "{path}" }}'
+    else:
+        path, text = tmp_path / where, WITH_LIBRARY
+    compiled(path, LIBRARY.replace("SAID", str(said)))
+    backend = OnnxRuntimeBackend()
+    assert (await backend.probe(source(tmp_path, text))).inputs == (TensorSignature("a", "FP32", (-1, 4)),)
+    instance = await backend.create_instance(spec(source(tmp_path, text)))
+    value = np.ones((1, 4), np.float32)
+    np.testing.assert_array_equal(instance.execute({"a": value}, ["c"])["c"], value)
+    assert said.read_text().startswith("registered")
+
+
+async def test_a_library_that_is_none_or_not_there_fails_the_load(tmp_path: Path) -> None:
+    save(tmp_path / "m" / "1" / "model.onnx")
+    backend = OnnxRuntimeBackend()
+    with pytest.raises(InvalidArgument, match=r"^custom operator library 'libmine.so' of model 'm' cannot be used: "):
+        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY)))
+    compiled(tmp_path / "m" / "libmine.so", "int nothing;")
+    with pytest.raises(InvalidArgument, match=r"cannot be used: .*RegisterCustomOps"):
+        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY)))
+    compiled(tmp_path / "outside.so", "int nothing;")
+    leading_out = WITH_LIBRARY.replace("libmine.so", "../outside.so")
+    with pytest.raises(InvalidArgument, match="is outside the model"):
+        await backend.create_instance(spec(source(tmp_path / "m", leading_out)))
+    with pytest.raises(InvalidArgument, match="does not exist"):
+        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY.replace("libmine", "sub/libmine"))))
