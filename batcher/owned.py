@@ -145,6 +145,8 @@ class OwnedModel:
         self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
         self.called: dict[bytes, seen.RequestQueued] = {}
         """Requests that models made, by id; who looks at them forgets those that have ended (`deadlocks`)."""
+        self.on_blocking: Callable[[], None] = lambda: None
+        """Told when requests came that their callers do nothing without."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -281,7 +283,10 @@ class OwnedModel:
         self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
     ) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
+        known = len(self.called)
         queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
+        if len(self.called) > known:
+            self.on_blocking()
         now = monotonic_ns()
         decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
         if self._held is not None and any(request.version not in self._held for request in queued):

@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from charonia import keys
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
@@ -31,6 +32,7 @@ from .scheduling.sequence_scheduler import NO_DELAYS, Delays
 from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
+from .waiting import TTL_S, Waiting
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
@@ -75,6 +77,7 @@ class BatcherService:
         self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
         """The log was away: it may have forgotten what it had taken."""
+        self._looking: asyncio.TimerHandle | None = None
         self._closing = False
 
     async def start(self) -> None:
@@ -190,6 +193,7 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
+        owned.on_blocking = self._look_soon
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(remote) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
@@ -313,12 +317,37 @@ class BatcherService:
                         owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
-                self._deadlocks.look(self._owned.values(), monotonic_ns())
+                await self._look_for_deadlocks()
                 await self._tidy()
             except CharoniaError:
                 self._forgotten = True
             except Exception:
                 _log.exception("batches could not be verified")
+
+    def _look_soon(self) -> None:
+        """Calls came whose callers do nothing else: they must not wait for long for what cannot be."""
+        if self._looking is None and not self._closing:
+            pause_s = self._deadlocks.pause_ns / 1e9
+            self._looking = asyncio.get_running_loop().call_later(pause_s, self._look_at_once)
+
+    def _look_at_once(self) -> None:
+        self._looking = None
+        if not self._closing:
+            self._deadlocks.look_at_once(self._owned.values())
+
+    async def _look_for_deadlocks(self) -> None:
+        """Raises what the log raises."""
+        mine = self._deadlocks.waiting(self._owned.values(), monotonic_ns())
+        others: dict[str, Waiting] = {}
+        batchers = ownership.live_batchers(self._catalog) - {self._settings.incarnation}
+        if mine.calls and batchers:
+            await self._log.put_note(keys.waiting(self._settings.incarnation), mine.pack(), TTL_S)
+            names = sorted(batchers)
+            for name, note in zip(names, await self._log.notes([keys.waiting(name) for name in names]), strict=True):
+                with contextlib.suppress(InvalidRecord):  # of another release
+                    if note is not None:
+                        others[name] = Waiting.unpack(note)
+        self._deadlocks.look(self._owned.values(), mine, others)
 
     async def _expire(self) -> None:
         """Keep the deadlines of what no window has room for."""

@@ -130,10 +130,13 @@ class ModelCalls(Protocol):
     async def find(self, model: str, version: int) -> ModelInterface:
         """The interface of what a call would use, version -1 for the latest. Raises `NotFound` or `Unavailable`."""
 
-    async def open(self, request: InferenceRequest, model: str, origins: Sequence[object]) -> OpenCall:
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> OpenCall:
         """Send a request that a batch of `model` makes, whose requests have these origins, on its way.
 
-        It inherits their deadline, priority and tenant. Raises what refuses the request.
+        It inherits their deadline, priority and tenant. `blocks`: the instance does nothing else until it is answered,
+        and has answered none of those requests yet. Raises what refuses the request.
         """
 
     async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None: ...

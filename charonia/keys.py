@@ -35,6 +35,7 @@ command or script ever names keys of two slots.
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents
     fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
+    wf:<batcher>             calls that wait at a batcher for long (`batcher.waiting`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
@@ -208,6 +209,10 @@ def is_standing(endpoint: str) -> bool:
 def counts_its_requests(endpoint: str) -> bool:
     """Whether who waits there counts what becomes of its requests (M1): gateways do, ensembles and models do not."""
     return bool(endpoint) and not endpoint.startswith((_ENSEMBLE, "executor-"))
+
+
+def waiting(batcher: str) -> bytes:
+    return f"wf:{batcher}".encode()
 
 
 def alive(role: str, incarnation: str) -> bytes:

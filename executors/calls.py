@@ -55,7 +55,9 @@ class ExecutorCalls:
     async def find(self, model: str, version: int) -> ModelInterface:
         return (await self._started()).find(model, version).interface
 
-    async def open(self, request: InferenceRequest, model: str, origins: Sequence[object]) -> OpenCall:
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> OpenCall:
         records = [record for record in origins if isinstance(record, RequestRecord)]
         deadlines = [record.deadline_ns for record in records]
         inherited = replace(
@@ -64,7 +66,7 @@ class ExecutorCalls:
             deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
             priority=records[0].level if records else 0,
         )
-        return _Opened((await self._started()).open(inherited, _origin(model, records)))
+        return _Opened((await self._started()).open(inherited, _origin(model, records, blocks=blocks)))
 
     async def catalog(self) -> Catalog:
         """Who serves what, followed from now on."""
@@ -146,10 +148,10 @@ class _Opened:
         self._call.cancel()
 
 
-def _origin(model: str, records: Sequence[RequestRecord]) -> Origin:
+def _origin(model: str, records: Sequence[RequestRecord], *, blocks: bool) -> Origin:
     """The first request of a batch stands for all: what holds an instance is the batch."""
     if not records:
         return Origin()
     first = records[0]
-    lineage = (first.lineage or Lineage()).with_child(model, first.id)
+    lineage = (first.lineage or Lineage()).with_child(model, first.id, blocks=blocks)
     return Origin(lineage, journalled=any(record.journalled for record in records))

@@ -218,7 +218,10 @@ class Submission:
     def _lineage(self, record: RequestRecord) -> Lineage | None:
         """Of the steps of a request that a model made; else only its tenant goes on."""
         lineage = record.lineage
-        return lineage.with_child(self._ensemble, record.id) if lineage is not None and lineage.ancestors else lineage
+        if lineage is None or not lineage.ancestors:
+            return lineage
+        # an ensemble can end before a step of it only by failing
+        return lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
 
     def _admission(self, model: str, version: int) -> tuple[ServedVersion, Admission, bool]:
         """What a version is checked by, and whether its executors share the payload directory.

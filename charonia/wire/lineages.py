@@ -20,15 +20,25 @@ Ancestor = tuple[str, bytes]
 class Lineage:
     """`ancestors` are the requests that wait for this one, outermost first; `tenant` is whose they are, "" if nobody's.
 
+    `blocked` of them, the innermost, are known to do nothing else until this one is answered.
+
     A request whose caller is a client has no ancestors, and a lineage only where its tenant must be known further on.
     """
 
     ancestors: tuple[Ancestor, ...] = ()
     tenant: str = ""
+    blocked: int = 0
 
-    def with_child(self, model: str, request_id: bytes) -> Lineage:
-        """The lineage of what the request of this lineage calls; `model` and `request_id` are its own."""
-        return Lineage((*self.ancestors, (model, request_id)), self.tenant)
+    def with_child(self, model: str, request_id: bytes, *, blocks: bool = False) -> Lineage:
+        """The lineage of what the request of this lineage calls; `model` and `request_id` are its own.
+
+        `blocks`: it does nothing else until that is answered.
+        """
+        return Lineage((*self.ancestors, (model, request_id)), self.tenant, self.blocked + 1 if blocks else 0)
+
+    def blocked_ids(self) -> tuple[bytes, ...]:
+        """The ids of the `blocked` ancestors, outermost first."""
+        return tuple([request_id for _, request_id in self.ancestors[len(self.ancestors) - self.blocked :]])
 
     def path(self, model: str) -> str:
         """The models from the outermost caller down to `model`, for people: `a -> b -> a`."""
@@ -36,7 +46,8 @@ class Lineage:
 
     def pack(self) -> bytes:
         """With its length before it. Raises `InvalidRecord` for one of more than 64 KB."""
-        packed = bytes(msgpack.packb([self.ancestors, self.tenant]))
+        fields = [self.ancestors, self.tenant, self.blocked] if self.blocked else [self.ancestors, self.tenant]
+        packed = bytes(msgpack.packb(fields))
         if len(packed) > 0xFFFF:
             raise InvalidRecord(f"a lineage of {len(self.ancestors)} requests is too long for a record")
         return _LENGTH.pack(len(packed)) + packed
@@ -46,12 +57,16 @@ class Lineage:
         """The lineage that begins at `at`, and where it ends. Raises `InvalidRecord`."""
         try:
             end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-            ancestors, tenant, *_ = msgpack.unpackb(bytes(data[at + _LENGTH.size : end]), use_list=False)
-            valid = type(tenant) is str and all(
-                type(model) is str and type(request_id) is bytes for model, request_id in ancestors
+            ancestors, tenant, *more = msgpack.unpackb(bytes(data[at + _LENGTH.size : end]), use_list=False)
+            blocked = more[0] if more else 0
+            valid = (
+                type(tenant) is str
+                and type(blocked) is int
+                and 0 <= blocked <= len(ancestors)
+                and all(type(model) is str and type(request_id) is bytes for model, request_id in ancestors)
             )
         except Exception as error:
             raise InvalidRecord(f"the lineage of a request cannot be read: {error}") from None
         if not valid:
             raise InvalidRecord("the lineage of a request has a field of another type")
-        return Lineage(ancestors, tenant), end
+        return Lineage(ancestors, tenant, blocked), end

@@ -21,6 +21,8 @@ from e2e_models import WIDTH, put, python, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
+from batcher.deadlocks import PATIENCE_NS
+
 WORKER = '''
 import json, os, time
 import numpy as np
@@ -420,6 +422,13 @@ def test_calls_that_wait_for_their_own_callers_are_ended(server: Any) -> None:
     # ending one lets the other one go on
     assert sorted("deadlock: relay_" in answer for answer in crossed) in ([False, True], [False, False])
     assert str((X + 2).tolist()) in crossed
+    # of a caller that does nothing else it is known at once, not only when it has waited
+    took_s = []
+    for _ in range(3):
+        started = time.monotonic()
+        assert "deadlock: alone -> alone" in told("alone", "alone")
+        took_s.append(time.monotonic() - started)
+    assert min(took_s) < PATIENCE_NS / 1e9
     # and nothing is held any more
     for model in models:
         assert ask(server, model, do="relay", path="")[0].tolist() == (X + 1).tolist()

@@ -101,6 +101,7 @@ REPORT = Report(
     (ReportedTensor.of(BACKEND_OUTPUT, OUTPUT),),
     (Report(ID[8:], "n", 1, "", (("QUEUE_START", 12),)),),
 )
+BLOCKED = Lineage((("a", ID), ("b", ID[::-1])), "", 1)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
 
@@ -192,6 +193,18 @@ def written() -> dict[str, bytes]:
             sequence=MARK,
             lineage=LINEAGE,
         ),
+        "wire/v1-request-of-blocking-call.hex": pack_request(
+            ID,
+            b"e-1",
+            b"",
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=1,
+            level=0,
+            accepted_ns=11,
+            lineage=BLOCKED,
+        ),
         "wire/v1-request-traced.hex": pack_request(
             ID,
             b"g-1",
@@ -253,6 +266,12 @@ def test_a_request_of_a_call_is_read() -> None:
     record = unpack_request(kept("wire/v1-request-of-call.hex"))
     assert (record.lineage, record.sequence, record.inputs()) == (LINEAGE, MARK, INPUTS)
     assert unpack_request(kept("wire/v1-request-of-sequence.hex")).lineage is None
+
+
+def test_a_request_of_a_call_that_blocks_its_caller_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-of-blocking-call.hex"))
+    assert record.lineage == BLOCKED
+    assert record.lineage.blocked_ids() == (ID[::-1],)
 
 
 def test_placed_responses_are_read() -> None:

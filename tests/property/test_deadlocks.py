@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.scheduling.deadlocks import CalledRequest, Holder, stuck_calls
+from batcher.waiting import Suspicions, Waiting
 
 MODELS = ("a", "b", "c")
 EXECUTORS = ("e", "f")
@@ -128,3 +129,78 @@ def test_what_is_stuck_never_runs_and_all_else_does(world: World) -> None:
     if left and not any(r.model in unserved for r in left):
         # nobody's executor is missing: then a deadlock is all that can be the reason, and it is found
         assert found
+
+
+OWNERS = {"a": "one", "b": "two", "c": "two"}
+"""The models of two batchers."""
+
+
+def told(world: World, owner: str, number: int) -> Waiting:
+    """What a batcher knows at this moment."""
+    calls = [r for r in world.requests if r.parent is not None and not r.answered and OWNERS[r.model] == owner]
+    instances: dict[tuple[str, int], dict[str, int]] = {}
+    for (model, executor), count in world.slots.items():
+        if OWNERS[model] == owner:
+            instances.setdefault((model, 1), {})[executor] = count
+    waiting = Waiting(
+        number,
+        instances,
+        tuple(
+            Holder((b.model, 1), b.executor, frozenset(r.id for r in b.requests))
+            for b in world.batches
+            if not b.done and OWNERS[b.model] == owner
+        ),
+        tuple(CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in calls),
+        {r.id: r.number for r in calls},
+    )
+    assert Waiting.unpack(waiting.pack()) == waiting
+    return waiting
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(), st.lists(st.integers(0, 2), min_size=4, max_size=4), st.booleans())
+def test_what_several_batchers_end_is_stuck_whenever_each_of_them_looked(
+    world: World, steps: list[int], stale: bool
+) -> None:
+    """The world goes on between any two looks, so no two are of one moment."""
+    suspicions, chosen = Suspicions(), list[bytes]()
+    other = told(world, "two", 0)
+    for number, count in enumerate(steps):
+        if not stale or number % 2 == 0:
+            other = told(world, "two", number)
+        for _ in range(count):
+            world.step()
+        chosen += suspicions.judge(told(world, "one", number), {"two": other})
+        for _ in range(count):
+            world.step()
+    while world.step():
+        pass
+    for request in world.requests:
+        if request.id in chosen:
+            assert not request.answered, "it was said to be stuck"
+    unserved = {m for m in MODELS if not any(world.slots[(m, executor)] for executor in EXECUTORS)}
+    left = [r for r in world.requests if not r.answered]
+    if left and not any(r.model in unserved for r in left):
+        at_rest = Suspicions()
+        found = [at_rest.judge(told(world, "one", n), {"two": told(world, "two", n)}) for n in (10, 11)]
+        assert found[0] == []
+        if told(world, "one", 0).calls:
+            assert found[1], "a deadlock at rest is found by the second look"
+
+
+def test_a_crossing_of_two_batchers_needs_two_looks_at_each() -> None:
+    world = World({(m, e): int(e == "e") for m in MODELS for e in EXECUTORS})
+    first, second = Request(1, "a"), Request(2, "b")
+    for request in (first, second):
+        request.batch = Batch(request.model, "e", [request])
+        world.batches.append(request.batch)
+    to_b, to_a = Request(3, "b", first), Request(4, "a", second)
+    first.children, second.children = [to_b], [to_a]
+    world.requests = [first, second, to_b, to_a]
+    alone, suspicions = Suspicions(), Suspicions()
+    for number in (1, 2, 3):
+        assert alone.judge(told(world, "one", number), {}) == []
+    other = told(world, "two", 1)
+    assert suspicions.judge(told(world, "one", 1), {"two": other}) == []
+    assert suspicions.judge(told(world, "one", 2), {"two": other}) == []
+    assert suspicions.judge(told(world, "one", 3), {"two": told(world, "two", 2)}) == [to_a.id]

@@ -52,6 +52,11 @@ class Execution:
         self._lock = threading.Lock()
         self._open = 0
         self._returned = False
+        self._answered = False
+
+    def has_answered(self) -> bool:
+        """Whether any request has had a response."""
+        return self._answered
 
     def is_cancelled(self, index: int) -> bool:
         return self._channel.cancelled(self.call, index)
@@ -64,6 +69,7 @@ class Execution:
         return Outcome(_Answers(self, index, names), decoupled=self.decoupled)
 
     def respond(self, index: int, names: list[str], response: Any, *, final: bool) -> None:
+        self._answered = True
         if response is None:
             self._channel.send(Kind.RESPONSE, self.call, [index, final, None])
         else:

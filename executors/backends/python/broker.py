@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .api.calls import Sink
@@ -32,6 +32,8 @@ class Broker:
         self.model = ""
         self._execute_call = 0
         self._running = False
+        self._thread = 0
+        self._has_answered: Callable[[], bool] = lambda: False
         self._older: frozenset[threading.Thread] = frozenset()
         self._channel = channel
         self._lock = threading.Lock()
@@ -40,19 +42,24 @@ class Broker:
         self._closed = False
         channel.deliver_answers_to(self._answered, self._gone)
 
-    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
-        return self._send(Kind.CALL, [*self._made_for(), *content], data, sink)
+    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
+        execute_call, surely = self._made_for()
+        # where an EXECUTE runs is where it returns; who waits for what it answered already may do something else
+        blocks = blocks and surely and threading.get_ident() == self._thread and not self._has_answered()
+        return self._send(Kind.CALL, [execute_call, surely, blocks, *content], data, sink)
 
-    def begin(self, execute_call: int) -> None:
-        """An EXECUTE begins in this thread."""
+    def begin(self, execute_call: int, has_answered: Callable[[], bool] = lambda: False) -> None:
+        """An EXECUTE begins in this thread; `has_answered` says whether any of its requests has had a response."""
         _execute_call.set(execute_call)
         self._execute_call, self._running = execute_call, True
+        self._thread, self._has_answered = threading.get_ident(), has_answered
         # nearly all models have no other threads
         self._older = frozenset(threading.enumerate() if threading.active_count() > 1 else ())
 
     def returned(self) -> None:
         """It has returned, in this thread; its coroutines and senders may go on."""
         self._running = False
+        self._thread = 0
         _execute_call.set(0)
 
     def _made_for(self) -> tuple[int, bool]:

@@ -119,10 +119,14 @@ _SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A CALL. `execute_call` is the number of the last EXECUTE; it is `surely` made for that one, or only perhaps."""
+    """A CALL. `execute_call` is the number of the last EXECUTE; it is `surely` made for that one, or only perhaps.
+
+    `blocks`: that EXECUTE cannot return before it is answered, and has answered nothing yet.
+    """
 
     execute_call: int
     surely: bool
+    blocks: bool
     request: InferenceRequest
     decoupled: bool
 
@@ -130,7 +134,7 @@ class Asked:
 def asked_of(frame: Frame) -> Asked:
     """What a CALL asks; tensors are views of the frame. Raises `FrameError`."""
     try:
-        execute_call, surely, model, version, outputs, request_id, *rest = frame.content()
+        execute_call, surely, blocks, model, version, outputs, request_id, *rest = frame.content()
         sequence, flags, timeout_us, parameters, decoupled, tensors = rest
         request = InferenceRequest(
             str(model),
@@ -144,7 +148,7 @@ def asked_of(frame: Frame) -> Asked:
             sequence_start=bool(flags & _SEQUENCE_START),
             sequence_end=bool(flags & _SEQUENCE_END),
         )
-        return Asked(int(execute_call), bool(surely), request, bool(decoupled))
+        return Asked(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled))
     except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
         raise FrameError(f"the call of a model process cannot be read: {error}") from None
 

@@ -147,7 +147,8 @@ class AskedByModel:
             raise Unavailable(NOT_READY.format(model=request.model)) from None
         if interface.decoupled and not asked.decoupled:
             raise Unsupported(DECOUPLED.format(model=request.model))
-        return await self._calls.open(request, self._model, [one.origin for one in made_for])
+        origins = [one.origin for one in made_for]
+        return await self._calls.open(request, self._model, origins, blocks=asked.blocks)
 
     def _say(self, number: int, kind: Kind, response: ModelResponse) -> None:
         content, data = answer_content(response)

@@ -55,8 +55,8 @@ def _serve(channel: Channel, instance_name: str) -> None:
         frame = channel.receive()
         try:
             if frame.kind is Kind.EXECUTE and host is not None:
-                broker.begin(frame.call)
                 execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
+                broker.begin(frame.call, execution.has_answered)
                 try:
                     replies, data = host.execute(execution, frame.content(), frame.data)
                 finally:

@@ -41,8 +41,8 @@ class Exchange(Protocol):
     def model(self) -> str:
         """The model whose code runs here."""
 
-    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
-        """Send a call of another model; its number."""
+    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
+        """Send a call of another model; its number. `blocks`: this thread does nothing else until it is answered."""
 
     def control(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
         """Send a word about the repository; it is answered once."""
@@ -97,7 +97,7 @@ def call(request: InferenceRequest, decoupled: bool) -> InferenceResponse | Resp
     Raises `TritonModelException` outside `execute`; what a call ends with is in its response.
     """
     exchange = executing()
-    start = starter(exchange, request, decoupled)
+    start = starter(exchange, request, decoupled, blocks=not decoupled)
     if decoupled:
         return ResponseIterator(start, exchange.give_up)
     answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
@@ -148,7 +148,9 @@ def executing() -> Exchange:
     return _exchange
 
 
-def starter(exchange: Exchange, request: InferenceRequest, decoupled: bool) -> Callable[[Sink], int]:
+def starter(
+    exchange: Exchange, request: InferenceRequest, decoupled: bool, *, blocks: bool = False
+) -> Callable[[Sink], int]:
     described: list[Any] = []
     data: list[Buffer] = []
     for tensor in request.inputs():
@@ -167,7 +169,7 @@ def starter(exchange: Exchange, request: InferenceRequest, decoupled: bool) -> C
         decoupled,
         described,
     ]
-    return lambda sink: exchange.call(content, data, sink)
+    return lambda sink: exchange.call(content, data, sink, blocks=blocks)
 
 
 def single(answer: Answer | None) -> InferenceResponse:

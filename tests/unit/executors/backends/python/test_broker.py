@@ -74,7 +74,7 @@ def test_answers_find_who_waits_for_them(world: World) -> None:
     assert (frame.kind, frame.call, frame.content(), bytes(frame.data[:4])) == (
         Kind.CALL,
         first,
-        [5, True, "m"],
+        [5, True, False, "m"],
         b"abcd",
     )
     assert world.executor.read().call == second
@@ -237,4 +237,27 @@ def test_a_coroutine_calls_for_its_own_execute_and_a_thread_for_the_last() -> No
     running.join(30)
     loop.close()
     broker.returned()
-    assert wire.sent == [[2, True, "execute"], [2, True, "thread"], [1, True, "coroutine"]]
+    assert wire.sent == [[2, True, False, "execute"], [2, True, False, "thread"], [1, True, False, "coroutine"]]
+
+
+def test_which_calls_hold_their_execute_up(world: World) -> None:
+    """Those made where it runs, before it has answered anything."""
+    answered = False
+
+    def call(*, blocks: bool = True) -> bool:
+        world.broker.call(["m"], [], lambda _: None, blocks=blocks)
+        return bool(world.executor.read().content()[2])
+
+    assert not call()  # no EXECUTE
+    world.broker.begin(1, lambda: answered)
+    assert call()
+    assert not call(blocks=False)
+    elsewhere: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    thread = threading.Thread(target=lambda: elsewhere.put(call()))
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not elsewhere.get()
+    answered = True
+    assert not call()
+    world.broker.returned()
+    assert not call()

@@ -70,6 +70,7 @@ class FakeCalls:
         self.answers: list[ModelResponse | CharoniaError] = []
         self.interface = PLAIN
         self.opened: list[tuple[InferenceRequest, str, list[object]]] = []
+        self.blocking: list[bool] = []
         self.calls: list[FakeCall] = []
         self.controlled: list[Any] = []
 
@@ -78,8 +79,11 @@ class FakeCalls:
             raise NotFound("Request for unknown model: 'nobody' is not found")
         return self.interface
 
-    async def open(self, request: InferenceRequest, model: str, origins: Sequence[object]) -> OpenCall:
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> OpenCall:
         self.opened.append((request, model, list(origins)))
+        self.blocking.append(blocks)
         self.calls.append(FakeCall(list(self.answers)))
         return self.calls[-1]
 
@@ -106,10 +110,16 @@ def frame(kind: Kind, number: int, content: Any, data: Sequence[bytes] = ()) -> 
 
 
 def call_frame(
-    number: int, *, execute: int = 1, surely: bool = True, model: str = "m", decoupled: bool = False
+    number: int,
+    *,
+    execute: int = 1,
+    surely: bool = True,
+    blocks: bool = False,
+    model: str = "m",
+    decoupled: bool = False,
 ) -> Frame:
     tensors = [["X", 8, [1], 4]]
-    content = [execute, surely, model, -1, ["Y"], "r", "sequence", 3, 5, {"a": 1}, decoupled, tensors]
+    content = [execute, surely, blocks, model, -1, ["Y"], "r", "sequence", 3, 5, {"a": 1}, decoupled, tensors]
     return frame(Kind.CALL, number, content, [b"\7\0\0\0"])
 
 
@@ -140,7 +150,7 @@ async def world() -> World:
 
 
 def test_frames_are_cut_as_the_test_cuts_them() -> None:
-    assert call_frame(3).content()[2] == "m"
+    assert call_frame(3).content()[3] == "m"
     assert bytes(call_frame(3).data[places([4])[0] :][:4]) == b"\7\0\0\0"
 
 
@@ -256,11 +266,11 @@ async def test_where_nobody_can_be_called_it_is_said(world: World) -> None:
     "content",
     [
         None,
-        [1, True, "m"],
-        [1, True, "m", "x", [], "", 0, 0, 0, {}, False, []],
-        [1, True, "m", 1, [], "", 0, 0, 0, {}, False, [["X", 8, [1], 400]]],
-        [1, True, "m", 1, [], "", 0, 0, 0, {}, False, [["X", 99, [1], 4]]],
-        [1, True, "m", 1, [], "", 0, 0, 0, [], False, []],
+        [1, True, False, "m"],
+        [1, True, False, "m", "x", [], "", 0, 0, 0, {}, False, []],
+        [1, True, False, "m", 1, [], "", 0, 0, 0, {}, False, [["X", 8, [1], 400]]],
+        [1, True, False, "m", 1, [], "", 0, 0, 0, {}, False, [["X", 99, [1], 4]]],
+        [1, True, False, "m", 1, [], "", 0, 0, 0, [], False, []],
     ],
 )
 async def test_a_call_that_cannot_be_read_is_told_of(world: World, content: Any) -> None:
@@ -273,3 +283,8 @@ async def test_a_number_is_used_once_at_a_time(world: World) -> None:
     await world.ask(call_frame(1))
     with pytest.raises(FrameError, match="open already"):
         world.child.asked(call_frame(1))
+
+
+async def test_whether_a_call_holds_its_batch_up_is_passed_on(world: World) -> None:
+    await world.ask(call_frame(1, blocks=True), call_frame(2))
+    assert world.calls.blocking == [True, False]

@@ -44,8 +44,10 @@ class FakeExchange:
         self.data: list[list[bytes]] = []
         self.sinks: list[Sink] = []
         self.given_up: list[int] = []
+        self.blocks: list[bool] = []
 
-    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
+    def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
+        self.blocks.append(blocks)
         self.sent.append(content)
         self.data.append([bytes(buffer) for buffer in data])
         self.sinks.append(sink)
@@ -76,6 +78,17 @@ def value(response: InferenceResponse) -> list[int]:
     tensor = api.get_output_tensor_by_name(response, "Y")
     assert tensor is not None
     return list(tensor.as_numpy())
+
+
+async def test_only_who_waits_for_the_one_response_does_nothing_else(exchange: FakeExchange) -> None:
+    for _ in range(2):
+        exchange.answers = [answer(Tensor("Y", np.array([4], np.int32)))]
+        asked().exec()
+        exchange.answers = [answer(Tensor("Y", np.array([4], np.int32)))]
+        await asked().async_exec()
+    asked().exec(decoupled=True)
+    await asked().async_exec(decoupled=True)
+    assert exchange.blocks == [True, False, True, False, False, False]
 
 
 def test_a_call_waits_for_its_response(exchange: FakeExchange) -> None:
