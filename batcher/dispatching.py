@@ -43,11 +43,13 @@ class Dispatcher:
 
     def must_begin(self, decision: DispatchBatch) -> bool:
         """Whether the attempt of any request has to be recorded."""
-        if self.begins_all or max(decision.attempts) > 1:
+        if max(decision.attempts) > 1:
             return True
-        for request in decision.requests:
+        for request, attempt in zip(decision.requests, decision.attempts, strict=True):
             carried = carrier_of(request)
             if carried.record.flags & _RECORDED or carried.restored:
+                return True
+            if self.begins_all and carried.begun < attempt:  # another turn of the same attempt is recorded already
                 return True
         return False
 

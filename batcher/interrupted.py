@@ -1,11 +1,12 @@
-"""Jobs that had responses and may not be run again: what the log kept of them tells, whoever gave them out before.
+"""Requests that had responses and may not be run again: what the log kept of them tells, whoever gave them out before.
 
-Of other requests the owner knows only what it was told itself (`scheduling.model_state`); what slips through, because
-the owner was lost together with the executor, is seen by who reads the responses: their attempt is another one.
+An owner is told of first responses (`scheduling.model_state`), and a successor finds them marked in the log. What slips
+through for all that is seen by who reads the responses: their attempt is another one. Of jobs the responses are kept.
 """
 
 from __future__ import annotations
 
+from charonia import keys
 from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.eventlog.port import EventLog
 
@@ -14,12 +15,27 @@ from .scheduling.decisions import DispatchBatch, RejectRequest
 from .scheduling.ledger import CUT_SHORT
 
 _REASON = "what ran it was lost"
+_ALL_US = 1 << 52
+_MOST = 10_000
+
+
+async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -> frozenset[bytes]:
+    """The unsettled requests that were marked until then; marks of others are removed. Raises what the log raises."""
+    ids = await log.due(keys.visible(model), until_us, _MOST)
+    attempts = await log.unsettled(model, ids)
+    over = [i for i, attempt in zip(ids, attempts, strict=True) if attempt < 0]
+    if over:
+        await log.drop_times(keys.visible(model), over)
+    return frozenset(ids) - frozenset(over)
 
 
 async def jobs_cut_short(log: EventLog, model: str, decision: DispatchBatch) -> list[RejectRequest]:
     """The jobs of a batch that were begun before and have kept responses, as refusals. Raises what the log raises."""
     cut: list[RejectRequest] = []
-    for request, attempt in zip(decision.requests, decision.attempts, strict=True):
+    places = decision.sequences.places if decision.sequences is not None else (None,) * len(decision.requests)
+    for request, attempt, place in zip(decision.requests, decision.attempts, places, strict=True):
+        if place is not None and place.again:
+            continue  # what it has had is of this very attempt
         if attempt > 1 and carrier_of(request).record.is_job and await log.job_responses(model, request.id, count=1):
             message = StreamInterrupted(CUT_SHORT.format(why=_REASON)).message
             cut.append(RejectRequest(request, ErrorCode.UNAVAILABLE, message, "BACKEND"))

@@ -404,7 +404,8 @@ class OwnedModel:
         if self.closed:
             return
         batching = versions[max(versions)].interface.dynamic_batching if versions else None
-        self._follow_facts(batching is not None and batching.preserve_ordering)
+        several = bool(versions) and versions[max(versions)].interface.decoupled
+        self._follow_facts(batching is not None and batching.preserve_ordering and not several)
         if versions:
             newest = versions[max(versions)]
             if is_sequential(newest.interface) is not self.is_sequential:

@@ -2,9 +2,9 @@
 
 Readings, in this order: whether the queue is held back, the queue streams from their beginning as far as their windows
 go (accepted), for each page of them which requests are unsettled, what live executors hold in their batch streams
-(dispatched, still running), and which batches died unheard. Capacity is told to the scheduler only afterwards, so
-nothing is dispatched twice. Whatever is written meanwhile arrives through the reader, which goes on where the pages
-ended; the scheduler drops repetitions.
+(dispatched, still running), which batches died unheard, and of which requests responses were seen. Capacity is told to
+the scheduler only afterwards, so nothing is dispatched twice. Whatever is written meanwhile arrives through the reader,
+which goes on where the pages ended; the scheduler drops repetitions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChan
 from charonia.wire import FIELD_HEADER, BatchHeader
 
 from .carriers import requests_of
+from .interrupted import visible_requests
 from .owned import OwnedModel
-from .scheduling.observations import QueueHeld, RequestQueued
+from .scheduling.observations import QueueHeld, RequestQueued, ResponsesSeen
 
 _log = logging.getLogger(__name__)
 _PAGE = 500
@@ -50,6 +51,8 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     for lost in await owned.notes.read(queued):
         if lost.executor not in executors:
             owned.observe(lost)
+    if seen := await visible_requests(log, owned.model):
+        owned.observe(ResponsesSeen(seen))
     owned.windows.follow()
     return len(queued)
 

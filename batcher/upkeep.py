@@ -16,6 +16,7 @@ from charonia.wire import pack_failure
 
 from .adaptive_report import AdaptiveReport
 from .carriers import requests_of
+from .interrupted import visible_requests
 from .owned import OwnedModel
 from .tidying import trim_dead_letters
 
@@ -26,6 +27,8 @@ _LOOK_NS = 10_000_000_000
 _TRIM_NS = 30_000_000_000
 _YOUNG_US = 5_000_000
 """Jobs younger than this may be on their way still."""
+_MARKED_US = 300_000_000
+"""Marks (`keys.visible`) younger than this are taken out by who ends their requests."""
 _SKEW_MS = 60_000
 """Between a gateway's clock, which a job's time is of, and the log's, which numbers entries."""
 LOST = "the log lost this request"
@@ -82,6 +85,8 @@ class Upkeep:
             await self._forget_expired()
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
+            if self._owned.streams_once:
+                await visible_requests(self._owned.log, self._owned.model, wall_ns() // 1000 - _MARKED_US)
             await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
             condemned = self._owned.condemned
             if self._letters_size_bytes and condemned != self._letters_seen:

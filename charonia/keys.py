@@ -22,6 +22,8 @@ command or script ever names keys of two slots.
     j:{m}                    journal: lifecycle facts, kept for a time
     dlq:{m}                  dead letters
     sus:{m}                  which suspects a batcher inside an executor's process has given to that executor
+    vis:{m}                  sorted set of requests of which a response is visible, by when, of models that answer more
+                             than once and may not be run again; who ends such a request takes it out
     wh:{m}                   ended jobs whose webhook is to be called
     wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
@@ -140,6 +142,11 @@ def fence(model: str) -> bytes:
 
 def suspicions(model: str) -> bytes:
     return f"sus:{tag(model)}".encode()
+
+
+def visible(model: str) -> bytes:
+    """Requests of which a response is visible and that may not be run again."""
+    return b"vis:" + tag(model).encode()
 
 
 def adaptive_choices(model: str) -> bytes:

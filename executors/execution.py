@@ -7,9 +7,9 @@ An error of one request fails that request (I13); an error of the model fails th
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from charonia.backend import BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
+from charonia.backend import Array, BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
@@ -54,7 +54,7 @@ class Batch:
         steps: BatchSteps | None = None,
     ) -> None:
         self.records = records
-        self._steps = steps
+        self.steps = steps
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
         self._model = planner.interface.name
@@ -103,15 +103,15 @@ class Batch:
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
-        for run in self._runs():
+        for run in self.runs():
             self._run_arrays(instance, workspace, run)
         return self.executed
 
-    def _runs(self) -> Iterator[list[Planned]]:
+    def runs(self) -> Iterator[list[Planned]]:
         """The parts of the batch that one execution can take, in order."""
-        if self._steps is None:
+        if self.steps is None:
             return groups(self.interface, self.planned)
-        return self._steps.groups(groups(self.interface, self.planned))
+        return self.steps.groups(groups(self.interface, self.planned))
 
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[Planned]) -> None:
         records, interface = self.records, self.interface
@@ -130,14 +130,16 @@ class Batch:
             return
         outputs = wanted(interface, pairs)
         indices = [index for index, _ in run]
-        if self._steps is not None:
-            arrays, outputs = self._steps.feed(indices, arrays, outputs)
+        if self.steps is not None:
+            if self.steps.vacates:
+                self._run_nothing(instance, self.steps, arrays, outputs)
+            arrays, outputs = self.steps.feed(indices, arrays, outputs)
         joined = monotonic_ns()
         try:
             results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
-            if self._steps is not None:
-                results = self._steps.take(indices, results)
+            if self.steps is not None:
+                results = self.steps.take(indices, results)
             packed = pack_answers(interface, self.version, pairs, results)
         except InstanceDied:
             raise
@@ -155,9 +157,21 @@ class Batch:
             rows += plan.rows
         self._count([index for index, _ in run], rows, start_wall, (started, joined, inferred))
 
+    def _run_nothing(
+        self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
+    ) -> None:
+        """Show the model its slots without requests: sequences in them did not end, and others start there (S33)."""
+        steps.vacates = False
+        try:
+            instance.execute(*steps.feed_nothing(arrays, outputs))
+        except InstanceDied:
+            raise
+        except Exception as error:  # of requests that are none
+            _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
+
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on an instance over single requests. Raises `InstanceDied` as `run_on` does."""
-        for run in self._runs():
+        for run in self.runs():
             await self._run_requests(instance, run)
         return self.executed
 
@@ -176,17 +190,19 @@ class Batch:
                 continue
             sent.append((index, plan))
             requests.append(model_request(record, plan, inputs))
-            if self._steps is not None:
-                self._steps.tell(index, requests[-1])
+            if self.steps is not None:
+                self.steps.tell(index, requests[-1])
         if not sent:
             return
         joined = monotonic_ns()
         self._running = [(self.records[index].id, request) for (index, _), request in zip(sent, requests, strict=True)]
         try:
-            if self._steps is None:
+            if self.steps is None:
                 responses = await instance.execute_requests(requests)
             else:
-                spread = self._steps.spread([index for index, _ in sent], requests)
+                if self.steps.vacates:
+                    await self._run_null_requests(instance, self.steps, requests[0])
+                spread = self.steps.spread([index for index, _ in sent], requests)
                 found = await instance.execute_requests(spread)
                 real = {id(request) for request in requests}
                 responses = [response for request, response in zip(spread, found, strict=False) if id(request) in real]
@@ -211,10 +227,10 @@ class Batch:
             try:
                 if response.error is not None:
                     raise response.error
-                if self._steps is not None:
-                    self._steps.keep(index, response)
+                if self.steps is not None:
+                    self.steps.keep(index, response)
                 if response.again:
-                    self._check_again()
+                    self.check_again()
                     self.executed.again.add(index)
                     continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
@@ -229,7 +245,17 @@ class Batch:
             rows = sum(plan.rows for _, plan in sent)
             self._count(succeeded, rows, start_wall, (started, joined, inferred))
 
-    def _check_again(self) -> None:
+    async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
+        """`_run_nothing` over requests."""
+        steps.vacates = False
+        try:
+            await instance.execute_requests(steps.nothing(like))
+        except InstanceDied:
+            raise
+        except Exception as error:
+            _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
+
+    def check_again(self) -> None:
         """S41 is for models that say so."""
         block = self.interface.sequence_batching
         if block is None or not block.iterative:

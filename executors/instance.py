@@ -121,7 +121,7 @@ class InstancePool:
             jobs = self._blocking if self._turns is None and not self._is_bound else Handover()
             worker = ThreadWorker(self, spec, instance, group.passive, jobs)
         elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
-            own = self._cooperative if self._turns is None else asyncio.Queue()
+            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
             worker = StreamWorker(self, spec, instance, group.passive, own)
             self.streams = True
         else:
@@ -134,16 +134,18 @@ class InstancePool:
 
     def _streams_on(self, instance: StreamingInstance) -> bool:
         """Whether an instance answers requests one by one. Raises `Unsupported` when it must and the model cannot."""
+        if self.interface.decoupled:
+            return True
         block = self.interface.dynamic_batching
-        tied = self._is_bound or (block is not None and block.preserve_ordering)
-        if self.interface.decoupled or not isinstance(instance, RequestInstance):
-            if tied:
+        ordered = block is not None and block.preserve_ordering
+        if not isinstance(instance, RequestInstance):
+            if ordered:
                 raise Unsupported(
-                    f"model '{self.interface.name}' is answered request by request, which sequence batching and "
-                    "preserve_ordering do not allow"
+                    f"model '{self.interface.name}' is answered request by request, which preserve_ordering does not "
+                    "allow"
                 )
             return True
-        return not tied and isinstance(instance, LateAnswering) and instance.answers_later
+        return not ordered and not self._is_bound and isinstance(instance, LateAnswering) and instance.answers_later
 
     def start(self) -> None:
         """Start taking work. All instances of a version are of one kind: a backend's."""

@@ -234,24 +234,31 @@ class Intake:
     def _executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         failpoints.hit("executor.executed")
         self._forget(job)
-        sequences = incarnation.pool.sequences
-        if sequences is not None and job.steps is not None and job.header is not None:
-            ended = {index for index, answer in enumerate(executed.answers) if answer}
-            failed = {failure.index for failure in executed.failures}
-            if job.steps.errors:
-                self._metrics.states_lost(incarnation.model, incarnation.version, len(job.steps.errors))
-            job.written, job.before = sequences.commit(
-                *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
-            )
+        if job.stream is None:
+            self._remember(incarnation, job, executed)
         self._metrics.executed(incarnation.model, incarnation.version, executed)
         if executed.death is not None:
             self._metrics.died(incarnation.model, incarnation.version)
         self._spawn(self._settle(job, executed, incarnation))
 
+    def _remember(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
+        """What is known of the sequences of the requests that end here, or that want another turn."""
+        sequences = incarnation.pool.sequences
+        if sequences is None or job.steps is None or job.header is None:
+            return
+        ended = {index for index, answer in enumerate(executed.answers) if answer}
+        failed = {failure.index for failure in executed.failures}
+        if lost := job.steps.errors.keys() & ended:
+            self._metrics.states_lost(incarnation.model, incarnation.version, len(lost))
+        job.written, job.before = sequences.commit(
+            *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
+        )
+
     async def _settle_part(
         self, incarnation: Incarnation, job: Job, part: Executed, before: Sequence[tuple[str, bytes]], last: bool
     ) -> None:
         """Some requests of a batch have had their final response; `last`: now all have."""
+        self._remember(incarnation, job, part)
         self._metrics.executed(incarnation.model, incarnation.version, part)
         if last:
             failpoints.hit("executor.executed")

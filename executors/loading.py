@@ -277,8 +277,6 @@ def _warmups(interface: ModelInterface, source: ModelSource) -> list[list[Reques
 
 
 def _sequences(interface: ModelInterface, source: ModelSource, pool: InstancePool) -> Sequences:
-    if pool.streams:
-        raise Unsupported(f"'sequence_batching' with the backend '{interface.backend}', which streams its responses")
     tensors = SequenceTensors(interface, source.directory)
     memory: Memory = "states" if tensors.states else "nothing" if pool.is_stateless else "instances"
     return Sequences(interface, source.version, tensors, memory)

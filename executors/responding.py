@@ -8,12 +8,15 @@ visible. Final responses go with the settlement of their requests (`settling`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tensors import Buffer
@@ -115,18 +118,22 @@ class ResponseWriter:
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                try:
-                    await self._write(waiting)
-                except Exception:  # ours: those after them must not wait for ever
-                    _log.exception("%d responses were not written", len(waiting))
-                for one in waiting:
-                    one.batch.flow.written(one.record)
-                    if one.batch in self._unwritten:
-                        self._unwritten[one.batch] -= 1
-                written, self._written = self._written, asyncio.Event()
-                written.set()
+                for part in _parts(waiting):
+                    await self._write_part(part)
         finally:
             self._task = None
+
+    async def _write_part(self, part: list[Outgoing]) -> None:
+        try:
+            await self._write(part)
+        except Exception:  # ours: those after them must not wait for ever
+            _log.exception("%d responses were not written", len(part))
+        for one in part:
+            one.batch.flow.written(one.record)
+            if one.batch in self._unwritten:
+                self._unwritten[one.batch] -= 1
+        written, self._written = self._written, asyncio.Event()
+        written.set()
 
     async def _write(self, waiting: list[Outgoing]) -> None:
         by_batch: dict[StreamedBatch, list[Outgoing]] = {}
@@ -141,15 +148,17 @@ class ResponseWriter:
             if known is None:
                 continue
             job, settle = known
-            facts += self._first_responses(job, ones)
+            facts += self._first_responses(batch, job, ones)
             records = [(job.records[one.index].endpoint, self._of(job, one)) for one in ones if not one.final]
             records = [(endpoint, record) for endpoint, record in records if endpoint and record]
             ended = {one.index: one.record for one in ones if one.final}
             if ended:
                 last = batch.all_ended and self._unwritten[batch] == len(ones)
                 part = batch.part({index: record for index, record in ended.items() if batch.wanted(index)})
-                job.ended.update(job.records[index].id for index in ended)
+                job.ended.update(job.records[one.index].id for one in ones if one.final and not one.again)
                 settlements.append(settle(job, part, records, last))
+                if over := [job.records[one.index].id for one in ones if one.final and not one.again and one.place]:
+                    settlements.append(self._unmark(batch, job, over))
             else:
                 for endpoint, record in records:
                     by_endpoint.setdefault(endpoint, []).append(record)
@@ -188,13 +197,24 @@ class ResponseWriter:
         if not taken:
             self._unwanted(job, frozenset((record.id,)))
 
-    def _first_responses(self, job: Job, ones: list[Outgoing]) -> list[Awaitable[None]]:
-        """Of requests that do not end in the same write."""
-        begun = {one.index for one in ones if one.begins} - {one.index for one in ones if one.final}
+    def _first_responses(self, batch: StreamedBatch, job: Job, ones: list[Outgoing]) -> list[Awaitable[None]]:
+        """Of requests that do not end in the same write: the owner is told, and marked for the one after it."""
+        ended = {one.index for one in ones if one.final and not one.again}
+        begun = {one.index for one in ones if one.begins} - ended
         if not begun or job.header is None:
             return []
-        fields = _begun(self._executor, job, [job.records[index].id for index in sorted(begun)])
-        return [self._append(job.header.report_to, fields)]
+        ids = [job.records[index].id for index in sorted(begun)]
+        told: list[Awaitable[None]] = [self._append(job.header.report_to, _begun(self._executor, job, ids))]
+        if not batch.batch.interface.repeatable:
+            key, times = keys.visible(job.header.model), dict.fromkeys(ids, wall_ns() // 1000)
+            told.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))
+        return told
+
+    async def _unmark(self, batch: StreamedBatch, job: Job, ids: Sequence[bytes]) -> None:
+        """These have ended; what stays marked in spite of it, an owner removes."""
+        if job.header is not None and batch.several and not batch.batch.interface.repeatable:
+            with contextlib.suppress(CharoniaError):
+                await self._log.drop_times(keys.visible(job.header.model), ids)
 
     def _of(self, job: Job, one: Outgoing) -> bytes:
         """The record as it travels; nothing of what is wanted no more."""
@@ -206,6 +226,20 @@ class ResponseWriter:
 
     async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:
         await insist(lambda: self._log.append(stream, fields), _NOT_TAKEN)
+
+
+def _parts(waiting: list[Outgoing]) -> Iterator[list[Outgoing]]:
+    """What may be written at once: final responses are written last, which others of an ordered batch may not pass."""
+    part: list[Outgoing] = []
+    ended: set[StreamedBatch] = set()
+    for one in waiting:
+        if one.batch in ended and not one.final:
+            yield part
+            part, ended = [], set()
+        part.append(one)
+        if one.final and one.batch.ordered:
+            ended.add(one.batch)
+    yield part
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,16 @@ Planned = tuple[int, RequestPlan]
 class BatchSteps:
     """The steps of a batch, one for each record; `errors` are those of records that cannot be run.
 
-    `rows` is how many slots each execution covers, 0 for just its members (`charonia.wire.BatchPlaces`).
+    `rows` is how many slots each execution covers, 0 for just its members (`charonia.wire.BatchPlaces`). `vacates`: a
+    sequence starts in the slot of one that has not ended, so the model has to see that slot without a request first
+    (S33).
     """
 
     tensors: SequenceTensors
     rows: int
     steps: list[Step]
     errors: dict[int, CharoniaError]
+    vacates: bool = False
 
     def groups(self, runs: Iterable[list[Planned]]) -> Iterator[list[Planned]]:
         """Runs in which the states have one shape too."""
@@ -54,6 +57,12 @@ class BatchSteps:
     def _of(self, indices: Sequence[int]) -> list[Step]:
         return [self.steps[index] for index in indices]
 
+    def feed_nothing(
+        self, arrays: Mapping[str, Array], outputs: Sequence[str]
+    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """`feed` of an execution without any request."""
+        return self.tensors.feed_nothing(self.rows, arrays), self.tensors.wanted(outputs)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def tell(self, index: int, request: ModelRequest) -> None:
@@ -69,6 +78,10 @@ class BatchSteps:
             return list(requests)
         slots: dict[int, ModelRequest] = {self.steps[i].slot: r for i, r in zip(indices, requests, strict=True)}
         return [slots.get(slot) or self._null(requests[0]) for slot in range(self.rows)]
+
+    def nothing(self, like: ModelRequest) -> list[ModelRequest]:
+        """The requests of an execution without any: null requests in all slots (S33)."""
+        return [self._null(like) for _ in range(self.rows or 1)]
 
     def _null(self, like: ModelRequest) -> ModelRequest:
         beside = _tensors(self.tensors.beside(None))
@@ -92,6 +105,24 @@ class BatchSteps:
                 self.steps[index].state_after = self.steps[index].state_before
             else:
                 self.tensors.keep(self.steps[index], found)
+
+    def keep_one_of(self, index: int, response: ModelResponse) -> bool:
+        """Keep the states of one response of several, if it brings any; the last ones count.
+
+        Whether there is anything else in it, so that it is a response to its caller as well. Raises `InternalError`
+        for some of the states only.
+        """
+        states = self.tensors.state_outputs
+        if not any(tensor.name in states for tensor in response.outputs):
+            return True
+        self.tensors.keep(self.steps[index], {tensor.name: tensor.array() for tensor in response.outputs})
+        return bool(response.parameters) or any(tensor.name not in states for tensor in response.outputs)
+
+    def keep_turn(self, index: int) -> None:
+        """The model wants another turn of a request: its states go on as they are."""
+        step = self.steps[index]
+        if step.state_after is None:
+            step.state_after = step.state_before
 
 
 def _tensors(arrays: Mapping[str, Array]) -> list[Tensor]:

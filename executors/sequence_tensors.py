@@ -30,7 +30,8 @@ Tensors = Mapping[str, Array]
 class Step:
     """One request of a sequence in a batch: what the model is told of it, and its states before and after.
 
-    `state_after` is None until the model has given it.
+    `state_after` is None until the model has given it. `given` is how many responses the request has had in all, those
+    of turns before included (S41).
     """
 
     correlation_id: int | str
@@ -39,6 +40,7 @@ class Step:
     slot: int
     state_before: Tensors
     state_after: Tensors | None = None
+    given: int = 0
 
     @property
     def flags(self) -> int:
@@ -58,6 +60,7 @@ class SequenceTensors:
         self._interface = interface
         self.controls = block.controls
         self.states = block.states
+        self.tells_ready = any(control.kind == "READY" for control in block.controls)
         self.state_outputs = {state.output_name: state for state in block.states}
         self.initial: Tensors = {s.input_name: _initial(interface.name, s, directory) for s in block.states}
 
@@ -88,6 +91,17 @@ class SequenceTensors:
                 fed[name] = stacked if len(steps) == count else _spread(stacked, places, count)
             else:
                 fed[name] = steps[0].state_before[name]
+        return fed
+
+    def feed_nothing(self, rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays of an execution in which no slot has a request (S33), of the types and shapes of `arrays`."""
+        count = rows or 1
+        fed = {n: _spread(a[:0], [], count) if self._interface.batching else _empty(a) for n, a in arrays.items()}
+        for control in self.controls:
+            fed[control.name] = self._control(control, (), (), count)
+        for state in self.states:
+            array = self.initial[state.input_name]
+            fed[state.input_name] = np.stack([array] * count) if self._interface.batching else array
         return fed
 
     def take(self, steps: Sequence[Step], rows: int, results: Mapping[str, Array]) -> dict[str, Array]:
@@ -194,6 +208,10 @@ def _spread(array: Array, places: Sequence[int], count: int) -> Array:
     spread = np.full((count, *array.shape[1:]), empty, dtype=array.dtype)
     spread[list(places)] = array
     return spread
+
+
+def _empty(array: Array) -> Array:
+    return np.full(array.shape, b"" if array.dtype == np.object_ else 0, dtype=array.dtype)
 
 
 def _initial(model: str, state: ImplicitState, directory: Path) -> Array:

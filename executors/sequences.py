@@ -37,8 +37,9 @@ Memory = Literal["states", "instances", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A sequence as the last settled request left it; `turn` are the states of one that is not finished (S41).
+    """A sequence as the last settled request left it.
 
+    `turn` are the states of a request that is not finished (S41), which has `given` so many responses.
     `life` is that of its instance: another one has forgotten it.
     """
 
@@ -50,6 +51,7 @@ class Remembered:
     tensors: Tensors
     used_us: int
     turn: Tensors | None = None
+    given: int = 0
 
 
 class Sequences:
@@ -62,6 +64,7 @@ class Sequences:
         self._version = version
         self._every = block.checkpoint_every
         self._iterative = block.iterative
+        self._vacates = block.direct and tensors.tells_ready
         self.tensors = tensors
         self._memory = memory
         self._known: dict[bytes, Remembered] = {}
@@ -96,28 +99,34 @@ class Sequences:
         """The steps of a batch that its instance, in this life, is about to run."""
         steps: list[Step] = []
         errors: dict[int, CharoniaError] = {}
+        vacates = False
         for index, (record, place) in enumerate(zip(records, places.places, strict=True)):
             mark = _mark(record)
             start = mark.start and not place.again
             # the end of an iterative request without an id of its own is when it asks for no further turn
             end = mark.end and not (self._iterative and mark.start)
             before: Tensors | None = self.tensors.initial
+            known = self._known.get(self._key(record))
             if not start:
-                before = self._before(self._key(record), place, places.instance, life)
+                before = self._before(known, place, places.instance, life)
+            elif self._vacates and known is not None and known.run != place.run:
+                vacates |= (known.binding, known.instance, known.life) == (place.binding, places.instance, life)
             if before is None:
                 errors[index] = InternalError(LOST.format(id=mark.correlation_id, model=self._model))
                 before = self.tensors.initial
-            steps.append(Step(mark.correlation_id, start, end, place.slot, before))
-        return BatchSteps(self.tensors, places.rows, steps, errors)
+            step = Step(mark.correlation_id, start, end, place.slot, before)
+            if place.again and known is not None:
+                step.given = known.given
+            steps.append(step)
+        return BatchSteps(self.tensors, places.rows, steps, errors, vacates)
 
     def warm_up(self, count: int) -> BatchSteps:
         """The steps of made-up requests: each is a whole sequence (C17)."""
         steps = [Step(number + 1, True, True, number, self.tensors.initial) for number in range(count)]
         return BatchSteps(self.tensors, 0, steps, {})
 
-    def _before(self, key: bytes, place: SequencePlace, instance: int, life: int) -> Tensors | None:
+    def _before(self, known: Remembered | None, place: SequencePlace, instance: int, life: int) -> Tensors | None:
         """The states a request begins with; None when they are gone."""
-        known = self._known.get(key)
         if self._memory == "nothing":
             return self.tensors.initial
         if known is None or known.run != place.run:
@@ -202,7 +211,7 @@ class Sequences:
             known = Remembered(place.run, place.binding, instance, life, 0, self.tensors.initial, 0)
         used_us = wall_ns() // 1000
         self._known[key] = Remembered(
-            known.run, place.binding, instance, life, known.step, known.tensors, used_us, step.state_after
+            known.run, place.binding, instance, life, known.step, known.tensors, used_us, step.state_after, step.given
         )
 
     def go_back(self, records: Sequence[RequestRecord], before: Mapping[int, Remembered | None]) -> None:

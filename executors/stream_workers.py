@@ -19,9 +19,10 @@ from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 
 from .accounting import OTHER, Death, Executed
-from .assembly import groups, request_inputs
-from .execution import Batch, Planned, model_request
-from .job import Job, died
+from .assembly import request_inputs
+from .execution import Planned, model_request
+from .job import Job, died, take_all
+from .slots import execute_steps
 from .streaming import Flow, Outgoing, StreamedBatch, StreamRun
 from .workers import Worker, able_to_tell, finalize
 
@@ -63,8 +64,7 @@ class StreamWorker(Worker):
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         """A warm-up: what it answers goes nowhere."""
         collector = _Collector(len(records))
-        batch = Batch(self._pool.planner, self._pool.version, records)
-        streamed = StreamedBatch(batch, [1] * len(records), (), Flow(), collector)
+        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), Flow(), collector)
         streamed.begin()
         await self._run(streamed)
         return streamed.part(collector.finals)
@@ -77,6 +77,9 @@ class StreamWorker(Worker):
         await self._unload()
         if self._open:
             await asyncio.wait(self._open)
+
+    def take_queued(self) -> list[Job]:
+        return take_all(self._jobs)
 
     def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
         """Tell the model, if it has this batch, that these requests are no longer wanted."""
@@ -133,7 +136,7 @@ class StreamWorker(Worker):
 
     async def _begin(self, job: Job) -> None:
         """Start a batch and wait until the instance is free, or has died."""
-        batch = Batch(self._pool.planner, self._pool.version, job.records, job.unwanted)
+        batch = self._batch(job)
         assert job.responses is not None
         assert job.header is not None
         streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
@@ -183,7 +186,7 @@ class StreamWorker(Worker):
 
     async def _run(self, streamed: StreamedBatch) -> None:
         """Call the instance; returns when all requests have ended. Raises `InstanceDied`."""
-        runs = list(groups(streamed.batch.interface, streamed.batch.planned))
+        runs = list(streamed.batch.runs())
         calls: list[asyncio.Task[None]] = []
         over = asyncio.ensure_future(streamed.over.wait())
         try:
@@ -263,7 +266,13 @@ class StreamWorker(Worker):
             raise InstanceDied(died(self.spec.name).message, blameless=True)
         failure: CharoniaError
         try:
-            await instance.execute_stream(requests, run)
+            steps = streamed.batch.steps
+            if steps is None:
+                await instance.execute_stream(requests, run)
+            else:
+                for index, request in zip(sent, requests, strict=True):
+                    steps.tell(index, request)
+                await execute_steps(instance, steps, sent, requests, run)
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:
             raise

@@ -14,13 +14,14 @@ from typing import Protocol
 
 from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
 from .accounting import BACKEND, Executed, Execution, Failure
 from .answers import request_outputs
 from .assembly import RequestPlan
 from .execution import Batch, Planned
+from .response_order import MOST_HELD_BYTES, ResponseOrder
 
 MOST_WAITING_BYTES = 4 << 20
 """Bytes of responses that one instance may have on their way to the log; past it the instance is to wait."""
@@ -67,6 +68,8 @@ class Outgoing:
     record: bytes
     final: bool
     begins: bool = False
+    again: bool = False
+    """It has not ended: the model wants another turn (S41)."""
 
 
 class Writer(Protocol):
@@ -83,12 +86,12 @@ class _Answering:
 
     __slots__ = ("attempt", "begun", "cut", "ended", "error", "index", "place", "plan", "record", "request")
 
-    def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int) -> None:
+    def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int, place: int) -> None:
         self.index = index
         self.plan = plan
         self.record = record
         self.attempt = attempt
-        self.place = 0
+        self.place = place
         self.begun = False
         self.ended = False
         self.cut = False
@@ -118,11 +121,18 @@ class StreamedBatch:
         self._unwanted = set(unwanted)
         self._writer = writer
         self._open = len(batch.records)
+        block = batch.interface.dynamic_batching
+        self.ordered = self.several and block is not None and block.preserve_ordering
+        self._order: ResponseOrder[Outgoing] | None = ResponseOrder(len(batch.records)) if self.ordered else None
         self._counted: set[int] = set()
         """Runs, by their start, that are counted with a request already."""
         numbers = list(attempts)
+        steps = batch.steps
         self._answering: dict[int, _Answering] = {
-            index: _Answering(index, plan, batch.records[index], numbers[index]) for index, plan in batch.planned
+            index: _Answering(
+                index, plan, batch.records[index], numbers[index], steps.steps[index].given if steps is not None else 0
+            )
+            for index, plan in batch.planned
         }
 
     def begin(self) -> None:
@@ -183,6 +193,13 @@ class StreamedBatch:
             if self.on_first is not None and one.place == 0:
                 self.on_first(one.record)
         try:
+            if response is not None and response.again:
+                self._turn(one)
+                return False
+            if response is not None and not self._is_for_caller(one, response):
+                if not final:
+                    return False
+                response = None
             record = self._packed(one, response, final=final)
         except CharoniaError as error:
             one.error = error
@@ -216,17 +233,38 @@ class StreamedBatch:
         name, version = self.batch.interface.name, self.batch.version
         return pack_failure(one.record.id, name, version, error, final=final, place=self._place(one))
 
+    def _is_for_caller(self, one: _Answering, response: ModelResponse) -> bool:
+        """Keep the states that a response brings; whether there is more in it. Raises `InternalError`."""
+        steps = self.batch.steps
+        if steps is None or response.error is not None:
+            return True
+        if self.several:
+            return steps.keep_one_of(one.index, response)
+        steps.keep(one.index, response)
+        return True
+
+    def _turn(self, one: _Answering) -> None:
+        """The model wants another turn of this request (S41). Raises `InternalError` where there are none."""
+        self.batch.check_again()
+        if self.batch.steps is not None:
+            self.batch.steps.keep_turn(one.index)
+            self.batch.steps.steps[one.index].given = one.place
+        self.batch.executed.again.add(one.index)
+        one.ended = True
+        self._put(Outgoing(self, one.index, one.place, b"", True, again=True))
+
     def _place(self, one: _Answering) -> tuple[int, int] | None:
         return (one.attempt, one.place) if self.several else None
 
     def _answer(self, one: _Answering, record: bytes, *, final: bool) -> None:
         if not self.wanted(one.index):
             record = b""
+        if record and self._too_much(one, record):
+            return
         if final:
             self._end_answering(one, record)
         elif record:
-            self.flow.add(record)
-            self._writer.put(Outgoing(self, one.index, one.place, record, False, not one.begun))
+            self._put(Outgoing(self, one.index, one.place, record, False, not one.begun))
             one.begun = True
         one.place += 1
 
@@ -235,11 +273,32 @@ class StreamedBatch:
         self._end(one.index, one.place, record)
 
     def _end(self, index: int, place: int, record: bytes) -> None:
-        self._open -= 1
-        self.flow.add(record)
-        self._writer.put(Outgoing(self, index, place, record, True))
+        self._put(Outgoing(self, index, place, record, True))
+
+    def _put(self, outgoing: Outgoing) -> None:
+        """It goes to the log, when it is its turn; the batch may be over with it."""
+        self._open -= outgoing.final
+        out = [outgoing]
+        if self._order is not None:
+            out = self._order.put(outgoing.index, outgoing, len(outgoing.record), final=outgoing.final)
+        for one in out:
+            self.flow.add(one.record)  # what is held slows nobody: those before it may be of the same instance
+            self._writer.put(one)
         if self._open == 0:
             self.over.set()
+
+    def _too_much(self, one: _Answering, record: bytes) -> bool:
+        """Whether a response cannot be held until it is its turn: then its request has ended."""
+        order = self._order
+        if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MOST_HELD_BYTES:
+            return False
+        one.place -= order.drop(one.index)
+        one.cut = True
+        text = f"more than {MOST_HELD_BYTES} bytes of responses wait for those of requests before (preserve_ordering)"
+        one.error = ResourceExhausted(text)
+        self._count_failure(one, one.error)
+        self._end_answering(one, self._failure(one, one.error, final=True))
+        return True
 
     def _count_failure(self, one: _Answering, error: CharoniaError, reason: str = BACKEND) -> None:
         self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
@@ -254,6 +313,7 @@ class StreamedBatch:
         """These requests' end, to be settled and counted; every request is in one part."""
         executed = self.batch.executed
         part = Executed([b""] * len(self.batch.records))
+        part.again = executed.again & finals.keys()
         for index, record in finals.items():
             part.answers[index] = record
         part.failures = [failure for failure in executed.failures if failure.index in finals]

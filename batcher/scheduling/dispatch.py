@@ -61,7 +61,7 @@ class Dispatching:
         queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)
-        while queue.size and (seat := instances.best()) is not None:
+        while queue.size and (seat := instances.best()) is not None and self._may_give(version, rules):
             boundary = NO_BOUNDARY
             if rules.preserve_ordering and (releases or isolation.size):
                 head = next(iter(queue)).order
@@ -94,13 +94,18 @@ class Dispatching:
                 if seat is None and waits:
                     earliest_ns = state.fresh_waits.get(version.number, group.until_ns)
                     state.fresh_waits[version.number] = min(earliest_ns, group.until_ns)
-            if seat is not None:
+            if seat is not None and self._may_give(version, rules):
                 requests = isolation.take(group)
                 for request in requests:
                     state.ledger.uncount(request)
                 decisions.append(self._give(version, seat, requests, rules, now_ns, suspects=group))
         if not isolation.needs_executor and state.kept.give_up_idle(version, state.batches.values()):
             state.refresh()
+
+    def _may_give(self, version: ModelVersion, rules: BatchRules) -> bool:
+        if not rules.one_at_a_time:
+            return True
+        return not any(batch.version == version.number for batch in self._state.batches.values())
 
     def _give(
         self,
@@ -123,7 +128,7 @@ class Dispatching:
                 request.timeout_ns = 0
                 self._state.ledger.due.arm(request)
         first = requests[0].order
-        via_owner = rules.preserve_ordering
+        via_owner = rules.preserve_ordering and not rules.several
         batch = Batch(seat.executor, version.number, requests, now_ns, first, via_owner, suspects)
         self._state.batches[batch_id] = batch
         if version.adaptive is not None:

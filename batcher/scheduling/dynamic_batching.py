@@ -22,7 +22,8 @@ NO_BOUNDARY = 1 << 127
 class BatchRules:
     """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1).
 
-    With a `target_p99_ns` the sizes and the delay are chosen anew all the time (`adaptive_batching`).
+    With a `target_p99_ns` the sizes and the delay are chosen anew all the time (`adaptive_batching`). `several`:
+    requests may have several responses.
     """
 
     dynamic: bool
@@ -32,6 +33,12 @@ class BatchRules:
     delay_ns: int
     preserve_ordering: bool
     target_p99_ns: int = 0
+    several: bool = False
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a batch begins when the one before has ended: responses are seen as they come, and in order (S6)."""
+        return self.preserve_ordering and self.several
 
     @staticmethod
     def of(interface: ModelInterface) -> BatchRules:
@@ -49,6 +56,7 @@ class BatchRules:
             delay_ns=block.max_queue_delay_us * 1000,
             preserve_ordering=block.preserve_ordering,
             target_p99_ns=target_p99_ns(interface.parameters),
+            several=interface.decoupled,
         )
 
 

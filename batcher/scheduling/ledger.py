@@ -5,7 +5,7 @@ Counts are over all versions of the model (S7). The queues themselves are `queue
 
 from __future__ import annotations
 
-from charonia.errors import ErrorCode
+from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
 
 from .decisions import CondemnRequest, Decision, RejectReason, RejectRequest
@@ -23,6 +23,11 @@ NOT_READY = "Request for unknown model: '{model}' version {version} is not at re
 CUT_SHORT = "{why}, and the model is not declared repeatable (charonia.repeatable)"
 DEADLINE_PASSED = "Deadline exceeded before execution"
 DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
+
+
+def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
+    """How a request ends that had responses and may not be run again."""
+    return (ErrorCode.UNAVAILABLE, StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message, "BACKEND")
 
 
 class RequestLedger:

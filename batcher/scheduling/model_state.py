@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from charonia.errors import ErrorCode, StreamInterrupted
-
 from .adaptive_batching import AdaptiveBatching
 from .decisions import Decision
 from .fair_sharing import TurnRules
 from .kept_executors import KeptExecutors
-from .ledger import CUT_SHORT, RequestLedger
+from .ledger import RequestLedger, cut_short
 from .model_version import Batch, ModelVersion
 from .observations import QueuedRequest, RequestState
 
@@ -108,8 +106,7 @@ class ModelState:
             if request.due_ns:
                 self.ledger.due.disarm(request)
             if request.responding and not request.settled and not self.ledger.repeatable:
-                message = StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message
-                self.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "BACKEND", decisions)
+                self.ledger.reject(request, *cut_short(why), decisions)
             elif self.ledger.admit(request, now_ns, decisions):
                 left.append(request)
         return batch, left

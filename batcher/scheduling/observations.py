@@ -166,6 +166,16 @@ class ResponsesBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponsesSeen:
+    """A new owner found that responses of these are visible, of a model that is not repeatable (`keys.visible`).
+
+    Whatever of them is with no executor by then will not be run again.
+    """
+
+    ids: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRunning:
     """A new owner found a batch of its predecessor with an executor; `attempt` of each request is the one begun there.
 
@@ -271,5 +281,6 @@ Observation = (
     | VersionsAbandoned
     | SlotFreed
     | ResponsesBegun
+    | ResponsesSeen
     | CallRefused
 )

@@ -24,7 +24,15 @@ from .adaptive_batching import AdaptiveBatching
 from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
 from .dispatch import Dispatching
 from .due_times import NEVER_NS
-from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, LOAD_FAILED, NOT_READY, QUEUE_FULL, TIMED_OUT
+from .ledger import (
+    DEADLINE_PASSED,
+    DEADLINE_PASSED_RUNNING,
+    LOAD_FAILED,
+    NOT_READY,
+    QUEUE_FULL,
+    TIMED_OUT,
+    cut_short,
+)
 from .model_state import ModelState
 from .model_version import Batch
 from .observations import (
@@ -44,6 +52,7 @@ from .observations import (
     RequestSettled,
     RequestState,
     ResponsesBegun,
+    ResponsesSeen,
     SlotFreed,
     VersionsAbandoned,
     VersionServed,
@@ -182,6 +191,8 @@ class ModelScheduler:
                 self._free(event)
             case ResponsesBegun():
                 self._begin(event)
+            case ResponsesSeen():
+                self._seen(event, decisions)
             case BatchDied():
                 self._recalls.die(event, now_ns, decisions)
             case BatchLost():
@@ -296,6 +307,13 @@ class ModelScheduler:
         if batch is not None and batch.executor == event.executor:
             for request in batch.requests:
                 request.responding |= request.id in event.ids
+
+    def _seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
+        known = self._state.ledger.known
+        for request in [known[i] for i in event.ids if i in known]:
+            request.responding = True
+            if request.state is not DISPATCHED:
+                self._end_one(request.id, *cut_short("its executor was lost"), decisions)
 
     def _end_one(
         self, request_id: bytes, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]

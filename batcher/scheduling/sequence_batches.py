@@ -10,6 +10,7 @@ from charonia.wire import BatchPlaces, SequencePlace
 from .decisions import CondemnRequest, Decision, DispatchBatch, ReleaseReplies
 from .due_times import NEVER_NS
 from .isolation import CULPRIT_OF_LOSSES
+from .ledger import cut_short
 from .live_sequence import LiveSequence
 from .observations import (
     BatchDied,
@@ -19,6 +20,9 @@ from .observations import (
     QueuedRequest,
     RequestsRescheduled,
     RequestState,
+    ResponsesBegun,
+    ResponsesSeen,
+    SlotFreed,
 )
 from .sequence_batching import SequenceRules, choose
 from .sequence_book import NO_DELAYS, QUEUED, GivenBatch, mark_of
@@ -27,6 +31,7 @@ from .sequence_slots import SequenceSlots
 
 DISPATCHED = RequestState.DISPATCHED
 
+LOST_UNSEEN = "its executor was lost"
 MAX_LOSSES_ALONE = 5
 """Executors lost while they ran a request in a batch of its own, from which on it is the culprit."""
 
@@ -61,6 +66,8 @@ class SequenceBatches(SequenceSlots):
         alone = self._alone
         suspects = [sequence for sequence in instance.ready if sequence.queue[0].id in alone] if alone else []
         if suspects:
+            if any(instance is self._instance_of(batch) for batch in self._batches.values()):
+                return  # what ends an instance now must have been this
             chosen = [min(suspects, key=lambda sequence: sequence.queue[0].order)]
         else:
             chosen, until_ns = choose(instance, rules, now_ns)
@@ -89,7 +96,8 @@ class SequenceBatches(SequenceSlots):
             places.append(SequencePlace(sequence.slot, sequence.run, sequence.binding, again))
         instance.batch = batch_id
         version = chosen[0].version
-        self._batches[batch_id] = GivenBatch(instance.executor, version, instance.index, requests, chosen)
+        given = GivenBatch(instance.executor, version, instance.index, requests, chosen, bool(suspects))
+        self._batches[batch_id] = given
         rows = instance.rows if rules.block.direct and rules.batching else 0
         attempts = tuple([request.attempt for request in requests])
         decisions.append(
@@ -109,12 +117,40 @@ class SequenceBatches(SequenceSlots):
     def _close(self, batch_id: str) -> GivenBatch:
         """A batch is over, one way or another; its instance is free."""
         batch = self._batches.pop(batch_id)
-        instance = self._version(batch.version).instances.find(batch.executor, batch.instance)
+        instance = self._instance_of(batch)
         if instance is not None and instance.batch == batch_id:
             instance.batch = ""
         for sequence in batch.sequences:
             sequence.running = None
         return batch
+
+    def _instance_of(self, batch: GivenBatch) -> SequenceInstance | None:
+        return self._version(batch.version).instances.find(batch.executor, batch.instance)
+
+    def _free(self, event: SlotFreed) -> None:
+        """The instance takes the next batch; the sequences of this one still have a request that runs."""
+        batch = self._batches.get(event.batch_id)
+        if batch is not None and batch.executor == event.executor and not batch.alone:
+            batch.freed = True
+            instance = self._instance_of(batch)
+            if instance is not None and instance.batch == event.batch_id:
+                instance.batch = ""
+
+    def _begin_responses(self, event: ResponsesBegun) -> None:
+        batch = self._batches.get(event.batch_id)
+        if batch is not None and batch.executor == event.executor:
+            for request in batch.requests:
+                request.responding |= request.id in event.ids
+
+    def _seen(self, event: ResponsesSeen, now_ns: int, decisions: list[Decision]) -> None:
+        """Of these a response is visible; the run of those that wait went with a predecessor."""
+        for request_id in event.ids:
+            request, sequence = self._known.get(request_id, (None, None))
+            if request is None or sequence is None:
+                continue
+            request.responding = True
+            if request.state is QUEUED:
+                self._cut(sequence, request, cut_short(LOST_UNSEEN), now_ns, decisions)
 
     def _finish(self, event: BatchFinished, now_ns: int, decisions: list[Decision]) -> None:
         batch = self._batches.get(event.batch_id)
@@ -146,8 +182,8 @@ class SequenceBatches(SequenceSlots):
                 if request.id in event.ids:
                     sequence.again = request
 
-    def _take_back(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> GivenBatch:
-        """A batch did not run, or not to its end: what is unsettled of it waits again."""
+    def _take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> GivenBatch:
+        """A batch did not run, or not to its end, `why`: what is unsettled of it waits again."""
         batch = self._close(batch_id)
         for request, sequence in zip(batch.requests, batch.sequences, strict=True):
             sequence.again = None
@@ -156,6 +192,7 @@ class SequenceBatches(SequenceSlots):
                 self._settle_down(sequence, now_ns, decisions)
             else:
                 self._put_back(request, sequence, now_ns)
+                self._again_or_cut(sequence, request, why, now_ns, decisions)
         return batch
 
     def _die(self, event: BatchDied, now_ns: int, decisions: list[Decision]) -> None:
@@ -164,25 +201,26 @@ class SequenceBatches(SequenceSlots):
             return
         for request in batch.requests:
             request.settled |= request.id not in event.ids
-        self._take_back(event.batch_id, now_ns, decisions)
+        self._take_back(event.batch_id, event.reason, now_ns, decisions)
         if event.blameless:
             return
-        left = [request for request in batch.requests if not request.settled]
+        left = [request for request in batch.requests if request.state is QUEUED]
         for request in left:
-            if len(batch.requests) == 1:
+            if len(batch.requests) == 1 and not event.in_company:
                 self._condemn(request, event.reason, event.stderr, batch.executor, now_ns, decisions)
             else:
                 self._alone.add(request.id)
 
     def _lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
         for version in self._versions.values():
-            self._displace(version, version.instances.withdraw(event.executor), now_ns)
+            self._displace(version, version.instances.withdraw(event.executor), now_ns, decisions)
         for batch_id in [i for i, batch in self._batches.items() if batch.executor == event.executor]:
-            batch = self._take_back(batch_id, now_ns, decisions)
+            why = "its executor was stopped" if event.drained else "its executor was lost"
+            batch = self._take_back(batch_id, why, now_ns, decisions)
             if event.drained:
                 continue
             for request in batch.requests:
-                if request.settled:
+                if request.state is not QUEUED:
                     continue
                 self._alone.add(request.id)
                 request.losses_apart += len(batch.requests) == 1

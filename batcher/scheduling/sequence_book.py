@@ -14,6 +14,7 @@ from charonia.wire import SequenceMark
 
 from .decisions import Decision, ForgetSequences, RejectReason, RejectRequest
 from .due_times import NEVER_NS, DueTimes
+from .ledger import cut_short
 from .live_sequence import LiveSequence
 from .observations import QueuedRequest, RequestState
 from .sequence_batching import SequenceRules
@@ -40,13 +41,19 @@ NO_DELAYS = Delays()
 
 @dataclass(slots=True)
 class GivenBatch:
-    """A batch an executor has; `sequences` are those of `requests`."""
+    """A batch an executor has; `sequences` are those of `requests`.
+
+    `freed`: its instance takes the next one, while responses of this one are still to come. `alone`: it is suspected,
+    and gets no company.
+    """
 
     executor: str
     version: int
     instance: int
     requests: list[QueuedRequest]
     sequences: list[LiveSequence]
+    alone: bool = False
+    freed: bool = False
 
 
 class VersionSequences:
@@ -72,6 +79,7 @@ class SequenceBook:
         self._delays = delays
         self._held = False
         self._model = ""
+        self._repeatable = False
         self._rules: SequenceRules | None = None
         self._known: dict[bytes, tuple[QueuedRequest, LiveSequence]] = {}
         self._queued = 0
@@ -153,6 +161,13 @@ class SequenceBook:
         if request.deadline_ns:
             self._due.arm(request)
         self._touch(sequence, now_ns)
+
+    def _again_or_cut(
+        self, sequence: LiveSequence, request: QueuedRequest, why: str, now_ns: int, decisions: list[Decision]
+    ) -> None:
+        """The run of a request that waits again was lost: the next one begins anew, unless responses were seen."""
+        if request.responding and not self._repeatable:
+            self._cut(sequence, request, cut_short(why), now_ns, decisions)
 
     def _forget_request(self, request: QueuedRequest) -> None:
         request.state = ENDED

@@ -37,7 +37,10 @@ from .observations import (
     RequestSettled,
     RequestsRescheduled,
     RequestState,
+    ResponsesBegun,
+    ResponsesSeen,
     SequenceFound,
+    SlotFreed,
     VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
@@ -93,10 +96,16 @@ class SequenceScheduler(SequenceBatches):
                 self._finish(event, now_ns, decisions)
             case RequestsRescheduled():
                 self._reschedule(event)
+            case SlotFreed():
+                self._free(event)
+            case ResponsesBegun():
+                self._begin_responses(event)
+            case ResponsesSeen():
+                self._seen(event, now_ns, decisions)
             case BatchReturned():
                 batch = self._batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
-                    self._take_back(event.batch_id, now_ns, decisions)
+                    self._take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
             case BatchDied():
                 self._die(event, now_ns, decisions)
             case RequestCancelled():
@@ -108,11 +117,11 @@ class SequenceScheduler(SequenceBatches):
             case VersionsAbandoned():
                 self._abandon(event.kept, decisions)
             case VersionServed():
-                self._serve(event, now_ns)
+                self._serve(event, now_ns, decisions)
             case VersionWithdrawn():
                 version = self._versions.get(event.version)
                 if version is not None:
-                    self._displace(version, version.instances.withdraw(event.executor), now_ns)
+                    self._displace(version, version.instances.withdraw(event.executor), now_ns, decisions)
             case ExecutorLost():
                 self._lose(event, now_ns, decisions)
             case SequenceFound():
@@ -123,7 +132,7 @@ class SequenceScheduler(SequenceBatches):
                 for request in event.requests:
                     self._alone.add(request.id)
             case PolicyChanged():
-                self._change_policy(event.interface, now_ns)
+                self._change_policy(event.interface, now_ns, decisions)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

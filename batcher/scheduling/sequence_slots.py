@@ -43,14 +43,24 @@ class SequenceSlots(SequenceBook):
         for sequence in placed:
             del version.backlog[sequence]
 
-    def _displace(self, version: VersionSequences, sequences: list[LiveSequence], now_ns: int) -> None:
+    def _displace(
+        self, version: VersionSequences, sequences: list[LiveSequence], now_ns: int, decisions: list[Decision]
+    ) -> None:
         """These lost their slots; they come before those that have had none, the oldest first."""
         sequences.sort(key=lambda sequence: sequence.binding)
         for sequence in reversed(sequences):
             version.backlog[sequence] = None
             version.backlog.move_to_end(sequence, last=False)
         for sequence in sequences:
+            self._lose_turn(sequence, now_ns, decisions)
             self._touch(sequence, now_ns)
+
+    def _lose_turn(self, sequence: LiveSequence, now_ns: int, decisions: list[Decision]) -> None:
+        """What a request that waits for another turn (S41) had done was in the instance: it begins anew."""
+        request, sequence.again = sequence.again, None
+        if request is not None and request.state is QUEUED:
+            request.attempt += 1  # the one that goes on no more
+            self._again_or_cut(sequence, request, "its instance is gone", now_ns, decisions)
 
     def _found(self, event: SequenceFound, now_ns: int) -> None:
         about = event.about
@@ -61,18 +71,21 @@ class SequenceSlots(SequenceBook):
             version.backlog[sequence] = None
             self._touch(sequence, now_ns)
 
-    def _serve(self, event: VersionServed, now_ns: int) -> None:
+    def _serve(self, event: VersionServed, now_ns: int, decisions: list[Decision]) -> None:
         version = self._version(event.version)
         slots = self._rules.slots if self._rules is not None else 0
         new, displaced = version.instances.serve(event.executor, event.content_hash, event.slots, slots)
-        running = {(b.executor, b.instance): i for i, b in self._batches.items() if b.version == version.number}
+        running = {
+            (b.executor, b.instance): i for i, b in self._batches.items() if b.version == version.number and not b.freed
+        }
         for instance in new:
             instance.batch = running.get((instance.executor, instance.index), "")
-            for sequence in instance.slots.values():  # another incarnation remembers nothing of them
+            for sequence in list(instance.slots.values()):  # another incarnation remembers nothing of them
                 self._binding += 1
                 sequence.binding = self._binding
+                self._lose_turn(sequence, now_ns, decisions)
             self._reclaim(version, instance)
-        self._displace(version, displaced, now_ns)
+        self._displace(version, displaced, now_ns, decisions)
 
     def _reclaim(self, version: VersionSequences, instance: SequenceInstance) -> None:
         """What a predecessor had bound to this instance stays there."""
@@ -88,8 +101,9 @@ class SequenceSlots(SequenceBook):
         for sequence in placed:
             del version.backlog[sequence]
 
-    def _change_policy(self, interface: ModelInterface, now_ns: int) -> None:
+    def _change_policy(self, interface: ModelInterface, now_ns: int, decisions: list[Decision]) -> None:
         self._model = interface.name
+        self._repeatable = interface.repeatable
         rules = SequenceRules.of(interface)
         if rules == self._rules:
             return
@@ -102,7 +116,7 @@ class SequenceSlots(SequenceBook):
                 for executor in {instance.executor for instance in version.instances.all()}:
                     mine = [i for i in version.instances.all() if i.executor == executor]
                     event = VersionServed(executor, version.number, mine[0].content_hash, len(mine))
-                    self._serve(event, now_ns)
+                    self._serve(event, now_ns, decisions)
             for sequence in version.live.values():
                 self._touch(sequence, now_ns)
 

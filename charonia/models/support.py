@@ -24,8 +24,6 @@ def unsupported_features(config: ModelConfig) -> list[str]:
 
 
 def _features(config: ModelConfig) -> Iterator[str]:
-    if config.model_transaction_policy.decoupled:
-        yield from _of_decoupled(config)
     if config.platform == _TENSORRT:
         for tensor in config.input:
             yield from _of_tensor(tensor)
@@ -43,13 +41,6 @@ def _features(config: ModelConfig) -> Iterator[str]:
     # the second names the backend's usual form, the third a python-based backend (P20)
     if config.runtime not in ("", f"libtriton_{config.backend}.so", "model.py"):
         yield f"the runtime '{config.runtime}'"
-
-
-def _of_decoupled(config: ModelConfig) -> Iterator[str]:
-    if config.HasField("sequence_batching"):
-        yield "'sequence_batching' with the 'decoupled' transaction policy"
-    if config.dynamic_batching.preserve_ordering:  # answers of requests that interleave have no order to keep
-        yield "'dynamic_batching.preserve_ordering' with the 'decoupled' transaction policy"
 
 
 def _of_tensor(tensor: ModelInput | ModelOutput) -> Iterator[str]:

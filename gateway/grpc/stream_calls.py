@@ -6,6 +6,7 @@ Who waits for whom is `streams`'.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable
@@ -67,6 +68,8 @@ class StreamCalls:
         self._jobs = jobs
         self._context = context
         self._ends_on_error = ENDS_ON_ERROR in metadata_of(context)
+        self._last: dict[str, asyncio.Event] = {}
+        """By model that preserves ordering: when the last request was answered to its end."""
 
     def answer(self, data: bytes) -> Answering:
         """The answers to one message, as `streams.AnswerStream` takes them."""
@@ -79,7 +82,8 @@ class StreamCalls:
                 return self._told(named(message), self._jobs.follow(message, self._caller()))
             served = self._handler.served_model(message.model_name, message.model_version)
             if served.interface.decoupled:
-                return self._told(named(message), self._responses(message, served))
+                told = self._told(named(message), self._responses(message, served))
+                return self._in_turn(served, told) if _is_ordered(served) else told
         except CharoniaError as error:
             return self._refused(error, message)
         except Exception:
@@ -142,6 +146,26 @@ class StreamCalls:
             return None
         return begin_trace(tracer, message.model_name, metadata_of(self._context), wall_ns())
 
+    def _in_turn(self, served: ServedModel, answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
+        """The answers once those of the request before are written (S6): its batcher gives them in this order."""
+        before = self._last.get(served.interface.name)
+        done = self._last[served.interface.name] = asyncio.Event()
+        return self._after(before, answers, done)
+
+    async def _after(
+        self, before: asyncio.Event | None, answers: AsyncGenerator[Answer], done: asyncio.Event
+    ) -> AsyncGenerator[Answer]:
+        try:
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    if before is not None:
+                        await before.wait()
+                    yield answer
+            if before is not None:
+                await before.wait()
+        finally:
+            done.set()
+
     async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
         """The answers, and what is raised as the last one."""
         error: CharoniaError
@@ -162,6 +186,11 @@ class StreamCalls:
             error.__traceback__ = None  # it holds frames, and they the message
             return error
         return stream_error(error.message, message)
+
+
+def _is_ordered(served: ServedModel) -> bool:
+    block = served.interface.dynamic_batching
+    return block is not None and block.preserve_ordering
 
 
 def named(message: pb.ModelInferRequest) -> pb.ModelInferRequest:

@@ -1,7 +1,7 @@
 """The sequence scheduler under everything that may happen to it: what must hold whatever the order of events.
 
 One outcome each; order within a sequence; never two requests of a sequence at once; never two sequences in one slot; no
-slot is lost; the rules of START and END (S32, S33).
+slot is lost; the rules of START and END (S32, S33); nothing runs anew of which a response was seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from batcher.scheduling.observations import (
     RequestSettled,
     RequestsRescheduled,
     RequestState,
+    ResponsesBegun,
+    ResponsesSeen,
     SequenceFound,
+    SlotFreed,
     VersionServed,
     VersionWithdrawn,
 )
@@ -93,6 +96,9 @@ class Sequences(RuleBasedStateMachine):
         self.scheduler = SequenceScheduler("b", 1 << 32)
         self.world = World()
         self.sent: dict[bytes, Sent] = {}
+        self.freed: set[str] = set()
+        """Batches whose instances take others, while responses are still to come."""
+        self.visible: set[bytes] = set()
         self.empty: list[tuple[str, str]] = []
         self.ended: dict[int, list[bytes]] = {}
         self.serving: dict[str, str] = {}
@@ -126,7 +132,8 @@ class Sequences(RuleBasedStateMachine):
         here = (batch.executor, batch.sequences.instance)
         for other in self.world.batches.values():
             assert other.sequences is not None
-            assert (other.executor, other.sequences.instance) != here, "two batches with one instance"
+            if other.batch_id not in self.freed:
+                assert (other.executor, other.sequences.instance) != here, "two batches with one instance"
             mine = {r.sequence.correlation_id for r in batch.requests if r.sequence}
             assert not mine & {r.sequence.correlation_id for r in other.requests if r.sequence}, "two of a sequence"
         slots = [place.slot for place in batch.sequences.places]
@@ -148,6 +155,7 @@ class Sequences(RuleBasedStateMachine):
             assert not self.sent[request.id].outcome, "an ended request runs"
             assert self.sent[request.id].request is request
             self.sent[request.id].runs += 1
+            assert place.again or request.id not in self.visible, "responses of two runs"
             assert request.sequence is not None
             if request.sequence.start:
                 assert place.run == request.id
@@ -267,6 +275,22 @@ class Sequences(RuleBasedStateMachine):
         ids = frozenset(r.id for r in batch.requests if r.id not in self.world.settled)
         self.see(BatchDied(batch.batch_id, batch.executor, ids, "it died", blameless=blameless))
 
+    @precondition(lambda self: self.world.batches)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        batch = self.world.batches[data.draw(st.sampled_from(sorted(self.world.batches)))]
+        if not batch.suspects:  # which the owner leaves alone, whatever it hears
+            self.freed.add(batch.batch_id)
+        self.see(SlotFreed(batch.batch_id, batch.executor))
+
+    @precondition(lambda self: self.world.batches)
+    @rule(data=st.data())
+    def respond(self, data: st.DataObject) -> None:
+        batch = self.world.batches[data.draw(st.sampled_from(sorted(self.world.batches)))]
+        ids = frozenset({data.draw(st.sampled_from([request.id for request in batch.requests]))})
+        self.visible |= ids - self.world.settled
+        self.see(ResponsesBegun(batch.batch_id, batch.executor, ids))
+
     @rule(executor=st.sampled_from(EXECUTORS), drained=st.booleans(), settles=st.booleans())
     def lose(self, executor: str, drained: bool, settles: bool) -> None:
         lost = [batch for batch in self.world.batches.values() if batch.executor == executor]
@@ -314,8 +338,11 @@ class Sequences(RuleBasedStateMachine):
                 self.world.batches[batch_id] = DispatchBatch(
                     batch_id, batch.executor, 1, batch.content_hash, left, (1,) * len(left), False, sequences=places
                 )
+        self.see(ResponsesSeen(frozenset(self.visible - self.world.settled)))
         self.see(PolicyChanged(self.model))
         self.see(*(VersionServed(executor, 1, content, 1) for executor, content in self.serving.items()))
+        # executors say again what they told the former owner
+        self.see(*(SlotFreed(i, batch.executor) for i, batch in self.world.batches.items() if i in self.freed))
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 

@@ -84,6 +84,10 @@ class Execution:
         """End a request with an error of ours."""
         self._channel.send(Kind.RESPONSE, self.call, [index, True, [[code, message], {}, []]])
 
+    def reschedule(self, index: int) -> None:
+        """The model wants another turn of a request, which ends here (S41)."""
+        self._channel.send(Kind.RESPONSE, self.call, [index, True, [None, {}, [], True]])
+
     def abandon(self, index: int) -> None:
         self._abandoned.put(partial(self._fail_abandoned, index))
 

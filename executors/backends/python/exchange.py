@@ -5,7 +5,8 @@
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
-                                                      RESPONSE  [index, final, one of DONE's or nil for no response]
+                                                      RESPONSE  [index, final, one of DONE's or nil for no response];
+                                                      a final one with `again` asks for another turn
     CANCEL         [index of a request, ...]          no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil

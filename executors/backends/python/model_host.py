@@ -140,6 +140,7 @@ class ModelHost:
                 answers = asyncio.run(_result_of(answers))
             if self.decoupled:
                 self._expect_none(answers)
+                _reschedule(execution, requests)
                 return None, []
             return _replies(requests, _checked(requests, answers))
         except BaseException as error:
@@ -159,6 +160,7 @@ class ModelHost:
     async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
         try:
             self._expect_none(await answers)
+            _reschedule(execution, requests)
         except BaseException as error:
             text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
             for index in _close(requests):
@@ -295,6 +297,13 @@ def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[An
         tensors.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
         data.append(encoded)
     return [None, answer.checked_parameters, tensors], data
+
+
+def _reschedule(execution: Execution, requests: Sequence[InferenceRequest]) -> None:
+    """Of a decoupled model: those of which it wants another turn and that had no final response (S41)."""
+    for index, request in enumerate(requests):
+        if request.is_rescheduled() and request.outcome is not None and request.outcome.close():
+            execution.reschedule(index)
 
 
 def _close(requests: Sequence[InferenceRequest]) -> list[int]:

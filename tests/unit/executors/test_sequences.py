@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf import text_format
 
+from charonia.backend import ModelResponse
 from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
 from charonia.sequences import SequenceAbout, SequenceState
@@ -170,3 +171,54 @@ def test_what_nobody_uses_is_forgotten() -> None:
     run(known, header(run=OTHER_RUN), record(9, start=True), 5)
     assert len(known._known) == 1
     assert known._known[KEY].run == OTHER_RUN
+
+
+def direct(ready: bool = True) -> Sequences:
+    control = 'control_input { name: "R" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }'
+    text = (
+        'name: "m" backend: "python" max_batch_size: 4 sequence_batching { direct { } '
+        'state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ 1 ] } '
+    )
+    interface = ModelInterface.of(normalise(text_format.Parse(text + (control if ready else "") + "}", ModelConfig())))
+    return Sequences(interface, 1, SequenceTensors(interface, Path("/none")), "states")
+
+
+def test_a_start_in_the_slot_of_a_sequence_that_did_not_end_vacates_it() -> None:
+    """S33."""
+    for known, vacates in ((direct(), True), (direct(ready=False), False), (sequences(), True)):
+        run(known, header(), record(1, start=True), 5)
+        assert not begin(known, header(), record(2)).vacates
+        assert not begin(known, header(), record(1, start=True)).vacates, "the same one, given out again"
+        assert not begin(known, header(run=OTHER_RUN, binding=2), record(3, start=True)).vacates, "in another slot"
+        assert not begin(known, header(run=OTHER_RUN), record(3, start=True), life=2).vacates, "another process"
+        expected = vacates and known.tensors.tells_ready
+        assert begin(known, header(run=OTHER_RUN), record(3, start=True)).vacates is expected
+        run(known, header(), record(4, end=True), 6)
+        assert not begin(known, header(run=OTHER_RUN), record(5, start=True)).vacates, "it had ended"
+
+
+def test_turns_of_a_request_count_their_responses_on() -> None:
+    """S41 of decoupled models."""
+    known = sequences(iterative=True)
+    first = record(1, start=True)
+    steps = begin(known, header(), first)
+    assert steps.steps[0].given == 0
+    steps.keep_turn(0)
+    steps.steps[0].given = 3
+    assert known.commit(header(), [first], steps, set(), set(), {0}, "e-1", 1) == ({}, {})
+    later = begin(known, header(again=True), first).steps[0]
+    assert (later.given, later.start, float(later.state_before["h"][0])) == (3, False, 0)
+    assert begin(known, header(), first).steps[0].given == 0, "begun anew"
+
+
+def test_the_last_states_of_several_responses_count() -> None:
+    steps = begin(sequences(), header(), record(1, start=True))
+    state = Tensor.of("hn", np.array([[5]], np.float32))
+    other = Tensor.of("y", np.array([[1]], np.float32))
+    assert steps.keep_one_of(0, ModelResponse([other]))
+    assert steps.steps[0].state_after is None
+    assert steps.keep_one_of(0, ModelResponse([other, Tensor.of("hn", np.array([[4]], np.float32))]))
+    assert not steps.keep_one_of(0, ModelResponse([state])), "nothing for its caller"
+    assert steps.keep_one_of(0, ModelResponse([state], {"a": 1}))
+    assert steps.steps[0].state_after is not None
+    assert float(steps.steps[0].state_after["h"][0]) == 5

@@ -77,6 +77,9 @@ def pool_of(config: str, instance: object) -> InstancePool:
         ("", Late(), StreamWorker),
         (ORDERED, Late(), TaskWorker),
         (SEQUENCES, Late(), TaskWorker),
+        (SEQUENCES, Streaming(), StreamWorker),
+        (DECOUPLED + ORDERED, Both(), StreamWorker),
+        (DECOUPLED + SEQUENCES, Both(), StreamWorker),
     ],
 )
 async def test_which_worker_an_instance_gets(config: str, instance: object, worker: type) -> None:
@@ -85,10 +88,9 @@ async def test_which_worker_an_instance_gets(config: str, instance: object, work
     assert pool.streams is (worker is StreamWorker)
 
 
-@pytest.mark.parametrize("config", [ORDERED, SEQUENCES])
-async def test_an_instance_that_only_streams_cannot_do_everything(config: str) -> None:
-    with pytest.raises(Unsupported, match="sequence batching and preserve_ordering"):
-        pool_of(config, Streaming())
+async def test_an_instance_that_only_streams_cannot_do_everything() -> None:
+    with pytest.raises(Unsupported, match="which preserve_ordering does not allow"):
+        pool_of(ORDERED, Streaming())
 
 
 @pytest.mark.parametrize("config", [DECOUPLED, ""])

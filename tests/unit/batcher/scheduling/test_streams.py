@@ -16,6 +16,7 @@ from batcher.scheduling.observations import (
     RequestQueued,
     RequestState,
     ResponsesBegun,
+    ResponsesSeen,
     SlotFreed,
     VersionServed,
     VersionWithdrawn,
@@ -194,3 +195,40 @@ def test_what_a_new_owner_is_told_again_frees_the_slot_it_found_taken() -> None:
     rejected = [one for one in model.see(ExecutorLost("a")) if isinstance(one, RejectRequest)]
     assert [one.request.id for one in rejected] == [ident(9)]
     assert running.state is RequestState.ENDED
+
+
+@pytest.mark.parametrize("serve", [True, False])
+def test_what_a_predecessor_left_half_seen_ends_whoever_serves(serve: bool) -> None:
+    """It was marked, of a model that is not repeatable; whether this owner knows the model yet does not matter."""
+    scheduler = ModelScheduler("p")
+    seen, unseen = (RequestQueued(ident(n), 1, 0, 1, 7, 0, 0, 0, attempt=1) for n in (1, 2))
+    scheduler.observe_all([seen, unseen], 0)
+    if serve:
+        running = RequestQueued(ident(3), 1, 0, 1, 7, 0, 0, 0, attempt=1)
+        scheduler.observe(running, 0)
+        scheduler.observe(BatchRunning("b", "a", 1, [running]), 0)
+    (refused,) = scheduler.observe(ResponsesSeen(frozenset({seen.id, ident(3), ident(9)})), 0)
+    assert isinstance(refused, RejectRequest)
+    assert (refused.request, refused.code) == (seen, ErrorCode.UNAVAILABLE)
+    assert refused.message == CUT_SHORT.format(why="its executor was lost")
+    assert scheduler.find(unseen.id) is unseen
+    if serve:
+        (lost,) = scheduler.observe(ExecutorLost("a"), 0)
+        assert isinstance(lost, RejectRequest)
+        assert lost.request is running
+
+
+def test_a_model_that_keeps_the_order_of_responses_runs_one_batch_at_a_time() -> None:
+    """S6 of decoupled models: a freed slot is not taken before the last response."""
+    model = Model(batching=True)
+    interface = ModelInterface(
+        *("m", "", "", 4, {}, {}), decoupled=True, dynamic_batching=DynamicBatching(preserve_ordering=True)
+    )
+    model.see(PolicyChanged(interface), VersionServed("b", 1, "h", 1))
+    (first,) = model.put(1, 2)
+    assert not first.via_owner
+    assert model.put(3) == []
+    assert model.see(SlotFreed(first.batch_id, first.executor)) == []
+    (second,) = model.see(BatchFinished(first.batch_id, first.executor))
+    assert isinstance(second, DispatchBatch)
+    assert [request.id for request in second.requests] == [ident(3)]

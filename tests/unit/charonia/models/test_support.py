@@ -9,10 +9,6 @@ from charonia.models.pbtxt import parse
 
 TENSORRT = "platform: 'tensorrt_plan' "
 CASES = [
-    (
-        "model_transaction_policy { decoupled: true } dynamic_batching { preserve_ordering: true }",
-        "'dynamic_batching.preserve_ordering' with the 'decoupled' transaction policy is not supported yet",
-    ),
     (TENSORRT + "input { name: 'x' is_shape_tensor: true }", "'is_shape_tensor' (tensor 'x') is not supported yet"),
     (
         TENSORRT + "output { name: 'x' is_non_linear_format_io: true }",
