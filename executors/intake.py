@@ -234,7 +234,7 @@ class Intake:
     def _executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         failpoints.hit("executor.executed")
         self._forget(job)
-        if job.stream is None:
+        if job.steps is not None and job.stream is None:
             self._remember(incarnation, job, executed)
         self._metrics.executed(incarnation.model, incarnation.version, executed)
         if executed.death is not None:

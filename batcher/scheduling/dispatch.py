@@ -61,7 +61,10 @@ class Dispatching:
         queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)
-        while queue.size and (seat := instances.best()) is not None and self._may_give(version, rules):
+        in_turn = rules.preserve_ordering and rules.several
+        while queue.size and (seat := instances.best()) is not None:
+            if in_turn and self._is_running(version):
+                return
             boundary = NO_BOUNDARY
             if rules.preserve_ordering and (releases or isolation.size):
                 head = next(iter(queue)).order
@@ -94,7 +97,8 @@ class Dispatching:
                 if seat is None and waits:
                     earliest_ns = state.fresh_waits.get(version.number, group.until_ns)
                     state.fresh_waits[version.number] = min(earliest_ns, group.until_ns)
-            if seat is not None and self._may_give(version, rules):
+            in_turn = rules.preserve_ordering and rules.several
+            if seat is not None and not (in_turn and self._is_running(version)):
                 requests = isolation.take(group)
                 for request in requests:
                     state.ledger.uncount(request)
@@ -102,10 +106,9 @@ class Dispatching:
         if not isolation.needs_executor and state.kept.give_up_idle(version, state.batches.values()):
             state.refresh()
 
-    def _may_give(self, version: ModelVersion, rules: BatchRules) -> bool:
-        if not rules.one_at_a_time:
-            return True
-        return not any(batch.version == version.number for batch in self._state.batches.values())
+    def _is_running(self, version: ModelVersion) -> bool:
+        """Responses that are seen as they come, and in order (S6), are those of one batch at a time."""
+        return any(batch.version == version.number for batch in self._state.batches.values())
 
     def _give(
         self,

@@ -35,11 +35,6 @@ class BatchRules:
     target_p99_ns: int = 0
     several: bool = False
 
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether a batch begins when the one before has ended: responses are seen as they come, and in order (S6)."""
-        return self.preserve_ordering and self.several
-
     @staticmethod
     def of(interface: ModelInterface) -> BatchRules:
         """An empty preferred list stands for `[max_batch_size]` (S3)."""
