@@ -7,8 +7,9 @@ a job that is cancelled before is never given out, and a request that ends one o
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from itertools import chain, repeat
-from typing import cast
+from typing import Any, cast
 
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
@@ -35,6 +36,7 @@ class Dispatcher:
         self._token = token
         self._local_executor = local_executor
         self._colocated = log if isinstance(log, ColocatedLog) else None
+        """The log through which an executor in this process is reached."""
         self.begins_all = False
         """Whether first attempts are recorded, too: of models that answer more than once. An owner that is lost with
         its executor leaves nothing else by which the next run is told from the one whose responses were seen."""
@@ -80,6 +82,11 @@ class Dispatcher:
         settled = [r for r in decision.requests if not going.get(r.id, True)]
         return decision.without({r.id for r in settled}) if settled else decision, settled
 
+    def hear(self, told: Callable[[list[Any]], None] | None) -> None:
+        """Be told at once of the ends of batches in this process; None to be told no more."""
+        if self._colocated is not None:
+            self._colocated.take_over(self.facts_local, told)
+
     async def tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
         """Tell an executor that requests of a batch it has are settled, if the log is there: it only saves work."""
         stream = keys.batches(executor)
@@ -103,17 +110,18 @@ class Dispatcher:
         """Give the batch to the executor in this process at once; False when it is another's, which `send` serves."""
         if self._colocated is None or decision.executor != self._local_executor:
             return False
-        self._colocated.append_here(*self._entry(decision))
+        header, records = self._header(decision), [carrier_of(request).record for request in decision.requests]
+        if not self._colocated.hand(keys.LOCAL + keys.batches(decision.executor), header, records):
+            self._colocated.append_here(*self._entry(decision))
         return True
 
     async def send(self, decision: DispatchBatch) -> None:
         """Append the batch. Raises what the log raises: then it was not sent, or it is not known to be."""
         await self._log.append(*self._entry(decision))
 
-    def _entry(self, decision: DispatchBatch) -> tuple[bytes, list[Buffer]]:
-        """The stream and the fields of a batch."""
+    def _header(self, decision: DispatchBatch) -> BatchHeader:
         local = decision.executor == self._local_executor
-        header = BatchHeader(
+        return BatchHeader(
             decision.batch_id,
             self._model,
             decision.version,
@@ -125,9 +133,13 @@ class Dispatcher:
             decision.via_owner,
             decision.sequences,
         )
+
+    def _entry(self, decision: DispatchBatch) -> tuple[bytes, list[Buffer]]:
+        """The stream and the fields of a batch."""
+        header = self._header(decision)
         records = [carrier_of(request).record for request in decision.requests]
         stream = keys.batches(decision.executor)
-        if local:
+        if decision.executor == self._local_executor:
             # an executor in this process gets header and records as they are: nothing is copied or read twice
             decoded = chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
             return keys.LOCAL + stream, cast(list[Buffer], [FIELD_HEADER, header, *decoded])

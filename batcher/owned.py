@@ -163,6 +163,7 @@ class OwnedModel:
         """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""
         if self._keeps_facts is None and self._local_executor:
             self._reader.add(self.dispatcher.facts_local, consume=True)
+            self.dispatcher.hear(self._on_finished_here)
         if self._keeps_facts is None or (keep and not self._keeps_facts):
             self._reader.remove(self.dispatcher.facts_shared)
             self._reader.add(self.dispatcher.facts_shared, self._facts_after, consume=not keep)
@@ -177,6 +178,7 @@ class OwnedModel:
         if self._timer is not None:
             self._timer.cancel()
         self.windows.close()
+        self.dispatcher.hear(None)
         for stream in self.fact_streams:
             self._reader.remove(stream)
         self._deletions.close()
@@ -324,6 +326,12 @@ class OwnedModel:
             self.observe(seen.QueueHeld(fact.action == "pause"))
         elif isinstance(fact, LaneOpened):
             self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
+
+    def _on_finished_here(self, fields: list[Any]) -> None:
+        """The executor in this process has settled a batch; its replies are sent."""
+        fact = fields[1]
+        assert isinstance(fact, BatchFinished)
+        self.batch_finished(fact.batch_id, fact.executor)
 
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
         """Every request of a batch is settled."""

@@ -15,6 +15,7 @@ from typing import Any
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
 from charonia.errors import InvalidRecord, LogUnavailable
+from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
 from charonia.events import (
@@ -44,7 +45,7 @@ from .metrics import ExecutorMetrics
 from .payloads import Payloads
 from .responding import Responses, ResponseWriter
 from .settlement import batch_died, started
-from .settling import Settler
+from .settling import Outcome, Settler
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class Intake:
         self._stopped = False
         self.on_wanted: Callable[[str, int], None] | None = None
         """Told of versions that requests wait for; only where models are loaded on demand."""
+        self._settling = 0
+        """Settlements under way without a task of their own; `_quiet` is set when there are none any more."""
+        self._quiet = asyncio.Event()
+        self._closed = False
         self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,10 +92,14 @@ class Intake:
         """Take batches from now on. A local stream's entries are gone once they are handed over."""
         self._reader.start(self._on_entries)
         self._reader.add(self.stream, consume=self._local)
+        if isinstance(self._log, ColocatedLog):
+            self._log.take_over(self.stream, self._take)
 
     async def stop(self) -> None:
         """Take no more batches; those not yet read go back to the batcher."""
         self._stopped = True
+        if isinstance(self._log, ColocatedLog):
+            self._log.take_over(self.stream, None)
         await self._reader.close()
         for entry in await self._log.range(self.stream):
             if bytes(entry.id) in self._held:
@@ -114,11 +123,15 @@ class Intake:
 
     async def settled(self) -> None:
         """Wait until every executed or returned batch has been settled in the log."""
-        while self._tasks:
+        while self._tasks or self._settling:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._settling:
+                self._quiet.clear()
+                await self._quiet.wait()
 
     async def close(self) -> None:
         """Give up what the log would not take."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,30 +158,35 @@ class Intake:
                 self._metrics.invalid()
                 self._spawn(self._delete(entry_id))
                 continue
-            incarnation = self._find(header.model, header.version)
-            if incarnation is None:
-                self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
-                continue
-            sequences = incarnation.pool.sequences
-            if sequences is not None and header.sequences is None:
-                self.give_back(header, entry_id, f"'{header.model}' has a sequence batcher now")
-                continue
-            flags = 0
-            for record in records:
-                flags |= record.flags
-            job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
-            if flags & FLAG_JOURNALLED:
-                job.begun = self._begun
-            if incarnation.pool.streams:
-                job.responses = Responses(self._responses, partial(self._settle_part, incarnation))
+            self._take(header, records, entry_id)
+
+    def _take(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes = b"") -> None:
+        """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
+        incarnation = self._find(header.model, header.version)
+        if incarnation is None:
+            self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
+            return
+        sequences = incarnation.pool.sequences
+        if sequences is not None and header.sequences is None:
+            self.give_back(header, entry_id, f"'{header.model}' has a sequence batcher now")
+            return
+        flags = 0
+        for record in records:
+            flags |= record.flags
+        job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
+        if flags & FLAG_JOURNALLED:
+            job.begun = self._begun
+        if incarnation.pool.streams:
+            job.responses = Responses(self._responses, partial(self._settle_part, incarnation))
+        if entry_id:
             self._held.add(entry_id)
-            self._taken[header.batch_id] = (job, incarnation)
-            blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
-            names = sequences.missing(header, records) if sequences is not None else []
-            if blobs or names:
-                self._spawn(self._submit_fetched(job, incarnation, blobs, names))
-            else:
-                incarnation.pool.submit(job)
+        self._taken[header.batch_id] = (job, incarnation)
+        blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
+        names = sequences.missing(header, records) if sequences is not None else []
+        if blobs or names:
+            self._spawn(self._submit_fetched(job, incarnation, blobs, names))
+        else:
+            incarnation.pool.submit(job)
 
     async def _submit_fetched(
         self, job: Job, incarnation: Incarnation, blobs: list[RequestRecord], names: list[bytes]
@@ -239,7 +257,25 @@ class Intake:
         self._metrics.executed(incarnation.model, incarnation.version, executed)
         if executed.death is not None:
             self._metrics.died(incarnation.model, incarnation.version)
-        self._spawn(self._settle(job, executed, incarnation))
+        if self._settler.settle_plain(job, executed, incarnation, partial(self._settled, job, executed, incarnation)):
+            self._settling += 1
+        else:
+            self._spawn(self._settle(job, executed, incarnation))
+
+    def _settled(self, job: Job, executed: Executed, incarnation: Incarnation, outcome: Outcome | None) -> None:
+        """A settlement was answered; where that was not all, its task goes on."""
+        self._settling -= 1
+        if not self._settling:
+            self._quiet.set()
+        if outcome is not None:
+            if not self._closed:
+                self._spawn(self._settle(job, executed, incarnation, outcome))
+            return
+        failpoints.hit("executor.settled")
+        if not self._local:
+            self._spawn(self._delete(job.entry_id))
+        else:
+            self._held.discard(job.entry_id)
 
     def _remember(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         """What is known of the sequences of the requests that end here, or that want another turn."""
@@ -268,8 +304,10 @@ class Intake:
             failpoints.hit("executor.settled")
             self._spawn(self._delete(job.entry_id))
 
-    async def _settle(self, job: Job, executed: Executed, incarnation: Incarnation) -> None:
-        await self._settler.settle(job, executed, incarnation)
+    async def _settle(
+        self, job: Job, executed: Executed, incarnation: Incarnation, outcome: Outcome | None = None
+    ) -> None:
+        await self._settler.settle(job, executed, incarnation, outcome=outcome)
         failpoints.hit("executor.settled")
         await self._delete(job.entry_id)
 

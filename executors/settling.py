@@ -8,13 +8,13 @@ is only counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import LogUnavailable
+from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
-from charonia.wire import FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 
 from .accounting import Executed, increments
 from .announcing import insist
@@ -39,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 Won = dict[int, bool]
 """Whether this executor ended a request, by its index in the batch."""
+Outcome = list[bool] | CharoniaError
+"""What the log said to a settlement: which requests were won, or why it could not be made."""
+
+_SPECIAL = FLAG_JOB | FLAG_JOURNALLED | FLAG_TIMED | FLAG_TRACED
 
 
 class Settler:
@@ -58,11 +62,12 @@ class Settler:
         *,
         before: Sequence[tuple[str, bytes]] = (),
         last: bool = True,
+        outcome: Outcome | None = None,
     ) -> None:
         """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it.
 
         Of a batch whose requests end one by one: the end of some of them, with the (endpoint, record) responses that go
-        before theirs; `last` when with them all have ended.
+        before theirs; `last` when with them all have ended. `outcome` is what `settle_plain` came to.
         """
         header, records = job.header, job.records
         assert header is not None
@@ -96,7 +101,7 @@ class Settler:
         now = replies(records, answers, answered)
         if before:
             now = [*replies_of(before), *now]
-        won |= await self._write(job, executed, ending, now, together, facts)
+        won |= await self._write(job, executed, ending, now, together, facts, outcome)
         if job.steps is not None:
             self._settle_sequences(job, won, incarnation)
         if together is None or False in won.values():
@@ -110,6 +115,45 @@ class Settler:
             told = reports_to_gateways(records, whole, mine) if job.flags & FLAG_TRACED else []
             for reply in [*replies(records, answers, mine), *told]:
                 await self._append(reply)
+
+    def settle_plain(
+        self, job: Job, executed: Executed, incarnation: Incarnation, done: Callable[[Outcome | None], None]
+    ) -> bool:
+        """`settle` without a task, for a batch of which nothing is special. False: nothing was done.
+
+        `done` is called when all of it is in the log; or with the outcome that `settle` has to go on from.
+        """
+        header, records = job.header, job.records
+        assert header is not None
+        special = executed.death is not None or executed.again or job.steps is not None or header.via_owner
+        if special or job.flags & _SPECIAL or job.stream is not None or not all(executed.answers):
+            return False
+        counted = increments(records, executed)
+        answers: Sequence[bytes] = executed.answers
+        if job.flags & FLAG_REPLY_BY_REFERENCE:
+            answers = self._payloads.refer(records, answers)
+
+        def settled(outcome: Outcome) -> None:
+            if isinstance(outcome, CharoniaError) or False in outcome:
+                done(outcome)
+                return
+            self._metrics.settled(incarnation.model, incarnation.version, counted)
+            if self._metrics.measures:
+                self._metrics.observe(
+                    incarnation.model, incarnation.version, records, executed, dict(enumerate(outcome))
+                )
+            self._count_unawaited(job, executed, outcome)
+            done(None)
+
+        finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+        return self._log.settle_now(
+            header.model,
+            [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
+            (keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash), counted),
+            replies(records, answers, range(len(records))),
+            (Reply(header.report_to, finished(self._executor, header.batch_id)),),
+            settled,
+        )
 
     @staticmethod
     def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:
@@ -145,8 +189,12 @@ class Settler:
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         facts: Sequence[Reply],
+        outcome: Outcome | None = None,
     ) -> Won:
-        """One settlement; again until the log has answered. Without requests the replies and facts alone."""
+        """One settlement; again until the log has answered. Without requests the replies and facts alone.
+
+        `outcome` is that of a first time.
+        """
         header = job.header
         assert header is not None
         if not ending.requests:
@@ -157,9 +205,12 @@ class Settler:
         unsure = False
 
         async def settle() -> None:
-            nonlocal won, unsure
+            nonlocal won, unsure, outcome
+            first, outcome = outcome, None
             try:
-                won = await self._log.settle(
+                if isinstance(first, CharoniaError):
+                    raise first
+                won = first or await self._log.settle(
                     header.model,
                     ending.requests,
                     statistics,
@@ -208,7 +259,7 @@ class Settler:
             await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
         return mine
 
-    def _count_unawaited(self, job: Job, executed: Executed, won: Won) -> None:
+    def _count_unawaited(self, job: Job, executed: Executed, won: Won | list[bool]) -> None:
         """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
         mine = [i for i, record in enumerate(job.records) if not keys.counts_its_requests(record.endpoint)]
         if not mine:
@@ -217,7 +268,7 @@ class Settler:
         failed = {failure.index: failure.reason for failure in executed.failures}
         now_ns = wall_ns()
         for index in mine:
-            if won.get(index, False):
+            if won[index] if isinstance(won, list) else won.get(index, False):
                 taken_ns = max(0, now_ns - job.records[index].accepted_ns)
                 self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
 

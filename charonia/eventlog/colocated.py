@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
+from charonia.errors import CharoniaError
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from .memory import MemoryLog
-from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, StreamReader
+from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, Settled, StreamReader
 
 
 class ColocatedLog:
@@ -24,6 +25,7 @@ class ColocatedLog:
     def __init__(self, shared: EventLog, local: MemoryLog) -> None:
         self._shared = shared
         self._local = local
+        self._takers: dict[bytes, Callable[..., None]] = {}
 
     async def open(self) -> None:
         await self._local.open()
@@ -40,6 +42,21 @@ class ColocatedLog:
 
     async def append(self, stream: bytes, fields: Fields) -> bytes:
         return await self._of(stream).append(stream, fields)
+
+    def take_over(self, stream: bytes, take: Callable[..., None] | None) -> None:
+        """What is handed to a stream of this process goes to `take` at once, as it is; None to end that."""
+        if take is None:
+            self._takers.pop(stream, None)
+        else:
+            self._takers[stream] = take
+
+    def hand(self, stream: bytes, *what: object) -> bool:
+        """Hand something to whoever has taken over a stream of this process; False when nobody has."""
+        take = self._takers.get(stream)
+        if take is None:
+            return False
+        take(*what)
+        return True
 
     def append_here(self, stream: bytes, fields: Fields) -> None:
         """Append to a stream of this process at once; nothing of it can fail or take time."""
@@ -115,6 +132,31 @@ class ColocatedLog:
         for fact in near_facts:
             self._local.append_here(fact.stream, fact.fields)
         return won
+
+    def settle_now(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
+        done: Settled,
+    ) -> bool:
+        near, far = _parted(replies)
+        near_facts, far_facts = _parted(facts)
+
+        def settled(outcome: list[bool] | CharoniaError) -> None:
+            done(outcome)
+            if isinstance(outcome, list):
+                for fact in near_facts:
+                    if not self.hand(fact.stream, fact.fields):
+                        self._local.append_here(fact.stream, fact.fields)
+
+        if not self._shared.settle_now(model, requests, statistics, far, far_facts, settled):
+            return False
+        for reply in near:
+            self._local.append_here(reply.stream, reply.fields)
+        return True
 
     async def begin_attempt(
         self,

@@ -8,6 +8,7 @@ are `memory_streams`', the rules of accepted work `memory_work`'s.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +22,7 @@ from charonia.tensors import Buffer
 
 from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
 from .memory_work import ModelWork, now_us
-from .port import MOST_TAKEN, Fields, Limits, Reply, kept_response
+from .port import MOST_TAKEN, Fields, Limits, Reply, Settled, kept_response
 from .refusals import not_owner
 
 _DURABILITY = "memory"
@@ -142,6 +143,21 @@ class MemoryLog(MemoryStreams):
         for fact in facts:
             self._append(fact.stream, fact.fields)
         return won
+
+    def settle_now(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
+        done: Settled,
+    ) -> bool:
+        try:
+            self.settle(model, requests, statistics, replies, facts).send(None)
+        except StopIteration as settled:  # nothing of it waits
+            asyncio.get_running_loop().call_soon(done, settled.value)
+        return True
 
     def _journal_ends(
         self, model: str, requests: Sequence[tuple[bytes, int]], won: Sequence[bool], outcomes: bytes

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from charonia.errors import CharoniaError
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
@@ -46,6 +47,9 @@ class Reply:
 
     stream: bytes
     fields: Fields
+
+
+Settled = Callable[[list[bool] | CharoniaError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,21 @@ class EventLog(Protocol):
         `replies` are appended before the settlement and `facts` after it, all in one write, whoever won: a write that
         is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
         settled and unanswered.
+        """
+
+    def settle_now(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
+        done: Settled,
+    ) -> bool:
+        """`settle` without jobs, journal and sequences, written at once and without a task that waits for it.
+
+        `done` is called later in the event loop, with what `settle` would return or the error it would raise. False
+        when this cannot be done now: then nothing was done, and it is `settle`'s turn.
         """
 
     async def begin_attempt(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from charonia import keys
-from charonia.errors import Cancelled, ResourceExhausted
+from charonia.errors import Cancelled, CharoniaError, ResourceExhausted
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import START, Entry, EventLog, Limits, Reply, StreamReader
@@ -493,6 +493,33 @@ async def test_the_first_settle_of_a_request_wins(subject: Subject) -> None:
     assert await subject.log.pending("m") == (0, 0)
     assert await subject.log.settle("m", [(b"0", 0), (b"unknown", 0)], None, []) == [False, False]
     assert await subject.log.settle("m", [], None, []) == []
+
+
+async def test_a_settlement_without_waiting_is_one(subject: Subject) -> None:
+    key = keys.statistics("m", 1, "h")
+    group = [b"%015d" % 7 + bytes((last,)) for last in range(3)]
+    await accept(subject.log, "m", *group, b"a", b"b")
+    near, far, facts = subject.stream(b"r"), b"r:away", subject.stream(b"f")
+
+    async def settle(*ids: bytes) -> list[bool]:
+        done: asyncio.Future[list[bool] | CharoniaError] = asyncio.get_running_loop().create_future()
+        requests = [(request_id, 0) for request_id in ids]
+        replies = [Reply(near, [b"r", b"near"]), Reply(far, [b"r", b"far"])]
+        told = [Reply(facts, [b"e", b"done"])]
+        if not subject.log.settle_now("m", requests, (key, {"n": 1}), replies, told, done.set_result):
+            return await subject.log.settle("m", requests, (key, {"n": 1}), replies, told)
+        assert not done.done()
+        outcome = await asyncio.wait_for(done, PATIENCE_S)
+        assert isinstance(outcome, list)
+        return outcome
+
+    assert await settle(*group) == [True] * 3
+    assert await settle(b"b", group[1], b"a") == [True, False, True]
+    assert await settle(group[0], b"a", group[2]) == [False] * 3
+    assert await subject.log.pending("m") == (0, 0)
+    assert await subject.log.statistics(key) == {"n": 1}
+    for stream, value in ((near, b"near"), (far, b"far"), (facts, b"done")):
+        assert values(await subject.log.range(stream)) == [value] * 3
 
 
 async def test_a_request_named_twice_is_won_once(subject: Subject) -> None:

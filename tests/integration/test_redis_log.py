@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from charonia import keys
-from charonia.errors import LogUnavailable, StartupError
+from charonia.errors import CharoniaError, LogUnavailable, StartupError
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.eventlog.redis import RedisLog
@@ -372,6 +372,32 @@ async def test_a_slow_server_holds_writers_back_and_loses_nothing(server: Privat
     entries = await log.range(b"s")
     assert sorted(entry.id for entry in entries) == sorted(ids)
     assert all(entry.fields[3] == payload for entry in entries)
+
+
+async def test_a_settlement_without_waiting_makes_up_for_a_forgotten_script(
+    server: PrivateServer, log: RedisLog
+) -> None:
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"a"], Limits())
+    await admin(server, "SCRIPT", "FLUSH")
+    outcome: asyncio.Future[list[bool] | CharoniaError] = asyncio.get_running_loop().create_future()
+
+    assert log.settle_now("m", [(b"a", 0)], None, [Reply(b"r:g", [b"r", b"x"])], [], outcome.set_result)
+
+    assert await asyncio.wait_for(outcome, PATIENCE_S) == [True]
+    assert [bytes(entry.fields[1]) for entry in await log.range(b"r:g")] == [b"x"]
+    assert await log.pending("m") == (0, 0)
+
+
+async def test_a_settlement_without_waiting_tells_of_a_lost_server(server: PrivateServer, log: RedisLog) -> None:
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"a"], Limits())
+    os.kill(server.pid, signal.SIGSTOP)
+    outcome: asyncio.Future[list[bool] | CharoniaError] = asyncio.get_running_loop().create_future()
+
+    assert log.settle_now("m", [(b"a", 0)], None, [], [Reply(b"f", [b"e", b"x"])], outcome.set_result)
+    kill(server)
+
+    assert isinstance(await asyncio.wait_for(outcome, PATIENCE_S), LogUnavailable)
+    assert not log.settle_now("m", [(b"a", 0)], None, [], [], outcome.set_result)
 
 
 async def test_signing_in_and_databases(server: PrivateServer) -> None:

@@ -5,11 +5,13 @@ What they mean is `work`'s and `jobs`', matching replies is `connection`'s, leve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import hiredis
 
+from charonia.errors import LogUnavailable
 from charonia.eventlog.durability import Level, parse_level
 from charonia.eventlog.port import Fields
 from charonia.tensors import Buffer
@@ -18,7 +20,7 @@ from .connection import Connection
 from .durability import Durability, Writes
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .scripts import WRITE, Script
-from .wire import Refused
+from .wire import Refused, lost
 
 
 class Commands:
@@ -27,6 +29,7 @@ class Commands:
     def __init__(self, connection: Connection, durability: Durability) -> None:
         self._connection = connection
         self._durability = durability
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def execute(self, *command: Argument) -> Any:
         return await self._connection.execute(*command)
@@ -80,13 +83,56 @@ class Commands:
         """The reply of a packed call that settles, with (stream, fields) appended before and after it in one write."""
         if not replies and not facts:
             return await self.run(script, pieces)
-        out: list[Buffer] = []
-        for stream, fields in replies:
-            out.extend(pack_append(stream, fields))
-        out.extend(pieces)
-        for stream, fields in facts:
-            out.extend(pack_append(stream, fields))
-        appended = await self._connection.execute_all(out, len(replies) + 1 + len(facts))
+        out = _joint(replies, pieces, facts)
+        answers = await self._connection.execute_all(out, len(replies) + 1 + len(facts))
+        return await self._settled(answers, script, pieces, replies, facts)
+
+    def settle_now(
+        self,
+        script: Script,
+        pieces: Sequence[Buffer],
+        replies: Sequence[tuple[bytes, Fields]],
+        facts: Sequence[tuple[bytes, Fields]],
+        done: Callable[[Any], None],
+    ) -> bool:
+        """`settle`, written before this returns; `done` gets the reply, or the error. False: nothing was written."""
+
+        def answered(answers: list[Any] | None) -> None:
+            try:
+                if answers is None:
+                    done(lost())
+                elif any(type(answer) is hiredis.ReplyError for answer in answers):
+                    self._spawn(self._settled(answers, script, pieces, replies, facts), done)
+                else:
+                    done(answers[len(replies)])
+            except Exception as error:  # the connection is not to blame
+                context = {"message": "what follows a settlement failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+
+        out = _joint(replies, pieces, facts)
+        return self._connection.batch_now(out, len(replies) + 1 + len(facts), answered)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+        async def run() -> None:
+            try:
+                result = await work
+            except LogUnavailable as error:
+                result = error
+            done(result)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _settled(
+        self,
+        appended: list[Any],
+        script: Script,
+        pieces: Sequence[Buffer],
+        replies: Sequence[tuple[bytes, Fields]],
+        facts: Sequence[tuple[bytes, Fields]],
+    ) -> Any:
+        """What came of a settlement; what was refused for a reason that can be helped is made up for."""
         result = appended.pop(len(replies))
         if isinstance(result, hiredis.ReplyError):
             # Scripts are loaded at every connect: only a SCRIPT FLUSH on a living server leads here. The others are
@@ -108,6 +154,18 @@ class Commands:
         if isinstance(result, hiredis.ReplyError):
             raise Refused(str(result))
         return result
+
+
+def _joint(
+    replies: Sequence[tuple[bytes, Fields]], pieces: Sequence[Buffer], facts: Sequence[tuple[bytes, Fields]]
+) -> list[Buffer]:
+    out: list[Buffer] = []
+    for stream, fields in replies:
+        out.extend(pack_append(stream, fields))
+    out.extend(pieces)
+    for stream, fields in facts:
+        out.extend(pack_append(stream, fields))
+    return out
 
 
 def call_of(script: Script, names: Sequence[bytes], arguments: Sequence[Argument]) -> bytes:

@@ -135,6 +135,14 @@ class Connection:
             raise self._away()
         wire.batch(pieces, count, done, lazy=lazy)
 
+    def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
+        """`batch`, written before this returns; False when the server is away or takes no more just now."""
+        wire = self._wire
+        if wire is None or wire.paused or wire.closed.done():
+            return False
+        wire.batch_now(pieces, count, done)
+        return True
+
     async def drained(self) -> None:
         """Wait while the server takes no more; for `batch`, which does not."""
         if self._wire is not None and self._wire.paused:

@@ -94,10 +94,16 @@ class Wire(asyncio.Protocol):
         self._write(pieces, lazy)
         self._waiters.extend([_Batch(count, done)] * count)
 
-    def _write(self, pieces: Sequence[Buffer], lazy: bool = False) -> None:
+    def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
+        """`batch` without waiting for the end of the tick, with what waits for it."""
+        self._write(pieces, scheduled=True)
+        self._waiters.extend([_Batch(count, done)] * count)
+        self._flush()
+
+    def _write(self, pieces: Sequence[Buffer], lazy: bool = False, *, scheduled: bool = False) -> None:
         if self.closed.done():
             raise lost()  # nobody would ever answer
-        if not self._flushing:
+        if not self._flushing and not scheduled:
             if not lazy:
                 self._flushing = True
                 self._loop.call_soon(self._flush)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 from urllib.parse import quote
 
 from charonia import keys
-from charonia.eventlog.port import Fields, Limits, Reply
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import Fields, Limits, Reply, Settled
 from charonia.eventlog.refusals import key_reused, not_owner, over_limit
 from charonia.events import LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobTicket, NewJob
@@ -19,7 +21,7 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands, call_of, is_large
-from .groups import attempt_in, grouped, lasts_in, value_of
+from .groups import Groups, attempt_in, grouped, lasts_in, value_of
 from .job_records import STATE_CODES, fields_of, told
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .statistics import amounts_of
@@ -204,16 +206,35 @@ class Work:
             script = scripts.SETTLE
             arguments = (len(groups.names), attempts, sums, *groups.names, *groups.lasts, *amounts)
             pieces = (call_of(script, names, arguments),)
-        result = await self._commands.settle(
-            script,
-            pieces,
-            [(reply.stream, reply.fields) for reply in replies],
-            [(fact.stream, fact.fields) for fact in facts],
-        )
-        if result == 1:
-            return [True] * len(requests)
-        won = [one == _WON for one in result]
-        return won if groups.order is None else _in_order(won, groups.order)
+        result = await self._commands.settle(script, pieces, _pairs(replies), _pairs(facts))
+        return _won(result, len(requests), groups)
+
+    def settle_now(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
+        done: Settled,
+    ) -> bool:
+        groups = grouped(list(map(_id, requests)))
+        if groups.order is not None:
+            requests = [requests[place] for place in groups.order]
+        names = [keys.unsettled(model), keys.counters(model)]
+        sums: Argument = 0
+        amounts: list[Argument] = []
+        if statistics is not None:
+            names.append(statistics[0])
+            sums, amounts = amounts_of(statistics[1])
+        attempts = _joined(list(map(_attempt, requests)))
+        arguments = (len(groups.names), attempts, sums, *groups.names, *groups.lasts, *amounts)
+        piece = call_of(scripts.SETTLE, names, arguments)
+
+        def answered(result: Any) -> None:
+            done(result if isinstance(result, CharoniaError) else _won(result, len(requests), groups))
+
+        return self._commands.settle_now(scripts.SETTLE, (piece,), _pairs(replies), _pairs(facts), answered)
 
     async def begin_attempt(
         self,
@@ -346,6 +367,18 @@ def _recorded(
                 more += (number, step.key, step.about, b"" if step.state is None else b"1", state)
                 size_bytes += len(state)
     return (ended, outcomes, *journal, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
+
+
+def _pairs(replies: Sequence[Reply]) -> list[tuple[bytes, Fields]]:
+    return [(reply.stream, reply.fields) for reply in replies]
+
+
+def _won(result: Any, count: int, groups: Groups) -> list[bool]:
+    """Which requests were won, in the order in which they were given, from the script's reply."""
+    if result == 1:
+        return [True] * count
+    won = [one == _WON for one in result]
+    return won if groups.order is None else _in_order(won, groups.order)
 
 
 def _joined(attempts: list[int]) -> bytes:
