@@ -23,6 +23,7 @@ import numpy.typing as npt
 from .errors import CharoniaError
 from .inference import InferenceRequest, Parameters
 from .tensors import Tensor
+from .traces.contexts import Traced
 
 if TYPE_CHECKING:
     from charonia.models.interface import ModelInterface
@@ -98,6 +99,8 @@ class ModelRequest:
     timeout_us: int = 0
     flags: int = 0
     origin: object = None
+    trace: Traced | None = None
+    """Its trace, when it is traced: calls that its model makes with it are part of that (N5, P17)."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from charonia.eventlog.port import EventLog
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.catalog import Catalog
 from charonia.models.interface import ModelInterface
+from charonia.traces.contexts import Traced
 from charonia.wire import Lineage, RequestRecord
 
 
@@ -66,7 +67,8 @@ class ExecutorCalls:
             deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
             priority=records[0].level if records else 0,
         )
-        return _Opened((await self._started()).open(inherited, _origin(model, records, blocks=blocks)))
+        opened = (await self._started()).open(inherited, _origin(model, records, blocks=blocks))
+        return _Opened(opened, request.trace)
 
     async def catalog(self) -> Catalog:
         """Who serves what, followed from now on."""
@@ -137,11 +139,14 @@ class ExecutorCalls:
 class _Opened:
     """An `OpenCall` over a `Call`."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, trace: Traced | None) -> None:
         self._call = call
+        self._trace = trace
 
     async def next(self) -> ModelResponse | None:
         answer = await self._call.next()
+        if answer is not None and self._trace is not None:
+            self._trace.took(answer.report)
         return None if answer is None else ModelResponse(answer.outputs, answer.parameters, answer.error)
 
     def cancel(self) -> None:

@@ -39,6 +39,7 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
         timeout_us=record.timeout_us,
         flags=0 if mark is None else mark.flags,
         origin=record,
+        trace=record.trace,
     )
 
 

@@ -2,7 +2,8 @@
 
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
-    EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]
+    EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]; of
+                   traced ones also span id and the JSON text of the context or nil
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
@@ -12,7 +13,8 @@
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
     CALL           [call number of the last EXECUTE, whether it is surely made for that one, model, version, outputs,
-                    id, correlation id, flags, timeout us, parameters, decoupled, tensors]
+                    id, correlation id, flags, timeout us, parameters, decoupled, tensors]; as part of a traced request
+                    also its span id
                                                       ANSWER and LAST_ANSWER  as one of DONE, nil for no more
     CONTROL        ["load", model, configuration, [[path, size in bytes], ...]], ["unload", model, with dependents],
                    ["is_ready", model, version]       LAST_ANSWER  [[code, message] or nil, value]
@@ -34,6 +36,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
+from charonia.traces.contexts import PROPAGATED, Context
 
 from .frames import Frame, FrameError, places
 
@@ -48,18 +51,25 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             tensors.append((tensor.name, tensor.datatype.number, tensor.shape, len(tensor.data)))
             data.append(tensor.data)
         parameters = json.dumps(request.parameters, separators=(",", ":")) if request.parameters else ""
-        content.append(
-            (
-                request.id,
-                request.correlation_id,
-                request.outputs,
-                parameters,
-                request.timeout_us,
-                request.flags,
-                tensors,
-            )
+        item = (
+            request.id,
+            request.correlation_id,
+            request.outputs,
+            parameters,
+            request.timeout_us,
+            request.flags,
+            tensors,
         )
+        content.append(item if request.trace is None else (*item, *_traced(request.trace.context)))
     return content, data
+
+
+def _traced(context: Context) -> tuple[bytes, str | None]:
+    """Its span, and the propagation context of OpenTelemetry as JSON text (P17)."""
+    if not context.flags & PROPAGATED:
+        return context.span_id, None
+    carrier = {"traceparent": context.traceparent} | ({"tracestate": context.state} if context.state else {})
+    return context.span_id, json.dumps(carrier)
 
 
 def responses_of(frame: Frame) -> list[ModelResponse | None]:
@@ -130,13 +140,15 @@ class Asked:
     blocks: bool
     request: InferenceRequest
     decoupled: bool
+    span_id: bytes = b""
+    """Of the traced request that it is part of (P17)."""
 
 
 def asked_of(frame: Frame) -> Asked:
     """What a CALL asks; tensors are views of the frame. Raises `FrameError`."""
     try:
         execute_call, surely, blocks, model, version, outputs, request_id, *rest = frame.content()
-        sequence, flags, timeout_us, parameters, decoupled, tensors = rest
+        sequence, flags, timeout_us, parameters, decoupled, tensors, *span_ids = rest
         request = InferenceRequest(
             str(model),
             int(version),
@@ -149,7 +161,7 @@ def asked_of(frame: Frame) -> Asked:
             sequence_start=bool(flags & _SEQUENCE_START),
             sequence_end=bool(flags & _SEQUENCE_END),
         )
-        return Asked(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled))
+        return Asked(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled), b"".join(span_ids))
     except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
         raise FrameError(f"the call of a model process cannot be read: {error}") from None
 

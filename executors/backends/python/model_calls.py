@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall
@@ -19,6 +20,7 @@ from charonia.errors import (
     Unavailable,
     Unsupported,
 )
+from charonia.traces.contexts import Traced
 
 from .child_process import ChildProcess
 from .exchange import Asked, answer_content, asked_of, files_of
@@ -119,6 +121,9 @@ class AskedByModel:
 
     async def _call(self, number: int, asked: Asked, made_for: Sequence[ModelRequest]) -> None:
         call: OpenCall | None = None
+        caller = self._traced(asked.span_id) if asked.span_id else None
+        if caller is not None:
+            asked.request.trace = Traced(caller.context.child(os.urandom(8)))
         try:
             call = await self._opened(asked, made_for)
             while (response := await call.next()) is not None:
@@ -136,6 +141,16 @@ class AskedByModel:
         finally:
             if call is not None:
                 call.cancel()
+            if caller is not None and asked.request.trace is not None:
+                caller.add(asked.request.trace.report)
+
+    def _traced(self, span_id: bytes) -> Traced | None:
+        """The trace of the request under way whose span this is."""
+        for batch in self._batches.values():
+            for one in batch:
+                if one.trace is not None and one.trace.context.span_id == span_id:
+                    return one.trace
+        return None
 
     async def _opened(self, asked: Asked, made_for: Sequence[ModelRequest]) -> OpenCall:
         if self._calls is None:

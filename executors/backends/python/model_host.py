@@ -19,7 +19,7 @@ from typing import Any
 from . import api
 from .answering import Execution
 from .api.errors import TritonError, TritonModelException
-from .api.inference import InferenceRequest, InferenceResponse
+from .api.inference import InferenceRequest, InferenceResponse, InferenceTrace
 from .api.model_directory import set_model_dir
 from .api.response_sender import CLOSED
 from .api.tensor import Tensor
@@ -209,7 +209,7 @@ class ModelHost:
         return self._class
 
     def _request(self, item: list[Any]) -> InferenceRequest:
-        request_id, correlation_id, outputs, parameters, timeout_us, flags, _ = item
+        request_id, correlation_id, outputs, parameters, timeout_us, flags, _, *traced = item
         return InferenceRequest(
             model_name=self._location.name,
             requested_output_names=outputs or self._outputs,
@@ -219,6 +219,7 @@ class ModelHost:
             flags=flags,
             timeout=timeout_us,
             parameters=parameters or "{}",
+            trace=InferenceTrace(*traced) if traced else None,
         )
 
     @staticmethod

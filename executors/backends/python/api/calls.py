@@ -169,6 +169,8 @@ def starter(
         decoupled,
         described,
     ]
+    if request.trace().span_id:
+        content.append(request.trace().span_id)
     return lambda sink: exchange.call(content, data, sink, blocks=blocks)
 
 

@@ -31,10 +31,16 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; without tracing there is no context (P17)."""
+    """The trace of a request. Given to a request of the model's own, that one is part of it (P17)."""
+
+    def __init__(self, span_id: bytes = b"", context: str | None = None) -> None:
+        self.span_id = span_id
+        """Empty without tracing; not for models."""
+        self._context = context
 
     def get_context(self) -> str | None:
-        return None
+        """The JSON text of OpenTelemetry's propagation context; None unless the request is traced in that mode."""
+        return self._context
 
 
 class Execution(Protocol):
