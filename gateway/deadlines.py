@@ -60,10 +60,10 @@ class Deadlines:
             waiter.withdrawn = True
             self._answer_expired(waiter)
             return
-        self._spawn(self._expire(waiter, served, armed_ns))
-
-    async def _expire(self, waiter: Waiter, served: ServedVersion, armed_ns: int) -> None:
         statistics = keys.statistics(served.model, served.version, served.content_hash)
+        self._spawn(self._expire(waiter, statistics, armed_ns))
+
+    async def _expire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
         journalled = self._journal_jobs if waiter.is_job else self._journal_all
         increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
         try:
