@@ -20,7 +20,7 @@ from . import options
 from .errors import CharoniaError, StartupError
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors")
+_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "trace")
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -35,6 +35,7 @@ commands
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
   executors   ls: who executes, with what, and how much of it is in use
+  trace       summary: where the time of traced requests went, from trace files
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the

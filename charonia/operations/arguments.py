@@ -1,4 +1,4 @@
-"""The sub-commands `audit`, `queue`, `jobs`, `dlq` and `executors` as an argument parser. Wrong usage exits with 2."""
+"""The commands of `charonia.operations` (`COMMANDS`) as an argument parser. Wrong usage exits with 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from charonia.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq", "executors")
+COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "trace")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
+    _trace(_actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)"))
     return root
 
 
@@ -165,6 +166,14 @@ def _dead_letters(actions: Commands) -> None:
 
 def _executors(actions: Commands) -> None:
     _add(actions, "ls", "who executes: pool, devices, models in memory, batches given out, heartbeat")
+
+
+def _trace(actions: Commands) -> None:
+    text = "where the time of traced requests went: means in microseconds, by model and by who asked it"
+    command = actions.add_parser("summary", help=text, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.add_argument("--model", action="append", default=[], help="only requests to this model; repeatable")
+    command.add_argument("file", nargs="+", help="a trace file; of a log frequency, all its parts")
 
 
 def words() -> dict[str, dict[str, list[str]]]:

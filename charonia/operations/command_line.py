@@ -1,4 +1,4 @@
-"""Runs `charonia audit|queue|jobs|dlq|executors`: finds the log, does the work, prints text or JSON, says how it went.
+"""Runs `charonia audit|queue|jobs|dlq|executors|trace`: finds the log, does the work, prints text or JSON.
 
 Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
@@ -19,7 +19,7 @@ from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.jobs import JobState
 
-from . import arguments, dead_letters, executors, jobs, moving, queues, reports
+from . import arguments, dead_letters, executors, jobs, moving, queues, reports, traces
 from .auditing import Scope, audit_models
 
 Answer = tuple[dict[str, Any], bool]
@@ -31,7 +31,10 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
     options = arguments.parser().parse_args(list(words))
     _check(options)
     try:
-        document, well = asyncio.run(_with_log(options, *_log_place(options, environment, default_state_dir)))
+        if options.command == "trace":
+            document, well = traces.summarise(options.file, options.model), True
+        else:
+            document, well = asyncio.run(_with_log(options, *_log_place(options, environment, default_state_dir)))
     except (StartupError, CharoniaError, InvalidRecord) as error:
         sys.stderr.write(f"charonia: {error}\n")
         return 1

@@ -37,6 +37,9 @@ _EXECUTOR_COLUMNS = (
     ("heartbeat", "heartbeat_age_s"),
     ("labels", "labels"),
 )
+_TRACE_COLUMNS = (
+    "receive", "request", "p99", "queue", "compute", "input", "infer", "output", "steps", "overhead", "send",
+)  # fmt: skip
 _JOB_NAMES = (
     "id",
     "state",
@@ -295,6 +298,19 @@ def _executors_ls(document: dict[str, Any]) -> list[str]:
     return table(shown, _EXECUTOR_COLUMNS)
 
 
+def _trace_summary(document: dict[str, Any]) -> list[str]:
+    """Means in whole microseconds; what was made for a request stands below it."""
+    names = [("request_p99_us", "p99") if name == "p99" else (f"{name}_us", name) for name in _TRACE_COLUMNS]
+    used = [(key, name) for key, name in names if any(key in row for row in document["models"])]
+    rows = [
+        {"model": "  " * (len(row["path"]) - 1) + row["path"][-1], "count": row["count"]}
+        | {name: round(row[key]) if key in row else None for key, name in used}
+        for row in document["models"]
+    ]
+    columns = [(name, name) for name in ("model", "count", *(name for _, name in used))]
+    return [*table(rows, columns), f"{document['traces']} traces; means in microseconds"]
+
+
 _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("audit", ""): _audit,
     ("queue", "ls"): _queue_ls,
@@ -314,4 +330,5 @@ _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
     ("executors", "ls"): _executors_ls,
+    ("trace", "summary"): _trace_summary,
 }

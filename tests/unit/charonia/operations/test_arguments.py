@@ -77,12 +77,13 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words()
-    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors"}
+    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "trace"}
     assert "--since" in offered["audit"][""]
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
     for command, actions in offered.items():
         for action, flags in actions.items():
-            assert {"--json", "--log-url", "--state-dir"} <= set(flags), (command, action)
+            needs = {"--json"} if command == "trace" else {"--json", "--log-url", "--state-dir"}
+            assert needs <= set(flags), (command, action)
 
 
 def test_every_action_says_what_it_does() -> None:
