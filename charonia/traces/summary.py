@@ -100,7 +100,7 @@ def _requests(objects: Sequence[Any]) -> list[_Request]:
             request.model, request.version = str(entry["model_name"]), str(entry.get("model_version", ""))
             request.parent = entry.get("parent_id", 0)
         request.stamps |= _stamps(entry.get("timestamps", ()))
-    roots = []
+    roots: list[_Request] = []
     for request in found.values():
         parent = found.get(request.parent) if request.parent else None
         (parent.children if parent is not None else roots).append(request)
