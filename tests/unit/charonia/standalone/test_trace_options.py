@@ -45,6 +45,13 @@ def test_mode_opentelemetry() -> None:
     )
 
 
+def test_from_the_environment_one_a_line() -> None:
+    words = "opentelemetry,url=http://c:4318\n\nlevel=OFF\nrate=5\ncount=-1"
+    found = trace_options(options.parse("gateway", [], {"CHARONIA_TRACE_CONFIG": words}, {}))
+    assert found == TraceOptions(OPENTELEMETRY, initial=TraceSettings(rate=5), url="http://c:4318")
+    assert trace_options(options.parse("gateway", [], {"CHARONIA_TRACE_CONFIG": ""}, {})) == TraceOptions()
+
+
 def test_old_spellings(caplog: pytest.LogCaptureFixture) -> None:
     found = read("--trace-file=/t", "--trace-level=MAX", "--trace-rate=5", "--trace-count=6", "--trace-log-frequency=7")
     assert found == TraceOptions(TRITON, "/t", TraceSettings(TIMESTAMPS, 5, 6, 7))
