@@ -57,7 +57,7 @@ class Notes:
                 if request_id in queued:
                     queued[request_id].losses_apart = losses
             if requests:
-                found.append(BatchLost(executor, requests, len(members), suspects))
+                found.append(BatchLost(executor, requests, len(members), suspects, executor == self._executor))
         return found
 
     async def erase(self) -> None:

@@ -452,6 +452,10 @@ class OwnedModel:
         waiting = self.scheduler.queued_by_version()
         return seen.VersionsAbandoned(held, {v: self._failure(self.model, v) for v in waiting if v not in held})
 
+    def on_executor_joined(self, executor: str) -> None:
+        if not self.closed:
+            self.observe(seen.ExecutorReturned(executor))
+
     def on_executor_lost(self, executor: str, *, drained: bool) -> None:
         if not self.closed:
             for batch_id in self.given.unsent(executor):

@@ -263,6 +263,9 @@ class BatcherService:
             return
         if isinstance(fact, ProcessJoined):
             self._departed.joined(fact.incarnation, streams_of(fact))
+            if fact.role == "executor":
+                for owned in self._owned.values():
+                    owned.on_executor_joined(fact.incarnation)
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):

@@ -100,6 +100,16 @@ OPTIONS: tuple[Option, ...] = (
     # identity and process
     Option("id", "str", "triton", _G, "server name in the metadata"),
     Option("exit-timeout-secs", "int", 30, _ALL, "how long a stop waits for running work"),
+    Option(
+        "heartbeat-ttl-secs",
+        "float",
+        1.2,
+        frozenset({BATCHER, EXECUTOR, WEBHOOKS, SERVE}),
+        "how long others take the process for alive that is not heard of; its work moves on then",
+    ),
+    Option(
+        "gateway-heartbeat-ttl-secs", "float", 10.0, _G, "the same of gateways, whose keyless calls are dropped then"
+    ),
     Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
     Option("strict-readiness", "bool", True, _G, "ready only when every model is"),
     Option("executor-grace-secs", "float", 60.0, _G, "how long a gateway stays ready when executors have left"),
@@ -287,6 +297,8 @@ _RANGES = {
     "job-retention-bytes": (0, _ANY[1]),
     "drain-delay-secs": (0, 3_600),
     "executor-grace-secs": (0, 86_400),
+    "heartbeat-ttl-secs": (1, 60),
+    "gateway-heartbeat-ttl-secs": (1, 60),
     "max-loaded-models": (0, _ANY[1]),
     "response-cache-byte-size": (0, _ANY[1]),
     "journal-retention-secs": (0, _ANY[1]),

@@ -34,22 +34,28 @@ EXTENSIONS = (
 )
 """Server metadata's list, in this order (H4)."""
 
+_LONGEST_INTERVAL_MS = 400
+
 EVERY_DEVICE = -2
 """The device of a rate limit that holds for each device by itself (Q1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """`url` is redis://, rediss:// or unix://; heartbeats are leases: a process is dead after `heartbeat_ttl_ms`.
+    """`url` is redis://, rediss:// or unix://; heartbeats are leases: one is dead `heartbeat_ttl_ms` after its last.
 
     `private`: only processes of this machine use the log, so that one whose pid is gone is known to be dead at once.
     """
 
     url: str = ""
     private: bool = False
-    heartbeat_interval_ms: int = 400
     heartbeat_ttl_ms: int = 1200
     gateway_ttl_ms: int = 10_000
+
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """How often a process beats and looks whether others do: three times in the shortest lease it may have."""
+        return min(_LONGEST_INTERVAL_MS, self.heartbeat_ttl_ms // 3, self.gateway_ttl_ms // 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ The rule, for the members of one batch that are unsettled:
   whose run is shorter than the time between two kills: in a storm new executors come all the time, so the run that
   could condemn is the first thing one of them does; where none comes there is no storm. Executors lost within
   `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not count
-  (unless the second came only after the first was lost, and got what that one had).
+  (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor that
+  is heard of again, as far as that is in time (`blame`).
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 

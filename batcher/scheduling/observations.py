@@ -114,6 +114,13 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorReturned:
+    """An executor is heard of that may have been taken for lost: it lives, what it had others have."""
+
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFinished:
     """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6)."""
 
@@ -197,13 +204,15 @@ class BatchLost:
     """A predecessor's process ended with its executor while that had a batch; `requests` of it wait here, unsettled.
 
     `members` is how many it had. `suspects` is what the batch was (`DispatchBatch`); an ordinary one had been aboard
-    once before. `losses_apart` of the requests are known.
+    once before. `losses_apart` of the requests are known. `stalled`: the process is this one and had lost its lease,
+    so that nothing ended it.
     """
 
     executor: str
     requests: Sequence[RequestQueued]
     members: int
     suspects: str
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +277,7 @@ Observation = (
     | VersionServed
     | VersionWithdrawn
     | ExecutorLost
+    | ExecutorReturned
     | BatchFinished
     | BatchReturned
     | BatchDied

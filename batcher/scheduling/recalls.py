@@ -5,6 +5,7 @@ The rule is `isolation`'s; what moves where is here.
 
 from __future__ import annotations
 
+from .blame import Blame
 from .decisions import Decision
 from .isolation import (
     CULPRIT_OF_LOSSES,
@@ -27,10 +28,11 @@ DISPATCHED = RequestState.DISPATCHED
 class Recalls:
     """Takes batches of one model back from executors."""
 
-    __slots__ = ("_counted", "_lately", "_since", "_state")
+    __slots__ = ("_blame", "_counted", "_lately", "_since", "_state")
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
+        self._blame = Blame()
         self._since: dict[str, int] = {}
         """When each executor was first seen to serve the model."""
         self._lately: list[tuple[int, list[QueuedRequest]]] = []
@@ -49,7 +51,7 @@ class Recalls:
             state.touch(number)
         since_ns = self._since.pop(event.executor, now_ns)
         if not event.drained:
-            self._note_loss(since_ns, now_ns)
+            self._note_loss(event.executor, since_ns, now_ns)
         for batch_id in [batch_id for batch_id, batch in state.batches.items() if batch.executor == event.executor]:
             if event.drained:
                 self.take_back(batch_id, "its executor was stopped", now_ns, decisions)
@@ -59,7 +61,11 @@ class Recalls:
         if state.kept.give_up(event.executor):
             state.refresh()
 
-    def _note_loss(self, since_ns: int, now_ns: int) -> None:
+    def returned(self, executor: str) -> None:
+        """An executor is heard of, perhaps again."""
+        self._blame.returned(executor)
+
+    def _note_loss(self, executor: str, since_ns: int, now_ns: int) -> None:
         """Losses of several executors at once are nobody's doing: they do not count for those who were aboard.
 
         At once means within `TOGETHER_NS`, and that this executor was there when the other was lost: one that came
@@ -74,6 +80,7 @@ class Recalls:
         mine: list[QueuedRequest] = []
         self._counted = None if together else mine
         self._lately.append((now_ns, mine))
+        self._blame.lost(executor, mine)
 
     def take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> None:
         """Nobody is to blame: the requests of a batch return to the front of their levels."""
@@ -136,12 +143,17 @@ class Recalls:
     def lose_unseen(self, event: BatchLost, now_ns: int, decisions: list[Decision]) -> None:
         """What `lose` does, for a batch that went with its owner."""
         left = [r for r in event.requests if self._state.ledger.known.get(r.id) is r and r.state in (QUEUED, DELAYED)]
+        if event.stalled and not event.suspects:
+            return
         left.sort(key=lambda request: request.order)
         for request in left:
             self._state.remove(request, DISPATCHED)
         if not left:
             return
         version = left[0].version
+        if event.stalled:
+            self._isolate(version, left).add(left, apart=event.suspects == "apart")
+            return
         if event.members == 1:
             self._lose_alone(left, version, event.executor, now_ns, decisions, apart=event.suspects == "apart")
         else:

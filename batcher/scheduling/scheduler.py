@@ -43,6 +43,7 @@ from .observations import (
     BatchRunning,
     CallRefused,
     ExecutorLost,
+    ExecutorReturned,
     Observation,
     PolicyChanged,
     QueuedRequest,
@@ -220,6 +221,8 @@ class ModelScheduler:
                 self._state.touch(event.version)
             case ExecutorLost():
                 self._recalls.lose(event, now_ns, decisions)
+            case ExecutorReturned():
+                self._recalls.returned(event.executor)
             case BatchRunning():
                 self._adopt(event, now_ns)
             case PolicyChanged():

@@ -214,6 +214,8 @@ class SequenceBatches(SequenceSlots):
     def _lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
         for version in self._versions.values():
             self._displace(version, version.instances.withdraw(event.executor), now_ns, decisions)
+        counted: list[QueuedRequest] = []
+        self._blame.lost(event.executor, counted)
         for batch_id in [i for i, batch in self._batches.items() if batch.executor == event.executor]:
             why = "its executor was stopped" if event.drained else "its executor was lost"
             batch = self._take_back(batch_id, why, now_ns, decisions)
@@ -223,7 +225,9 @@ class SequenceBatches(SequenceSlots):
                 if request.state is not QUEUED:
                     continue
                 self._alone.add(request.id)
-                request.losses_apart += len(batch.requests) == 1
+                if len(batch.requests) == 1:
+                    request.losses_apart += 1
+                    counted.append(request)
                 if request.losses_apart >= MAX_LOSSES_ALONE:
                     self._condemn(request, CULPRIT_OF_LOSSES, "", event.executor, now_ns, decisions)
 

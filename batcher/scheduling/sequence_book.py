@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from charonia.errors import ErrorCode
 from charonia.wire import SequenceMark
 
+from .blame import Blame
 from .decisions import Decision, ForgetSequences, RejectReason, RejectRequest
 from .due_times import NEVER_NS, DueTimes
 from .ledger import cut_short
@@ -86,6 +87,7 @@ class SequenceBook:
         self._versions: dict[int, VersionSequences] = {}
         self._batches: dict[str, GivenBatch] = {}
         self._alone: set[bytes] = set()
+        self._blame = Blame()
         self._due = DueTimes()
         self._idle: dict[LiveSequence, int] = {}
         """When each sequence that rests has rested too long; one idle time holds for all, so the first is due first."""

@@ -28,6 +28,7 @@ from .observations import (
     BatchReturned,
     BatchRunning,
     ExecutorLost,
+    ExecutorReturned,
     Observation,
     PolicyChanged,
     QueuedRequest,
@@ -124,6 +125,8 @@ class SequenceScheduler(SequenceBatches):
                     self._displace(version, version.instances.withdraw(event.executor), now_ns, decisions)
             case ExecutorLost():
                 self._lose(event, now_ns, decisions)
+            case ExecutorReturned():
+                self._blame.returned(event.executor)
             case SequenceFound():
                 self._found(event, now_ns)
             case BatchRunning():

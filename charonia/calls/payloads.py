@@ -23,7 +23,7 @@ from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
 from .lent_blobs import LentBlobs, sweep_lent
 
 _SWEEP_S = 60.0
-_BLOBS_SWEEP_S = 10.0
+_BLOBS_SWEEP_S = 5.0
 _SWEPT_AFTER_S = 120.0
 """Longer than any lease: a process that has just made its directory has not joined yet."""
 _BLOB_TTL_S = 86_400

@@ -274,8 +274,8 @@ class ColocatedLog:
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
         return await self._shared.alive(role, incarnations)
 
-    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
-        return await self._shared.lease_ms(role, incarnations)
+    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        return await self._shared.last_beat_ms(role, incarnations)
 
     # -- projections and payloads -------------------------------------------------------------------------------------
 

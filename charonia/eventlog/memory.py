@@ -36,7 +36,7 @@ class MemoryLog(MemoryStreams):
         super().__init__()
         self._work: dict[str, ModelWork] = {}
         self._epoch = secrets.token_hex(16)
-        self._leases: dict[bytes, int] = {}
+        self._leases: dict[bytes, tuple[int, int]] = {}
         self._statistics: dict[bytes, dict[str, int]] = {}
         self._blobs: dict[bytes, tuple[bytes, int]] = {}
         self._times: dict[bytes, dict[bytes, int]] = {}
@@ -347,19 +347,20 @@ class MemoryLog(MemoryStreams):
             work.owner = ""
 
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        self._leases[keys.alive(role, incarnation)] = monotonic_ns() + ttl_ms * 1_000_000
+        now = monotonic_ns()
+        self._leases[keys.alive(role, incarnation)] = now, now + ttl_ms * 1_000_000
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         self._leases.pop(keys.alive(role, incarnation), None)
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
         now = monotonic_ns()
-        return [self._leases.get(keys.alive(role, incarnation), 0) > now for incarnation in incarnations]
+        return [self._leases.get(keys.alive(role, incarnation), (0, 0))[1] > now for incarnation in incarnations]
 
-    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
         now = monotonic_ns()
-        ends = [self._leases.get(keys.alive(role, incarnation), 0) for incarnation in incarnations]
-        return [(end - now) // 1_000_000 if end > now else -1 for end in ends]
+        leases = [self._leases.get(keys.alive(role, incarnation), (0, 0)) for incarnation in incarnations]
+        return [(now - began) // 1_000_000 if end > now else -1 for began, end in leases]
 
     # -- projections and payloads -------------------------------------------------------------------------------------
 

@@ -333,8 +333,8 @@ class EventLog(Protocol):
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]: ...
 
-    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
-        """How long each one's heartbeat lease still lasts; -1 for none."""
+    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        """How long ago each one's last heartbeat was; -1 for one whose lease has ended."""
 
     # -- notes and times ----------------------------------------------------------------------------------------------
 

@@ -11,9 +11,6 @@ from charonia.wire import FIELD_HEADER
 
 from .folding import folded_control
 
-LEASE_MS = 1200
-"""How long an executor's heartbeat holds (`charonia.settings.LogSettings`)."""
-
 _PAGE = 500
 
 
@@ -21,12 +18,12 @@ async def list_executors(log: EventLog) -> dict[str, Any]:
     """One row an executor, oldest first."""
     catalog = await folded_control(log)
     views = list(catalog.executors.values())
-    leases = await log.lease_ms("executor", [view.joined.incarnation for view in views])
-    rows = [await _row(log, view, left) for view, left in zip(views, leases, strict=True)]
+    beats = await log.last_beat_ms("executor", [view.joined.incarnation for view in views])
+    rows = [await _row(log, view, age_ms) for view, age_ms in zip(views, beats, strict=True)]
     return {"executors": rows}
 
 
-async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, Any]:
+async def _row(log: EventLog, view: ExecutorView, beat_ms: int) -> dict[str, Any]:
     described = view.described
     labels = dict(described.labels) if described is not None else {}
     ready = [entry for _, _, entry in view.versions if entry.state == READY]
@@ -36,7 +33,7 @@ async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, An
     joined = view.joined
     return {
         "executor": joined.incarnation,
-        "state": _state(view, lease_ms),
+        "state": _state(view, beat_ms),
         "pool": joined.pool,
         "host": joined.host,
         "pid": joined.pid,
@@ -51,12 +48,12 @@ async def _row(log: EventLog, view: ExecutorView, lease_ms: int) -> dict[str, An
         "budget_bytes": budget_bytes or None,
         "most_models": (described.most_models or None) if described is not None else None,
         "excluded": dict(view.excluded),
-        "heartbeat_age_s": max(0, LEASE_MS - lease_ms) / 1000 if lease_ms >= 0 else None,
+        "heartbeat_age_s": beat_ms / 1000 if beat_ms >= 0 else None,
     }
 
 
-def _state(view: ExecutorView, lease_ms: int) -> str:
-    if view.lost or lease_ms < 0:
+def _state(view: ExecutorView, beat_ms: int) -> str:
+    if view.lost or beat_ms < 0:
         return "lost"
     if view.draining:
         return "draining"

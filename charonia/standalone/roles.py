@@ -158,7 +158,13 @@ def _report(descriptor: int, message: object) -> None:
 
 
 def log_settings(values: Values) -> LogSettings:
-    return LogSettings(url=values["log_url"], private=values["private_log"])
+    """How a part reaches the log and how it lives there; a gateway has a lease of its own length."""
+    return LogSettings(
+        url=values["log_url"],
+        private=values["private_log"],
+        heartbeat_ttl_ms=round(values.get("heartbeat_ttl_secs", 1.2) * 1000),
+        gateway_ttl_ms=round(values.get("gateway_heartbeat_ttl_secs", 10.0) * 1000),
+    )
 
 
 # -- gateway -----------------------------------------------------------------------------------------------------------

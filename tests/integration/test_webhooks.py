@@ -32,7 +32,7 @@ from gateway.webhooks.deliveries import Delivery, delivery_of
 from gateway.webhooks.retries import DeliveryState
 
 FIRST_RETRY_S = 0.05
-HEARTBEATS = LogSettings(heartbeat_interval_ms=50, heartbeat_ttl_ms=300)
+HEARTBEATS = LogSettings(heartbeat_ttl_ms=300)
 
 
 @pytest.fixture

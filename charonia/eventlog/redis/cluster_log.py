@@ -273,9 +273,9 @@ class ClusterLog:
 
         return list(await asyncio.gather(*map(one, incarnations)))
 
-    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
         async def one(incarnation: str) -> int:
-            return (await self._at(keys.alive(role, incarnation), lambda log: log.lease_ms(role, [incarnation])))[0]
+            return (await self._at(keys.alive(role, incarnation), lambda log: log.last_beat_ms(role, [incarnation])))[0]
 
         return list(await asyncio.gather(*map(one, incarnations)))
 

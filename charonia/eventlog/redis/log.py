@@ -188,11 +188,11 @@ class RedisLog(Work, Jobs):
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
         key = keys.alive(role, incarnation)
         try:
-            await self._connection.execute("SET", key, "1", "PX", ttl_ms)
+            await self._connection.execute("SET", key, ttl_ms, "PX", ttl_ms)
         except Refused as error:
             if not error.out_of_memory:
                 raise
-            await self._commands.write("SET", key, "1", "PX", ttl_ms)
+            await self._commands.write("SET", key, ttl_ms, "PX", ttl_ms)
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         await self._connection.execute("DEL", keys.alive(role, incarnation))
@@ -201,9 +201,12 @@ class RedisLog(Work, Jobs):
         found = await self._commands.each([("EXISTS", keys.alive(role, incarnation)) for incarnation in incarnations])
         return [bool(count) for count in found]
 
-    async def lease_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
-        left = await self._commands.each([("PTTL", keys.alive(role, incarnation)) for incarnation in incarnations])
-        return [max(-1, int(found)) for found in left]
+    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
+        names = [keys.alive(role, incarnation) for incarnation in incarnations]
+        found = await self._commands.each([one for name in names for one in (("GET", name), ("PTTL", name))])
+        # the lease was as long as the key says
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [-1 if ttl_ms is None or left_ms < 0 else max(0, int(ttl_ms) - left_ms) for ttl_ms, left_ms in pairs]
 
     # -- notes and times ----------------------------------------------------------------------------------------------
 

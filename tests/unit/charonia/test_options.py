@@ -51,6 +51,8 @@ def test_precedence() -> None:
         (["--http-port=99999"], {}, {}, "--http-port must be between 0 and 65535, got '99999'"),
         (["--exit-timeout-secs=-1"], {}, {}, "--exit-timeout-secs must be at least 0, got '-1'"),
         (["--repository-poll-secs=nan"], {}, {}, "--repository-poll-secs must be at least 0, got 'nan'"),
+        (["--heartbeat-ttl-secs=0.9"], {}, {}, "--heartbeat-ttl-secs must be between 1 and 60, got '0.9'"),
+        ([], {"CHARONIA_GATEWAY_HEARTBEAT_TTL_SECS": "0"}, {}, "must be between 1 and 60, got '0'"),
         (["--allow-http=maybe"], {}, {}, "--allow-http must be true or false, got 'maybe'"),
         (["--vertex-ai-port=1"], {}, {}, "option '--vertex-ai-port' is known but not supported"),
         ([], {"CHARONIA_HTTP_PORT": "x"}, {}, "CHARONIA_HTTP_PORT must be a number, got 'x'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from batcher.scheduling.blame import MAX_STALLS
 from batcher.scheduling.decisions import (
     CondemnRequest,
     Decision,
@@ -15,9 +16,11 @@ from batcher.scheduling.decisions import (
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
+    BatchLost,
     BatchReturned,
     BatchRunning,
     ExecutorLost,
+    ExecutorReturned,
     Observation,
     PolicyChanged,
     QueueHeld,
@@ -615,6 +618,43 @@ def test_executors_lost_together_condemn_nobody() -> None:
         assert model.see(ExecutorLost(other), *arrived) == [f"{fresh[0]}: 1"]
     assert model.lose("h") == ["i: 1"]  # apart now, and the first time that it counts
     assert model.lose("i")[0].startswith("1 condemned on i")
+
+
+def test_executors_that_are_heard_of_again_condemn_nobody() -> None:
+    model = Model(DynamicBatching(), slots=1, max_batch_size=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.lose("a", VersionServed("b", 1, "h1", 1)) == ["b: 1"]
+    assert model.lose("b", VersionServed("c", 1, "h1", 1)) == ["c: 1"]  # apart from now on
+    for _ in range(MAX_STALLS):
+        # the same one again and again, whose machine has too much to do
+        assert model.lose("c") == []
+        assert model.see(VersionServed("c", 1, "h1", 1), ExecutorReturned("c")) == ["c: 1"]
+    assert model.see(ExecutorReturned("never lost"), ExecutorReturned("c")) == []
+    # it stops its executor each time it runs: that must end, too
+    assert model.lose("c") == []
+    assert model.see(VersionServed("c", 1, "h1", 1), ExecutorReturned("c")) == ["c: 1"]
+    assert model.lose("c")[0].startswith("1 condemned on c")
+
+
+def test_only_the_executor_that_came_back_is_forgiven() -> None:
+    model = Model(DynamicBatching(), slots=1, max_batch_size=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.lose("a", VersionServed("b", 1, "h1", 1)) == ["b: 1"]
+    assert model.lose("b", VersionServed("c", 1, "h1", 1)) == ["c: 1"]
+    assert model.lose("c", VersionServed("d", 1, "h1", 1)) == ["d: 1"]
+    assert model.see(ExecutorReturned("a"), ExecutorReturned("b")) == []
+    assert model.lose("d")[0].startswith("1 condemned on d")
+
+
+def test_a_suspect_that_this_process_had_before_a_stall_runs_apart_again() -> None:
+    model = Model(DynamicBatching(), slots=0, max_batch_size=4)
+    requests = [model.request(number) for number in (1, 2, 3)]
+    requests[0].losses_apart = 1
+    model.see(*requests)
+    model.see(BatchLost("a", requests[:1], 1, "apart", stalled=True), BatchLost("a", requests[1:], 2, "", stalled=True))
+    assert model.see(VersionServed("a", 1, "h1", 4)) == ["a: 1"]
+    assert requests[0].losses_apart == 1
+    assert model.finish(1) == ["a: 2 3"]
 
 
 def test_a_suspect_that_is_cancelled_keeps_no_executor() -> None:

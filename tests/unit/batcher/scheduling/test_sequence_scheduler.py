@@ -19,6 +19,7 @@ from batcher.scheduling.observations import (
     BatchReturned,
     BatchRunning,
     ExecutorLost,
+    ExecutorReturned,
     Observation,
     PolicyChanged,
     QueueHeld,
@@ -282,6 +283,15 @@ def test_who_ends_one_executor_after_the_other_is_the_culprit() -> None:
         ended = bench.see(ExecutorLost(one.executor))
     assert [type(one) for one in ended] == [CondemnRequest, ForgetSequences]
     assert bench.scheduler.live_sequences() == 0
+
+
+def test_executors_that_are_heard_of_again_end_no_sequence() -> None:
+    bench = Bench(serve=False)
+    bench.send("a", "s")
+    for _ in range(8):
+        one = batch(bench.see(VersionServed("e", 1, "h", 1)))
+        assert bench.see(ExecutorLost(one.executor)) == []
+        assert bench.see(ExecutorReturned(one.executor)) == []
 
 
 def test_a_batch_that_comes_back_runs_again_as_it_was() -> None:
