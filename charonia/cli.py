@@ -107,7 +107,7 @@ def _operate(words: list[str]) -> int:
     from .operations.command_line import run
 
     def default_state_dir() -> str:
-        from .standalone.supervisor import default_state_dir
+        from .standalone.state_directory import default_state_dir
 
         return default_state_dir()
 

@@ -17,6 +17,11 @@ from typing import Any
 from charonia.options import OPTIONS
 
 _PR_SET_PDEATHSIG = 1
+_FIRST_BACKOFF_S = 0.05
+_MOST_BACKOFF_S = 5.0
+STABLE_S = 30.0
+"""What ends later than this after its start has not failed to start."""
+
 _OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS)
 
 
@@ -27,6 +32,11 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait before what has ended so many times in a row is started again."""
+    return min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
 
 
 class Child:

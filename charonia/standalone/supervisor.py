@@ -7,45 +7,31 @@ part that dies is started again, with back-off; one that cannot start at all end
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
-import fcntl
-import hashlib
-import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from charonia.errors import InvalidArgument, StartupError
-from charonia.eventlog.durability import FSYNC, Level, parse_level
-from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
+from charonia.errors import StartupError
+from charonia.eventlog.embedded import short_directory
 from charonia.host_metrics import HostMetrics
 from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.telemetry import MetricsEndpoint
 
-from .children import Child, descendants, watch
+from .children import STABLE_S, Child, backoff_s, descendants
 from .metrics import MetricsUnion
 from .metrics_options import metrics_settings
+from .private_log import PrivateLog
+from .state_directory import ENDPOINTS, PROCESSES, StateDirectory
 
 _log = logging.getLogger(__name__)
-_FIRST_BACKOFF_S = 0.05
-_MOST_BACKOFF_S = 5.0
-_STABLE_S = 30.0
 _SECOND_THOUGHT_S = 1.0
 _STARTS = 3
 _GRACE_S = 5.0
 _CENSUS_S = 1.0
-
-
-def default_state_dir() -> str:
-    """`$XDG_STATE_HOME/charonia`, or `~/.local/state/charonia`."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return str(Path(base) / "charonia")
 
 
 def serve(values: Values) -> int:
@@ -58,11 +44,11 @@ class Supervisor:
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._state_dir = Path(values["state_dir"] or default_state_dir()).expanduser().absolute()
-        self._runtime_dir = self._state_dir
+        self._state = StateDirectory(values["state_dir"])
+        self._runtime_dir = self._state.path
         self._shm_dir = ""
         self._children: list[Child] = []
-        self._server: PrivateServer | None = None
+        self._private_log: PrivateLog | None = None
         self._log_url = values["log_url"]
         self._stopping = False
         self._signalled_at_s = 0.0
@@ -70,8 +56,6 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._started = asyncio.Event()
         self._ready = False
-        self._log_failures = 0
-        self._log_started_at_s = 0.0
         self._failed = ""
         self._endpoints: dict[str, str] = {}
         self._metrics: MetricsEndpoint | None = None
@@ -80,10 +64,10 @@ class Supervisor:
 
     async def run(self) -> int:
         _check_repositories(self._values["model_repository"])
-        lock = self._lock_state_dir()
+        lock = self._state.lock()
         self._listen_to_signals()
-        self._shm_dir = self._values["shm_dir"] or _memory_directory(self._state_dir)
-        self._runtime_dir = short_directory(self._state_dir)  # one that was killed is cleared away by its successor
+        self._shm_dir = self._values["shm_dir"] or self._state.memory_directory()
+        self._runtime_dir = short_directory(self._state.path)  # one that was killed is cleared away by its successor
         try:
             await self._start_log()
             self._start_children()
@@ -123,46 +107,24 @@ class Supervisor:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def _lock_state_dir(self) -> Any:
-        try:
-            self._state_dir.mkdir(parents=True, exist_ok=True)
-            lock = (self._state_dir / "lock").open("w")
-        except OSError as error:
-            raise StartupError(f"state directory '{self._state_dir}' cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise StartupError(
-                f"state directory '{self._state_dir}' is used by another charonia serve; give this one its own with "
-                "--state-dir"
-            ) from None
-        return lock
-
     async def _start_log(self) -> None:
         if self._log_url:
             return
-        binary = find_server(self._values["log_server"] or None)
-        level = _durability(self._values["durability"])
-        if level.replicas:
-            raise StartupError(f"--durability={level.text} needs replicas, which serve's private log has none of")
-        self._server = PrivateServer(self._state_dir, binary, flush_before_replies=level == FSYNC)
-        self._server.start()
-        self._log_url = self._server.url
-        self._watch_log(self._server)
-        # no process of a former run lives: what they said of themselves would only mislead, and grow from run to run
-        await asyncio.to_thread(self._server.wait_ready)
-        await asyncio.to_thread(self._server.begin_run)
-
-    def _watch_log(self, server: PrivateServer) -> None:
-        loop = asyncio.get_running_loop()
-        self._log_started_at_s = loop.time()
-        watch(loop, server.process, self._log_ended)
+        self._private_log = PrivateLog(
+            self._state.path,
+            self._values["log_server"],
+            self._values["durability"],
+            has_served=lambda: any(child.was_ready for child in self._children),
+            failed=self._fail,
+            changed=self._take_census_once,
+        )
+        await self._private_log.start()
+        self._log_url = self._private_log.url
 
     def _part_values(self) -> Values:
         """What the parts are told."""
-        values = {**self._values, "log_url": self._log_url, "private_log": self._server is not None, "config": ""}
-        values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state_dir)
+        values = {**self._values, "log_url": self._log_url, "private_log": self._private_log is not None, "config": ""}
+        values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state.path)
         return values
 
     def _start_children(self) -> None:
@@ -205,14 +167,7 @@ class Supervisor:
 
             Keyring(configured)
             return str(Path(configured).absolute())
-        made = self._state_dir / "webhook-secret"
-        if not made.exists():
-            temporary = made.with_suffix(".tmp")
-            temporary.unlink(missing_ok=True)
-            with open(temporary, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as file:
-                file.write(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
-            temporary.replace(made)
-        return str(made)
+        return self._state.make_webhook_secret()
 
     def _start_webhooks(self) -> None:
         """Last: whether anybody can be told of results must not hold up who makes them."""
@@ -254,14 +209,14 @@ class Supervisor:
 
     def _write_endpoints(self) -> None:
         where = {name: reachable(address) for name, address in self._endpoints.items()}
-        _write_json(self._state_dir / "endpoints.json", {**where, "log": self._log_url})
+        self._state.write(ENDPOINTS, {**where, "log": self._log_url})
 
     def _announce(self) -> None:
         for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
-            print(f"webhooks are signed with {self._state_dir / 'webhook-secret'}", flush=True)  # noqa: T201
+            print(f"webhooks are signed with {self._state.webhook_secret}", flush=True)  # noqa: T201
         state = "ready" if self._ready else "up, not every model is ready"
         print(f"{state}: Ctrl-C stops the server", flush=True)  # noqa: T201
 
@@ -281,14 +236,13 @@ class Supervisor:
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
         loop = asyncio.get_running_loop()
-        child.failures = 1 if loop.time() - child.started_at_s > _STABLE_S else child.failures + 1
+        child.failures = 1 if loop.time() - child.started_at_s > STABLE_S else child.failures + 1
         if self._cannot_start(child, status):
-            self._failed = f"{child.role} ended with status {status} while starting"
-            if child.reason or status < 0:  # else its command line was wrong and it has said so
-                print(f"charonia: {child.reason or self._failed}", file=sys.stderr, flush=True)  # noqa: T201
-            self._stop_wanted.set()
+            failure = f"{child.role} ended with status {status} while starting"
+            # one whose command line was wrong has said so itself
+            self._fail(failure, child.reason or (failure if status < 0 else ""))
             return
-        wait_s = _backoff_s(child.failures)
+        wait_s = backoff_s(child.failures)
         why = f", {child.reason}" if child.reason else ""
         _log.error(
             "%s (pid %d) ended with status %d%s; starting it again in %.2f s",
@@ -299,6 +253,13 @@ class Supervisor:
             wait_s,
         )
         loop.call_later(wait_s, self._restart, child)
+
+    def _fail(self, failure: str, sentence: str | None = None) -> None:
+        """End the server, which cannot serve, with a sentence; None: the failure is the sentence."""
+        self._failed = failure
+        if said := failure if sentence is None else sentence:
+            print(f"charonia: {said}", file=sys.stderr, flush=True)  # noqa: T201
+        self._stop_wanted.set()
 
     def _cannot_start(self, child: Child, status: int) -> bool:
         """One that says itself that it cannot start ends the start; one that was killed is worth another try.
@@ -317,35 +278,6 @@ class Supervisor:
             child.start()
             self._take_census_once()
 
-    def _log_ended(self, status: int) -> None:
-        if self._stopping or self._server is None:
-            return
-        if not any(child.was_ready for child in self._children):  # it has never served anybody
-            self._failed = f"the private log server ended with status {status}; see {self._state_dir}"
-            print(f"charonia: {self._failed}", file=sys.stderr, flush=True)  # noqa: T201
-            self._stop_wanted.set()
-            return
-        stable = asyncio.get_running_loop().time() - self._log_started_at_s > _STABLE_S
-        self._log_failures = 0 if stable else self._log_failures
-        _log.error("the private log server ended with status %d; starting it again", status)
-        self._take_census_once()
-        self._spawn(self._restart_log(self._server))
-
-    async def _restart_log(self, server: PrivateServer) -> None:
-        """At once the first time; a server that cannot start, or ends again and again, is tried less and less often."""
-        while True:
-            if self._log_failures:
-                await asyncio.sleep(_backoff_s(self._log_failures))
-            self._log_failures += 1
-            try:
-                server.start(lock_patience_s=0)
-            except StartupError as error:
-                _log.error("the private log server is not back yet: %s", error)
-                continue
-            self._watch_log(server)
-            self._take_census_once()
-            return
-
     async def _take_census(self) -> None:
         while True:
             await asyncio.sleep(_CENSUS_S)
@@ -354,21 +286,23 @@ class Supervisor:
     def _take_census_once(self) -> None:
         """`processes.json`: role and pid of every process of the server, model instances included."""
         census: list[dict[str, Any]] = [{"role": "serve", "pid": os.getpid()}]
-        if self._server is not None and self._server.process.returncode is None:
-            census.append({"role": "redis", "pid": self._server.process.pid})
+        if self._private_log is not None and self._private_log.pid:
+            census.append({"role": "redis", "pid": self._private_log.pid})
         for child in self._children:
             if child.pid and not child.exited.is_set():
                 census.append({"role": child.role, "pid": child.pid})
                 census += [{"role": name, "pid": pid, "parent": child.pid} for pid, name in descendants(child.pid)]
         if census != self._census:
             self._census = census
-            _write_json(self._state_dir / "processes.json", census)
+            self._state.write(PROCESSES, census)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     async def _stop(self) -> bool:
         """Gateway first (it finishes what is open), then those who execute, then the log. True: all drained in time."""
         self._stopping = True
+        if self._private_log is not None:
+            self._private_log.leave()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._values["exit_timeout_secs"]
         hurry = asyncio.create_task(self._hurry.wait())
@@ -401,10 +335,9 @@ class Supervisor:
             if child.pid and not child.exited.is_set():
                 child.signal(signal.SIGKILL)
                 await child.exited.wait()
-        if self._server is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
-        for name in ("processes.json", "endpoints.json"):
-            (self._state_dir / name).unlink(missing_ok=True)
+        if self._private_log is not None:
+            await self._private_log.stop()
+        self._state.clear()
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -415,35 +348,6 @@ class Supervisor:
 async def _all_exited(children: list[Child]) -> None:
     for child in children:
         await child.exited.wait()
-
-
-def _memory_directory(state_dir: Path) -> str:
-    """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.
-
-    Named by the state directory, so that what a killed server left is cleared away by its successor.
-    """
-    root = Path("/dev/shm")
-    if not root.is_dir():
-        return ""
-    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
-    path = root / f"charonia-{os.getuid()}-{digest}"
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        path.mkdir(mode=0o700)
-    except OSError:  # somebody else's, or no space: large tensors travel in the log
-        return ""
-    return str(path)
-
-
-def _backoff_s(failures: int) -> float:
-    return min(_MOST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
-
-
-def _durability(text: str) -> Level:
-    try:
-        return parse_level(text)
-    except InvalidArgument as error:
-        raise StartupError(f"--{error.message}") from None
 
 
 def _check_repositories(paths: tuple[str, ...]) -> None:
@@ -458,10 +362,3 @@ def reachable(where: str) -> str:
     """An address a client on this machine can dial."""
     host, _, port = where.rpartition(":")
     return f"{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"
-
-
-def _write_json(path: Path, content: object) -> None:
-    temporary = path.with_suffix(".tmp")
-    with contextlib.suppress(OSError):
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(path)

@@ -1,0 +1,99 @@
+"""The directory `charonia serve` keeps its state in: one server at a time, and what it leaves there for others to read.
+
+What the private log keeps in it is `charonia.eventlog.embedded`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import IO
+
+from charonia.errors import StartupError
+
+ENDPOINTS = "endpoints.json"
+PROCESSES = "processes.json"
+
+
+def default_state_dir() -> str:
+    """`$XDG_STATE_HOME/charonia`, or `~/.local/state/charonia`."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(base) / "charonia")
+
+
+class StateDirectory:
+    """One state directory; `lock` it before anything else."""
+
+    def __init__(self, configured: str) -> None:
+        """`configured` may be empty: then it is the user's."""
+        self.path = Path(configured or default_state_dir()).expanduser().absolute()
+
+    def lock(self) -> IO[str]:
+        """Make the directory and keep others out of it until the file is closed. Raises `StartupError`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise StartupError(f"state directory '{self.path}' cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise StartupError(
+                f"state directory '{self.path}' is used by another charonia serve; give this one its own with "
+                "--state-dir"
+            ) from None
+        return lock
+
+    def memory_directory(self) -> str:
+        """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.
+
+        Named by the state directory, so that what a killed server left is cleared away by its successor.
+        """
+        root = Path("/dev/shm")
+        if not root.is_dir():
+            return ""
+        digest = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
+        path = root / f"charonia-{os.getuid()}-{digest}"
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            path.mkdir(mode=0o700)
+        except OSError:  # somebody else's, or no space: large tensors travel in the log
+            return ""
+        return str(path)
+
+    @property
+    def webhook_secret(self) -> Path:
+        """The file of the secret that webhooks are signed with when none is configured."""
+        return self.path / "webhook-secret"
+
+    def make_webhook_secret(self) -> str:
+        """Make that file, once; its path."""
+        made = self.webhook_secret
+        if not made.exists():
+            temporary = made.with_suffix(".tmp")
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as file:
+                file.write(f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
+            temporary.replace(made)
+        return str(made)
+
+    def write(self, name: str, content: object) -> None:
+        """Put `ENDPOINTS` or `PROCESSES` there, whole or not at all."""
+        path = self.path / name
+        temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
+            temporary.replace(path)
+
+    def clear(self) -> None:
+        """Nothing runs any more."""
+        for name in (PROCESSES, ENDPOINTS):
+            (self.path / name).unlink(missing_ok=True)
