@@ -16,11 +16,13 @@ from e2e_server import Server, serving
 from charonia import keys
 
 SOURCE = """
-import time
+import os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
+        while not os.path.exists("{go}"):
+            time.sleep(0.01)
         time.sleep(0.3)
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy() * 2)])
@@ -54,12 +56,17 @@ def submit(server: Server, value: int) -> str:
 def test_healthy_work_survives_executors_killed_again_and_again(
     role: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    python(tmp_path / "models", "slow", SOURCE, CONFIG)
+    go = tmp_path / "go"
+    python(tmp_path / "models", "slow", SOURCE.replace("{go}", str(go)), CONFIG)
     with serving(tmp_path / "models", tmp_path / "state", *flags) as server:
         jobs = [submit(server, value) for value in range(JOBS)]
 
         def states() -> list[str]:
-            return [json.loads(server.get(f"/v2/jobs/{job}")[1])["state"] for job in jobs]
+            page = json.loads(server.get(f"/v2/jobs?model=slow&limit={JOBS}")[1])
+            return [job["state"] for job in page["jobs"]]
+
+        assert len(jobs) == len(states()) == JOBS
+        go.touch()
 
         killed = 0
         while killed < KILLS and {"queued", "running"} & set(states()):
