@@ -25,14 +25,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .errors import InvalidRecord
-from .jobs import OUTCOME_CODES, JobState
+from .jobs import JobState
+from .journal import ID_BYTES, JournalFact, read_facts
 from .tensors import Buffer
-
-ID_BYTES = 16
-_MOST_ATTEMPTS = 10_000
-_KINDS = frozenset({"accepted", "batched", "started", "ended"})
-_STATE_OF_CODE = {code[0]: state for state, code in OUTCOME_CODES.items()}
-_NOT_JOURNALLED = ord("-")
 
 
 class Rule(StrEnum):
@@ -59,18 +54,6 @@ class Finding:
     request: str
     entry: str
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class JournalFact:
-    """One entry, read: what it says of requests that it is about. `outcomes` only with `ended`."""
-
-    kind: str
-    ids: tuple[bytes, ...]
-    attempts: tuple[int, ...] = ()
-    outcomes: tuple[JobState, ...] = ()
-    executor: str = ""
-    batch_id: str = ""
 
 
 @dataclass(slots=True)
@@ -180,19 +163,18 @@ class JournalAudit:
         entry = entry_id.decode(errors="replace")
         self.totals.entries += 1
         try:
-            fact = read_fact(fields)
+            facts = read_facts(fields)
         except InvalidRecord as error:
             return [self._finding(Rule.UNREADABLE, b"", entry, str(error))]
-        if fact is None:
-            self.totals.skipped += 1
-            return found
-        for at, request_id in enumerate(fact.ids):
-            if fact.kind == "accepted":
-                self._accepted(request_id, entry, found)
-            elif fact.kind == "ended":
-                self._ended(request_id, fact.outcomes[at], entry, found)
-            else:
-                self._given_out(fact.kind, request_id, fact.attempts[at], fact, entry, found)
+        self.totals.skipped += not facts
+        for fact in facts:
+            for at, request_id in enumerate(fact.ids):
+                if fact.kind == "accepted":
+                    self._accepted(request_id, entry, found)
+                elif fact.kind == "ended":
+                    self._ended(request_id, fact.outcomes[at], entry, found)
+                else:
+                    self._given_out(fact.kind, request_id, fact.attempts[at], fact, entry, found)
         return found
 
     def finding(self, rule: Rule, request_id: bytes, detail: str) -> Finding:
@@ -272,45 +254,3 @@ class JournalAudit:
     def _finding(self, rule: Rule, request_id: bytes, entry: str, detail: str) -> Finding:
         self.totals.findings[rule] += 1
         return Finding(rule, self.model, request_id.hex(), entry, detail)
-
-
-def read_fact(fields: Sequence[Buffer]) -> JournalFact | None:
-    """The fact of an entry, without what it says it did not win; None for a kind of a newer release.
-
-    Raises `InvalidRecord` for fields that are none.
-    """
-    values = {bytes(fields[at]): bytes(fields[at + 1]) for at in range(0, len(fields) - 1, 2)}
-    try:
-        kind = values[b"k"].decode()
-        if kind not in _KINDS:
-            return None
-        joined = values[b"i"]
-        count = len(joined) // ID_BYTES
-        if not count or len(joined) % ID_BYTES:
-            raise InvalidRecord(f"{len(joined)} bytes are no request ids")
-        attempts = _attempts(values.get(b"a", b""), count) if kind in ("batched", "started") else (0,) * count
-        outcomes = values[b"o"] if kind == "ended" else b"." * count
-        mask = values.get(b"w", b"1" * count)
-        if len(outcomes) != count or len(mask) != count:
-            raise InvalidRecord(f"{count} ids, {len(outcomes)} outcomes and a mask of {len(mask)}")
-        kept = [at for at in range(count) if mask[at] == 49 and outcomes[at] != _NOT_JOURNALLED]
-        states = tuple(_STATE_OF_CODE[outcomes[at]] for at in kept) if kind == "ended" else ()
-        return JournalFact(
-            kind,
-            tuple(joined[ID_BYTES * at : ID_BYTES * (at + 1)] for at in kept),
-            tuple(attempts[at] for at in kept),
-            states,
-            values.get(b"x", b"").decode(),
-            values.get(b"b", b"").decode(),
-        )
-    except (KeyError, ValueError) as error:
-        raise InvalidRecord(f"no journal fact: {error!r}") from None
-
-
-def _attempts(text: bytes, count: int) -> tuple[int, ...]:
-    numbers = tuple(int(part) for part in text.split(b","))
-    if len(numbers) == 1:
-        numbers *= count
-    if len(numbers) != count or not all(0 <= number <= _MOST_ATTEMPTS for number in numbers):
-        raise InvalidRecord(f"{count} ids and the attempts {text[:80]!r}")
-    return numbers

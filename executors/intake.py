@@ -14,7 +14,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
-from charonia.errors import InvalidRecord, LogUnavailable
+from charonia.errors import InvalidRecord
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
@@ -38,13 +38,13 @@ from charonia.wire import (
 
 from .accounting import Death, Executed
 from .announcing import insist
-from .execution import Batch
+from .beginnings import Beginnings
 from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
 from .responding import Responses, ResponseWriter
-from .settlement import batch_died, started
+from .settlement import batch_died
 from .settling import Outcome, Settler
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class Intake:
         self._metrics = metrics
         self._local = local
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
-        self._settler = Settler(log, executor, metrics, payloads)
+        self._beginnings = Beginnings(log, executor)
+        self._settler = Settler(log, executor, metrics, payloads, self._beginnings)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel)
         if metrics.measures:
             self._responses.on_first = self._responded
@@ -135,6 +136,7 @@ class Intake:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._beginnings.close()
         await self._responses.closed()
 
     async def say_last_words(self) -> None:
@@ -175,7 +177,7 @@ class Intake:
             flags |= record.flags
         job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
         if flags & FLAG_JOURNALLED:
-            job.begun = self._begun
+            self._beginnings.watch(job)
         if incarnation.pool.streams:
             job.responses = Responses(self._responses, partial(self._settle_part, incarnation))
         if entry_id:
@@ -233,19 +235,6 @@ class Intake:
         if job.header is not None and not keys.counts_its_requests(record.endpoint):
             taken_ns = max(0, wall_ns() - record.accepted_ns)
             self._metrics.responded(job.header.model, job.header.version, taken_ns)
-
-    def _begun(self, job: Job, batch: Batch) -> None:
-        indices = [index for index, _ in batch.planned if job.records[index].journalled]
-        if job.header is not None and indices:
-            entry = started(self._executor, job.header, job.records, indices)
-            self._spawn(self._try_append(keys.journal(job.header.model), entry))
-
-    async def _try_append(self, stream: bytes, fields: Fields) -> None:
-        try:
-            await self._log.append(stream, fields)
-        except LogUnavailable as error:
-            # later would be after the end, and it is only told for the reader's sake
-            _log.warning("the beginning of a batch is not in its journal: %s", error)
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
@@ -332,6 +321,7 @@ class Intake:
         taken = self._taken.get(job.header.batch_id)
         if taken is not None and taken[0] is job:
             del self._taken[job.header.batch_id]
+        self._beginnings.forget(job)
         return job.header
 
     async def _report(self, header: BatchHeader, fields: Fields, entry_id: bytes) -> None:

@@ -13,7 +13,7 @@ from charonia.sequences import SequenceStep
 from charonia.wire import BatchHeader, RequestRecord
 
 from .accounting import Executed
-from .execution import Batch
+from .execution import Batch, Planned
 from .sequence_batch import BatchSteps
 from .sequences import Remembered
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Job:
     """The batch and its callbacks, all called in the event loop.
 
-    `done` when it has been executed or its instance has died under it; `begun`, if any, when its execution begins.
+    `done` when it has been executed or its instance has died under it.
     `flags` are those of any of its records.
     `unwanted` holds the ids of requests that were settled by somebody else meanwhile; `batch` is set while it runs.
     """
@@ -36,7 +36,10 @@ class Job:
     header: BatchHeader | None = None
     entry_id: bytes = b""
     flags: int = 0
-    begun: Callable[[Job, Batch], None] | None = None
+    planned: Sequence[Planned] = ()
+    """What of it is executed, once its execution has begun. Set in the instance's thread."""
+    untold: bool = False
+    """Some of it is journalled, and the journal does not say yet that its execution has begun."""
     unwanted: frozenset[bytes] = frozenset()
     batch: Batch | None = None
     stream: StreamedBatch | None = None

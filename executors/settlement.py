@@ -22,6 +22,7 @@ from charonia.events import (
     pack_fact,
 )
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.journal import FIELD, pack_started
 from charonia.tensors import Buffer
 from charonia.wire import (
     FLAG_JOB,
@@ -201,19 +202,7 @@ def requests_rescheduled(
 def started(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
 ) -> list[bytes]:
-    """The journal entry that says that these requests begin to run (`charonia.keys.journal`)."""
+    """The journal entry that says that these requests begin to run (`charonia.journal`)."""
+    ids = [records[index].id for index in indices]
     attempts = [header.attempts[index] for index in indices]
-    if len(set(attempts)) == 1:
-        attempts = attempts[:1]
-    return [
-        b"k",
-        b"started",
-        b"i",
-        b"".join(records[index].id for index in indices),
-        b"a",
-        ",".join(map(str, attempts)).encode(),
-        b"x",
-        executor.encode(),
-        b"b",
-        header.batch_id.encode(),
-    ]
+    return [FIELD, pack_started(ids, attempts, executor, header.batch_id)]

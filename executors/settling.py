@@ -18,6 +18,7 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FL
 
 from .accounting import Executed, increments
 from .announcing import insist
+from .beginnings import Beginnings
 from .job import Job
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
@@ -48,8 +49,11 @@ _SPECIAL = FLAG_JOB | FLAG_JOURNALLED | FLAG_TIMED | FLAG_TRACED
 class Settler:
     """The settlements of one executor."""
 
-    def __init__(self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads) -> None:
+    def __init__(
+        self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, beginnings: Beginnings
+    ) -> None:
         self._log = log
+        self._beginnings = beginnings
         self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
@@ -77,6 +81,8 @@ class Settler:
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
         won: Won = {}
         via_owner = header.via_owner and job.stream is None
+        ran = None if via_owner else self._beginnings.told_with(job, ending.indices)
+        await self._beginnings.tell(job)
         if via_owner:
             if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
                 ending, together = Settlement(), None
@@ -101,7 +107,10 @@ class Settler:
         now = replies(records, answers, answered)
         if before:
             now = [*replies_of(before), *now]
-        won |= await self._write(job, executed, ending, now, together, facts, outcome)
+        won |= await self._write(job, executed, ending, now, together, facts, ran, outcome)
+        if ran is not None and True not in won.values():  # then there is no fact of their end
+            job.untold = True
+            await self._beginnings.tell(job)
         if job.steps is not None:
             self._settle_sequences(job, won, incarnation)
         if together is None or False in won.values():
@@ -189,6 +198,7 @@ class Settler:
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         facts: Sequence[Reply],
+        ran: tuple[str, str] | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
         """One settlement; again until the log has answered. Without requests the replies and facts alone.
@@ -218,6 +228,7 @@ class Settler:
                     facts,
                     ends=ending.ends or None,
                     outcomes=ending.outcomes,
+                    ran=ran,
                     sequences=job.written or None,
                 )
             except LogUnavailable:

@@ -142,8 +142,7 @@ class StreamWorker(Worker):
         streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
         job.stream = streamed
         job.responses.writer.open(streamed, job, job.responses.settle)
-        if job.begun is not None and batch.planned:
-            job.begun(job, batch)
+        job.planned = batch.planned
         task = asyncio.get_running_loop().create_task(self._carry(job, streamed), name=f"batch on {self.spec.name}")
         self._open[task] = job
         task.add_done_callback(self._open.pop)

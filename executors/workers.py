@@ -232,8 +232,7 @@ class ThreadWorker(Worker):
 
     def _run(self, job: Job) -> Executed:
         batch = self._batch(job)
-        if job.begun is not None and batch.planned:
-            self._loop.call_soon_threadsafe(job.begun, job, batch)
+        job.planned = batch.planned
         self.running = (job, monotonic_ns())
         failpoints.hit("executor.executing")
         try:
@@ -320,8 +319,7 @@ class TaskWorker(Worker):
     async def _run(self, job: Job) -> Executed:
         batch = job.batch = self._batch(job)
         self._job = job
-        if job.begun is not None and batch.planned:
-            job.begun(job, batch)
+        job.planned = batch.planned
         failpoints.hit("executor.executing")
         try:
             return await self._execute(batch)

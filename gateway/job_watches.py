@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InternalError, ResourceExhausted
+from charonia.errors import CharoniaError, InternalError, InvalidRecord, ResourceExhausted
 from charonia.eventlog.port import Entry, EventLog
 from charonia.jobs import JobRecord
+from charonia.journal import read_facts
 from charonia.tensors import Buffer
 
 from .delivery import ANYONE, Caller
@@ -28,7 +29,7 @@ _AFTER_WAKING_S = (0.02, 0.1, 0.5)
 """The first looks: what happened between the first of them and the follower's start woke nobody."""
 _SLOWLY_S = 1.0
 _POLL_S = 0.1
-_TELLING = frozenset((b"batched", b"ended"))
+_TELLING = frozenset(("batched", "ended"))
 
 
 class JobWatch:
@@ -202,12 +203,7 @@ class JobWatches:
 
 def _told(fields: list[Buffer]) -> list[bytes]:
     """The ids of an entry that tells of something a record shows; none for an entry of another form."""
-    kind = ids = b""
-    for at in range(0, len(fields) - 1, 2):
-        if fields[at] == b"k":
-            kind = bytes(fields[at + 1])
-        elif fields[at] == b"i":
-            ids = bytes(fields[at + 1])
-    if kind not in _TELLING:
+    try:
+        return [request_id for fact in read_facts(fields) if fact.kind in _TELLING for request_id in fact.ids]
+    except InvalidRecord:
         return []
-    return [ids[at : at + 16] for at in range(0, len(ids), 16)]

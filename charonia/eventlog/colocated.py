@@ -119,6 +119,7 @@ class ColocatedLog:
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         """What is local goes to the local log, in the same order: replies, the shared settlement, facts."""
@@ -127,7 +128,11 @@ class ColocatedLog:
         for reply in near:
             self._local.append_here(reply.stream, reply.fields)
         won = await self._shared.settle(
-            model, requests, statistics, far, far_facts, ends=ends, outcomes=outcomes, sequences=sequences
+            *(model, requests, statistics, far, far_facts),
+            ends=ends,
+            outcomes=outcomes,
+            ran=ran,
+            sequences=sequences,
         )
         for fact in near_facts:
             self._local.append_here(fact.stream, fact.fields)

@@ -16,6 +16,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
 from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
@@ -74,7 +75,7 @@ class MemoryLog(MemoryStreams):
         work.accept(requests, limits, tenant)
         self._queue(work, level, lane, fields)
         if journalled:
-            self._journal(model, "accepted", b"".join([request_id for request_id, _ in requests]))
+            self._journal(model, pack_accepted([request_id for request_id, _ in requests]))
 
     async def accept_job(
         self,
@@ -99,7 +100,7 @@ class MemoryLog(MemoryStreams):
         self._job_models[model] = None
         self._queue(work, level, lane, fields)
         if journalled:
-            self._journal(model, "accepted", job.id)
+            self._journal(model, pack_accepted([job.id]))
         return JobTicket(job.id, True, _DURABILITY)
 
     def _queue(self, work: ModelWork, level: int, lane: int, fields: Fields) -> None:
@@ -118,6 +119,7 @@ class MemoryLog(MemoryStreams):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         work = self._of(model)
@@ -137,7 +139,7 @@ class MemoryLog(MemoryStreams):
             if step is not None:
                 work.step(step)
         if outcomes:
-            self._journal_ends(model, requests, won, outcomes)
+            self._journal_ends(model, requests, won, outcomes, ran)
         if statistics is not None and all(won):
             await self.add_statistics(*statistics)
         for fact in facts:
@@ -160,20 +162,20 @@ class MemoryLog(MemoryStreams):
         return True
 
     def _journal_ends(
-        self, model: str, requests: Sequence[tuple[bytes, int]], won: Sequence[bool], outcomes: bytes
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        won: Sequence[bool],
+        outcomes: bytes,
+        ran: tuple[str, str] | None,
     ) -> None:
         told = [n for n, outcome in enumerate(outcomes) if outcome != _NOT_JOURNALLED]
         mask = b"".join([b"1" if won[n] else b"0" for n in told])
         if b"1" not in mask:
             return
-        attempts = [b"%d" % requests[n][1] for n in told]
-        more = [
-            *(b"a", attempts[0] if len(set(attempts)) == 1 else b",".join(attempts)),
-            *(b"o", bytes([outcomes[n] for n in told])),
-        ]
-        if b"0" in mask:
-            more += (b"w", mask)
-        self._journal(model, "ended", b"".join([requests[n][0] for n in told]), *more)
+        ids, attempts = zip(*[requests[n] for n in told], strict=True)
+        fact = pack_ended(ids, attempts, bytes([outcomes[n] for n in told]), ran)
+        self._journal(model, fact, mask if b"0" in mask else b"")
 
     async def begin_attempt(
         self,
@@ -199,8 +201,7 @@ class MemoryLog(MemoryStreams):
                 work.begin_job(job_id, attempt, {"executor": executor, "batch_id": batch_id} if executor else {})
         going = [request_id for request_id in journalled if request_id in work.requests]
         if going:
-            more = (b"a", b"%d" % attempt, b"x", executor.encode(), b"b", batch_id.encode())
-            self._journal(model, "batched", b"".join(going), *more)
+            self._journal(model, pack_batched(going, attempt, executor, batch_id))
         return [request_id in work.requests for request_id in ids]
 
     async def unsettled(self, model: str, ids: Sequence[bytes]) -> list[int]:
@@ -302,8 +303,8 @@ class MemoryLog(MemoryStreams):
     async def journal_complete(self, model: str) -> bool:
         return self._of(model).journal_complete
 
-    def _journal(self, model: str, kind: str, ids: bytes, *more: bytes) -> None:
-        self._append(keys.journal(model), [b"k", kind.encode(), b"i", ids, *more])
+    def _journal(self, model: str, fact: bytes, mask: bytes = b"") -> None:
+        self._append(keys.journal(model), [FIELD, fact, FIELD_MASK, mask] if mask else [FIELD, fact])
 
     async def pending(self, model: str) -> tuple[int, int]:
         work = self._of(model)

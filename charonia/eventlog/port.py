@@ -162,6 +162,7 @@ class EventLog(Protocol):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
@@ -170,7 +171,7 @@ class EventLog(Protocol):
         same step, and the ended jobs of the model are kept within its retention (`set_retention`). The end of a job
         whose `about` has a `webhook` appends [b"i", its id in hex] to `keys.webhooks(model)`. `outcomes` has one byte
         for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets an
-        `ended` fact.
+        `ended` fact, which says that all of them had started in `ran`, an executor and its batch, if that is given.
 
         `sequences` holds, for requests of sequences, what becomes of the sequence's record; in the same step, for those
         that are won.

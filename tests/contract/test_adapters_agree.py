@@ -17,6 +17,7 @@ from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.journal import read_facts
 
 TENANTS = ["", "", "", "a", "b:{c} d"]
 TOKEN = object()
@@ -96,7 +97,11 @@ class Calls:
         ends = {one: JobEnd(state, b"y" * 10, {"n": 1}) for one in ids if one in self.jobs}
         outcomes = bytes(self.random.choice(b"-sfcx") for _ in ids) if journalled else b""
         statistics = (b"s:{m}:1:h", {"n": len(ids), "zero": 0, "ns": 10**14, "last_ms": self.random.randrange(10**13)})
-        return "settle", ("m", requests, statistics, []), {"ends": ends, "outcomes": outcomes}
+        return (
+            "settle",
+            ("m", requests, statistics, []),
+            {"ends": ends, "outcomes": outcomes, "ran": ("x", "b") if self.random.random() < 0.3 else None},
+        )
 
 
 def tenant_of(request_id: bytes) -> str:
@@ -116,13 +121,11 @@ async def state_of(log: EventLog, calls: Calls) -> dict[str, object]:
     statistics = await log.statistics(b"s:{m}:1:h")
     journal = []
     for entry in await log.range(keys.journal("m"), count=10**6):
-        fields = {bytes(k): bytes(v) for k, v in zip(entry.fields[::2], entry.fields[1::2], strict=True)}
-        # an adapter may tell the requests of a settlement in another order
-        ids = [fields[b"i"][at : at + 16] for at in range(0, len(fields[b"i"]), 16)]
-        attempts = fields.get(b"a", b"").split(b",") * (1 if b"," in fields.get(b"a", b"") else len(ids))
-        outcomes = fields.get(b"o", b"-" * len(ids))
-        won = fields.get(b"w", b"1" * len(ids))
-        journal.append((fields[b"k"], sorted(zip(ids, attempts, outcomes, won, strict=True))))
+        for fact in read_facts(entry.fields):
+            # an adapter may tell the requests of a settlement in another order
+            outcomes = fact.outcomes or (None,) * len(fact.ids)
+            about = sorted(zip(fact.ids, fact.attempts or (0,) * len(fact.ids), outcomes, strict=True))
+            journal.append((fact.kind, about, fact.executor, fact.batch_id))
     return {
         "pending": await log.pending("m"),
         "tenants": await log.pending_of_tenants("m", TENANTS[3:]),

@@ -687,9 +687,9 @@ async def test_runs_add_up_with_all_else_and_stay_exact(subject: Subject) -> Non
     # neighbours a double cannot tell apart, alone and in sum
     runs = [run_of(8, 2**52 - 1, 7), run_of(3, 10, 90), run_of(8, 5, 8), run_of(8, 2**52, 6), run_of(3, 2**60 + 1, 5)]
     await subject.log.add_statistics(key, {"success_ns": 1, "fail_count": 2, "last_inference_ms": 80})
-    await accept(subject.log, "m", b"a", b"b")
-    assert await subject.log.settle("m", [(b"a", 1)], (key, runs[0]), []) == [True]
-    assert await subject.log.settle("m", [(b"b", 1)], (key, runs[1]), [], outcomes=b"S") == [True]
+    await accept(subject.log, "m", b"a" * 16, b"b" * 16)
+    assert await subject.log.settle("m", [(b"a" * 16, 1)], (key, runs[0]), []) == [True]
+    assert await subject.log.settle("m", [(b"b" * 16, 1)], (key, runs[1]), [], outcomes=b"s") == [True]
     for run in runs[2:]:
         await subject.log.add_statistics(key, run)
 

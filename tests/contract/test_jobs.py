@@ -17,6 +17,7 @@ from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits, kept_response
 from charonia.eventlog.redis import open_log
 from charonia.jobs import MOVED, JobEnd, JobState, JobTicket, NewJob
+from charonia.journal import JournalFact, read_facts
 from charonia.places import JobPlace
 
 PATIENCE_S = 10.0
@@ -72,12 +73,8 @@ async def end(
     return await log.settle("m", [(job.id, attempt) for job in jobs], None, [], ends=ends)
 
 
-async def journal(log: EventLog, model: str = "m") -> list[dict[str, bytes]]:
-    entries = await log.range(keys.journal(model))
-    return [
-        {bytes(name).decode(): bytes(value) for name, value in zip(e.fields[::2], e.fields[1::2], strict=True)}
-        for e in entries
-    ]
+async def journal(log: EventLog, model: str = "m") -> list[JournalFact]:
+    return [fact for entry in await log.range(keys.journal(model)) for fact in read_facts(entry.fields)]
 
 
 # -- accepting ---------------------------------------------------------------------------------------------------------
@@ -345,13 +342,7 @@ async def test_beginning_drops_what_is_settled_and_tells_nobody_of_it(subject: S
     assert await subject.log.unsettled("m", ids) == [1, 1, -1, 1]
     states = [record.state for record in await subject.log.jobs("m", ended=False)]
     assert states == [JobState.QUEUED, JobState.RUNNING, JobState.RUNNING]
-    assert (await journal(subject.log))[-1] == {
-        "k": b"batched",
-        "i": ids[0] + ids[3],
-        "a": b"1",
-        "x": b"x",
-        "b": b"b",
-    }
+    assert (await journal(subject.log))[-1] == JournalFact("batched", (ids[0], ids[3]), (1, 1), (), "x", "b")
     before = len(await journal(subject.log))
     assert await subject.log.begin_attempt("m", token, [ids[2]], 2, jobs=[ids[2]], journalled=[ids[2]]) == [False]
     assert len(await journal(subject.log)) == before
@@ -388,13 +379,8 @@ async def test_jobs_among_other_requests_each_get_their_own(subject: Subject) ->
     assert await subject.log.statistics(key) == {}
     assert await subject.peer.job_result("m", job.id) == large
     ended = (await journal(subject.log))[-1]
-    told = [ended["i"][at : at + 16] for at in range(0, len(ended["i"]), 16)]
-    assert dict(zip(told, ended["w"], strict=True)) == {
-        job.id: ord("1"),
-        requests[2][0]: ord("0"),
-        plain[1]: ord("1"),
-    }
-    assert ended["o"] == b"sss"
+    assert (ended.kind, sorted(ended.ids)) == ("ended", sorted([job.id, plain[1]]))
+    assert ended.outcomes == (JobState.SUCCEEDED,) * 2
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------
@@ -628,11 +614,27 @@ async def test_the_journal_tells_a_requests_life(subject: Subject) -> None:
     assert await subject.log.settle("m", attempts, None, [], outcomes=b"sss") == [False, False, False]
 
     assert await journal(subject.peer) == [
-        {"k": b"accepted", "i": b"".join(ids)},
-        {"k": b"batched", "i": b"".join(ids), "a": b"1", "x": b"x", "b": b"b"},
-        {"k": b"ended", "i": ids[1], "a": b"%d" % HUGE, "o": b"c"},
-        {"k": b"ended", "i": b"".join(ids), "a": b"1", "o": b"sss", "w": b"101"},
+        JournalFact("accepted", tuple(ids)),
+        JournalFact("batched", tuple(ids), (1, 1, 1), (), "x", "b"),
+        JournalFact("ended", (ids[1],), (0,), (JobState.CANCELLED,)),
+        JournalFact("ended", (ids[0], ids[2]), (0, 0), (JobState.SUCCEEDED,) * 2),
     ]
+
+
+async def test_the_end_tells_where_requests_ran_when_that_is_said(subject: Subject) -> None:
+    ids = [b"q" * 15 + bytes([last]) for last in range(3)]
+    await subject.log.accept("m", 0, 0, [(one, 5) for one in ids], [b"r", b"x"], NO_LIMITS, journalled=True)
+    assert await subject.log.settle("m", [(ids[1], HUGE)], None, [], outcomes=b"c") == [True]
+    attempts = [(one, 1) for one in ids]
+    told = ("executor-1", "batch-7")
+    assert await subject.log.settle("m", attempts, None, [], outcomes=b"sfs", ran=told) == [True, False, True]
+    assert (await journal(subject.peer))[2:] == [
+        JournalFact("started", tuple(ids), (1, 1, 1), (), *told),
+        JournalFact("ended", (ids[0], ids[2]), (0, 0), (JobState.SUCCEEDED,) * 2),
+    ]
+    # who won nothing has told nothing
+    assert await subject.log.settle("m", attempts, None, [], outcomes=b"sfs", ran=told) == [False] * 3
+    assert len(await journal(subject.peer)) == 4
 
 
 async def test_several_attempts_of_one_settlement_are_told_one_by_one(subject: Subject) -> None:
@@ -640,12 +642,14 @@ async def test_several_attempts_of_one_settlement_are_told_one_by_one(subject: S
     await subject.log.accept("m", 0, 0, [(one, 5) for one in ids], [b"r", b"x"], NO_LIMITS, journalled=True)
     requests = list(zip(ids, [1, 2, 3, 4], strict=True))
     assert await subject.log.settle("m", requests, None, [], outcomes=b"sf-x") == [True] * 4
-    assert (await journal(subject.log))[-1] == {
-        "k": b"ended",
-        "i": ids[0] + ids[1] + ids[3],
-        "a": b"1,2,4",
-        "o": b"sfx",
-    }
+    told = (ids[0], ids[1], ids[3])
+    states = (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED)
+    assert (await journal(subject.log))[-1] == JournalFact("ended", told, (0, 0, 0), states)
+    ids = [b"r" * 15 + bytes([last]) for last in range(2)]
+    await subject.log.accept("m", 0, 0, [(one, 5) for one in ids], [b"r", b"x"], NO_LIMITS, journalled=True)
+    requests = list(zip(ids, [3, 4], strict=True))
+    assert await subject.log.settle("m", requests, None, [], outcomes=b"ss", ran=("x", "b")) == [True] * 2
+    assert (await journal(subject.log))[-2] == JournalFact("started", tuple(ids), (3, 4), (), "x", "b")
 
 
 async def test_what_is_not_journalled_is_not_in_the_journal(subject: Subject) -> None:

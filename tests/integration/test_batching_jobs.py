@@ -17,6 +17,7 @@ from charonia.errors import Cancelled
 from charonia.eventlog.port import EventLog, Limits
 from charonia.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobState, NewJob
+from charonia.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (
     FLAG_JOB,
@@ -99,8 +100,8 @@ async def ended(log: EventLog, job_id: bytes) -> JobRecord:
     return found[0]
 
 
-async def kinds(log: EventLog) -> list[bytes]:
-    return [bytes(entry.fields[1]) for entry in await log.range(keys.journal(MODEL))]
+async def told(log: EventLog) -> list[JournalFact]:
+    return [fact for entry in await log.range(keys.journal(MODEL)) for fact in read_facts(entry.fields)]
 
 
 async def settled_then(cluster: Cluster, condition: Callable[[], bool]) -> None:
@@ -205,7 +206,7 @@ async def test_a_job_is_begun_in_the_log_before_it_runs(cluster: Cluster) -> Non
     assert executor.held[0].header.attempts == (1,)
     executor.release()
     assert (await ended(executor.log, job)).state is JobState.SUCCEEDED
-    assert await kinds(executor.log) == [b"accepted", b"batched", b"ended"]
+    assert [fact.kind for fact in await told(executor.log)] == ["accepted", "batched", "ended"]
     await cluster.settled()
 
 
@@ -442,8 +443,7 @@ async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     await until(lambda: len(executor.held) == 1)
     await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
     await Upkeep(batcher.service.owned[MODEL]).look()
-    accepted = [bytes(e.fields[3]) for e in await log.range(keys.journal(MODEL)) if bytes(e.fields[1]) == b"accepted"]
-    assert moved in accepted
+    assert moved in [request_id for fact in await told(log) if fact.kind == "accepted" for request_id in fact.ids]
     executor.release()
     assert (await ended(log, moved)).state is JobState.SUCCEEDED
     await cluster.settled()

@@ -18,6 +18,7 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import BatchDied, BatchReturned, VersionLoaded
 from charonia.jobs import JobState
+from charonia.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, records_of, unpack_response
 
@@ -28,8 +29,8 @@ def fields_of(entry: Any) -> dict[str, bytes]:
     return {bytes(k).decode(): bytes(v) for k, v in zip(entry.fields[::2], entry.fields[1::2], strict=True)}
 
 
-async def journal(bench: Bench, model: str) -> list[dict[str, bytes]]:
-    return [fields_of(entry) for entry in await bench.log.range(keys.journal(model))]
+async def journal(bench: Bench, model: str) -> list[JournalFact]:
+    return [fact for entry in await bench.log.range(keys.journal(model)) for fact in read_facts(entry.fields)]
 
 
 async def statistics(bench: Bench, model: str) -> dict[str, int]:
@@ -88,10 +89,11 @@ async def test_jobs_and_keyless_requests_of_one_batch_each_end_as_they_should(tm
         assert expired.state is JobState.EXPIRED
 
         told = await journal(bench, "linear")
-        (started,) = [fact for fact in told if fact["k"] == b"started"]
-        assert started == {"k": b"started", "i": good, "a": b"0", "x": ME.encode(), "b": batch_id.encode()}
-        (ended,) = [fact for fact in told if fact["k"] == b"ended"]
-        assert (ended["i"], ended["o"]) == (good + bad + late, b"sfx")
+        (started,) = [fact for fact in told if fact.kind == "started"]
+        assert started == JournalFact("started", (good,), (0,), (), ME, batch_id)
+        (ended,) = [fact for fact in told if fact.kind == "ended"]
+        assert ended.ids == (good, bad, late)
+        assert ended.outcomes == (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED)
         assert told.index(started) < told.index(ended)
         counts = await statistics(bench, "linear")
         assert (counts["success_count"], counts["fail_count"]) == (2, 2)
@@ -221,7 +223,9 @@ async def test_a_running_python_model_sees_that_a_request_is_unwanted(tmp_path: 
         # of the second batch nothing is left to run: it only frees its slot
         second = await bench.dispatch("py", [queued_record], stream=stream)
         told = Follower(bench.log, keys.journal("py"))
-        await told.until(lambda: any(fields_of(entry)["k"] == b"started" for entry in told.entries))
+        await told.until(
+            lambda: any(fact.kind == "started" for entry in told.entries for fact in read_facts(entry.fields))
+        )
         await bench.log.settle("py", [(endless, 0), (queued, 0)], None, [])
         await bench.unwant(second, queued, stream=stream)
         await bench.unwant(first, endless, stream=stream)

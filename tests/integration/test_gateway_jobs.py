@@ -17,6 +17,7 @@ from charonia.clock import wall_ns
 from charonia.errors import Cancelled, DeadlineExceeded, KeyReused, ResourceExhausted
 from charonia.eventlog.redis import RedisLog
 from charonia.jobs import JobState, public_id
+from charonia.journal import read_facts
 from gateway.delivery import Caller, JobFilter
 
 pytestmark = pytest.mark.integration
@@ -136,10 +137,8 @@ async def test_cancels_deadlines_and_completions_at_once_have_one_end_each(over:
     async with asyncio.timeout(20):
         await asyncio.gather(*[end(n) for n in range(60)])
         answers = await asyncio.gather(*calls, return_exceptions=True)
-    journal = [
-        dict(zip(e.fields[::2], e.fields[1::2], strict=True)) for e in await bench.log.range(keys.journal(MODEL))
-    ]
-    ended = b"".join([bytes(fact[b"i"]) for fact in journal if fact[b"k"] == b"ended"])
+    journal = [fact for e in await bench.log.range(keys.journal(MODEL)) for fact in read_facts(e.fields)]
+    ended = [request_id for fact in journal if fact.kind == "ended" for request_id in fact.ids]
     for n, answer in enumerate(answers):
         job = await bench.log.job(MODEL, by_value[n].id)
         assert ended.count(by_value[n].id) == 1

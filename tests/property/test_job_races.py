@@ -14,7 +14,8 @@ from charonia import keys
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
 from charonia.eventlog.memory import MemoryLog
 from charonia.inference import InferenceResponse
-from charonia.jobs import OUTCOME_CODES, JobRecord, JobState, public_id
+from charonia.jobs import JobRecord, JobState, public_id
+from charonia.journal import read_facts
 from charonia.wire import RequestRecord
 
 _QUIET_TICKS = 12
@@ -138,10 +139,10 @@ async def agree(race: Race, call: asyncio.Task[InferenceResponse]) -> None:
     ends = [event for event in record.events if event.kind in terminal]
     assert [event.kind for event in ends] == [record.state.value]
     assert record.events[-1] == ends[0]
-    journal = [dict(zip(e.fields[::2], e.fields[1::2], strict=True)) for e in await race.log.range(keys.journal(MODEL))]
-    assert [fact[b"k"] for fact in journal].count(b"ended") == 1
-    assert journal[-1][b"k"] == b"ended", "nothing happens after the end"
-    assert journal[-1][b"o"] == OUTCOME_CODES[record.state]
+    journal = [fact for e in await race.log.range(keys.journal(MODEL)) for fact in read_facts(e.fields)]
+    assert [fact.kind for fact in journal].count("ended") == 1
+    assert journal[-1].kind == "ended", "nothing happens after the end"
+    assert journal[-1].outcomes == (record.state,)
     answer: InferenceResponse | CharoniaError
     async with asyncio.timeout(5):
         try:

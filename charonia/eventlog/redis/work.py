@@ -16,6 +16,7 @@ from charonia.eventlog.port import Fields, Limits, Reply, Settled
 from charonia.eventlog.refusals import key_reused, not_owner, over_limit
 from charonia.events import LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobTicket, NewJob
+from charonia.journal import pack_accepted, pack_batched, pack_ended
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
@@ -31,7 +32,8 @@ _MOST_FIELDS = 7000
 _MOST_FORGOTTEN = 1000
 _KEY_REUSED = 5
 _FIRST_OF_MODEL = 6
-_WON = ord("1")
+_WON, _LOST = b"10"
+_NOT_JOURNALLED = ord("-")
 
 _id = itemgetter(0)
 _attempt = itemgetter(1)
@@ -72,7 +74,7 @@ class Work:
         if tenant or journalled:
             more = keys.tenant(model, tenant) if tenant else names[2]
             command += (7, *names, more, keys.journal(model), *amounts)
-            command += (limits.tenant_requests, limits.tenant_size_bytes, b"".join(ids) if journalled else b"")
+            command += (limits.tenant_requests, limits.tenant_size_bytes, pack_accepted(ids) if journalled else b"")
         else:
             command += (5, *names, *amounts)
         at = 0
@@ -119,7 +121,14 @@ class Work:
         command += (limits.requests, limits.size_bytes, limits.tenant_requests, limits.tenant_size_bytes)
         command += (job.size_bytes, lane_name, fact, job.id)
         command += (job.id[:-1], value_of(job.id[-1:], [job.size_bytes], _quoted(job.tenant)))
-        command += (job.accepted_us, job.digest, b"1" if journalled else b"", len(record), *record, *fields)
+        command += (
+            job.accepted_us,
+            job.digest,
+            pack_accepted([job.id]) if journalled else b"",
+            len(record),
+            *record,
+            *fields,
+        )
         pieces: Sequence[Buffer] = pack_pieces(command) if is_large(fields) else (pack(command),)
         result = await self._commands.accept(scripts.ACCEPT_JOB, pieces, writes)
         if result == _FIRST_OF_MODEL:
@@ -181,6 +190,7 @@ class Work:
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         groups = grouped(list(map(_id, requests)))
@@ -194,17 +204,20 @@ class Work:
         if statistics is not None:
             names.append(statistics[0])
             sums, amounts = amounts_of(statistics[1])
-        if ends or outcomes or sequences:
-            if statistics is None:
-                names.append(names[0])
+        fact, told_of = _ended_fact(requests, outcomes, ran) if outcomes else (b"", b"")
+        if statistics is None and (fact or ends or sequences):
+            names.append(names[0])
+        if ends or sequences or told_of:
             script = scripts.SETTLE_RECORDED
-            ending, more, large = _recorded(model, requests, names, ends or {}, outcomes, sequences or {})
+            ending, more, large = _recorded(model, requests, names, ends or {}, sequences or {}, (fact, told_of))
             command: list[Argument] = [b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums]
             command += (*ending, *groups.names, *groups.lasts, *more, *amounts)
             pieces: Sequence[Buffer] = pack_pieces(command) if large else (pack(command),)
         else:
             script = scripts.SETTLE
-            arguments = (len(groups.names), attempts, sums, *groups.names, *groups.lasts, *amounts)
+            if fact:
+                names.append(keys.journal(model))
+            arguments = (len(groups.names), attempts, sums, fact, *groups.names, *groups.lasts, *amounts)
             pieces = (call_of(script, names, arguments),)
         result = await self._commands.settle(script, pieces, _pairs(replies), _pairs(facts))
         return _won(result, len(requests), groups)
@@ -228,7 +241,7 @@ class Work:
             names.append(statistics[0])
             sums, amounts = amounts_of(statistics[1])
         attempts = _joined(list(map(_attempt, requests)))
-        arguments = (len(groups.names), attempts, sums, *groups.names, *groups.lasts, *amounts)
+        arguments = (len(groups.names), attempts, sums, b"", *groups.names, *groups.lasts, *amounts)
         piece = call_of(scripts.SETTLE, names, arguments)
 
         def answered(result: Any) -> None:
@@ -253,7 +266,7 @@ class Work:
             ids = [ids[place] for place in groups.order]
         names = [keys.unsettled(model), keys.counters(model)]
         numbers: list[int] = []
-        event = mask = told_ids = b""
+        event = fact = mask = b""
         if jobs or journalled:
             names.append(keys.journal(model))
         if jobs:
@@ -264,10 +277,12 @@ class Work:
             event = told("batched", {"executor": executor, "batch_id": batch_id} if executor else {})
         if journalled:
             wanted = set(journalled)
-            told_ids = b"".join([one for one in ids if one in wanted])
-            mask = b"".join([b"1" if one in wanted else b"0" for one in ids])
+            told_of = [one for one in ids if one in wanted]
+            fact = pack_batched(told_of, attempt, executor, batch_id)
+            if len(told_of) < len(ids):
+                mask = b"".join([b"1" if one in wanted else b"0" for one in ids])
         arguments: tuple[Argument, ...] = (
-            *(token, attempt, len(groups.names), len(numbers), event, executor, batch_id, mask, told_ids),
+            *(token, attempt, len(groups.names), len(numbers), event, fact, mask),
             *groups.names,
             *groups.lasts,
             *numbers,
@@ -333,8 +348,8 @@ def _recorded(
     requests: Sequence[tuple[bytes, int]],
     names: list[bytes],
     ends: Mapping[bytes, JobEnd],
-    outcomes: bytes,
     sequences: Mapping[bytes, SequenceStep],
+    journal: tuple[bytes, bytes],
 ) -> tuple[tuple[Argument, ...], list[Argument], bool]:
     """What settle_recorded.lua needs beyond settle.lua: adds to `names`; arguments before and after the groups.
 
@@ -351,13 +366,6 @@ def _recorded(
                 names.append(keys.job(model, request_id))
                 more += (number, request_id, STATE_CODES[end.state], told(end.state.value, end.detail), end.result)
                 size_bytes += len(end.result)
-    journal: tuple[Argument, ...] = (b"", b"", b"")
-    if outcomes.strip(b"-"):
-        told_of = [request for request, outcome in zip(requests, outcomes, strict=True) if outcome != 45]
-        ids = b"".join([request_id for request_id, _ in told_of])
-        journal = (ids, outcomes.replace(b"-", b""), _joined([attempt for _, attempt in told_of]))
-    else:
-        outcomes = b""
     ended = len(more) // 5
     if sequences:
         for number, (request_id, _) in enumerate(requests, 1):
@@ -366,7 +374,21 @@ def _recorded(
                 state = b"" if step.state is None else step.state
                 more += (number, step.key, step.about, b"" if step.state is None else b"1", state)
                 size_bytes += len(state)
-    return (ended, outcomes, *journal, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
+    return (ended, *journal, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
+
+
+def _ended_fact(
+    requests: Sequence[tuple[bytes, int]], outcomes: bytes, ran: tuple[str, str] | None
+) -> tuple[bytes, bytes]:
+    """The fact about those that have an outcome, and which they are: b"" when all have, or none."""
+    mask = b""
+    if _NOT_JOURNALLED in outcomes:
+        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != _NOT_JOURNALLED]
+        if not requests:
+            return b"", b""
+        mask = bytes([_LOST if outcome == _NOT_JOURNALLED else _WON for outcome in outcomes])
+        outcomes = outcomes.replace(b"-", b"")
+    return pack_ended([one[0] for one in requests], [one[1] for one in requests], outcomes, ran), mask
 
 
 def _pairs(replies: Sequence[Reply]) -> list[tuple[bytes, Fields]]:

@@ -17,7 +17,8 @@
 -- ARGV[5] "<level>:<lane>"
 -- ARGV[6] the packed LaneOpened fact
 -- ARGV[7] how many groups
--- with KEYS[6], three more: ARGV[8] the tenant's most requests, ARGV[9] its most bytes, ARGV[10] the ids to be journalled
+-- with KEYS[6], three more: ARGV[8] the tenant's most requests, ARGV[9] its most bytes, ARGV[10] the packed
+-- `accepted` fact or ""
 -- then the groups: name, value, ...
 -- then the fields of the entry: name, value, ...
 --
@@ -55,6 +56,6 @@ if tenant_requests then
   redis.call('HSET', KEYS[6], 'requests', tenant_requests, 'bytes', string.format('%.0f', tenant_size))
 end
 if KEYS[7] and ARGV[10] ~= '' then
-  redis.call('XADD', KEYS[7], '*', 'k', 'accepted', 'i', ARGV[10])
+  redis.call('XADD', KEYS[7], '*', 'f', ARGV[10])
 end
 return 0

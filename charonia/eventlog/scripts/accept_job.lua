@@ -25,7 +25,7 @@
 -- ARGV[9] name of its group, ARGV[10] its value
 -- ARGV[11] the microsecond it was accepted at
 -- ARGV[12] digest of the request
--- ARGV[13] "1" if it is journalled
+-- ARGV[13] the packed `accepted` fact, "" if it is not journalled
 -- ARGV[14] how many arguments the record's fields take
 -- then the record's fields: name, value, ... (a deadline, `x`, is the last of them), then the fields of the entry: name, value, ...
 --
@@ -83,7 +83,7 @@ end
 if tenant_requests then
   redis.call('HSET', KEYS[6], 'requests', tenant_requests, 'bytes', string.format('%.0f', tenant_size))
 end
-if ARGV[13] == '1' then
-  redis.call('XADD', KEYS[7], '*', 'k', 'accepted', 'i', ARGV[8])
+if ARGV[13] ~= '' then
+  redis.call('XADD', KEYS[7], '*', 'f', ARGV[13])
 end
 return redis.call('HEXISTS', KEYS[3], 'jobs') == 1 and 0 or 6

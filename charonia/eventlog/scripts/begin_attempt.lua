@@ -12,10 +12,8 @@
 -- ARGV[3] g, how many groups
 -- ARGV[4] how many jobs
 -- ARGV[5] the jobs' packed kind and detail
--- ARGV[6] executor
--- ARGV[7] batch id
--- ARGV[8] which requests are journalled: "1" or "0" for each, "" when none is
--- ARGV[9] the ids of the journalled ones, 16 bytes each
+-- ARGV[6] the packed `batched` fact about the journalled requests, "" when none is
+-- ARGV[7] which requests are journalled: "1" or "0" for each, "" when all are
 -- then g group names, then g strings of last bytes, then the jobs: number of the request in this call, ...
 --
 -- Returns 0 when the token is not the owner's (any more), 1 when all requests are unsettled, else a string with one
@@ -23,13 +21,14 @@
 
 --#include group_values.lua
 --#include job_events.lua
+--#include tell.lua
 
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'token')
 if not lease[1] or lease[2] ~= ARGV[1] then
   return 0
 end
 
-local attempt, groups, at = tonumber(ARGV[2]), tonumber(ARGV[3]), 10
+local attempt, groups, at = tonumber(ARGV[2]), tonumber(ARGV[3]), 8
 local mark = math.min(attempt, 127) + 128
 local raised, masks, all = {}, {}, true
 
@@ -104,22 +103,7 @@ for i = 1, tonumber(ARGV[4]) do
   end
 end
 
-if ARGV[8] ~= '' then
-  local ids = ARGV[9]
-  if not all then
-    local going, number = {}, 0
-    for i = 1, #mask do
-      if string.byte(ARGV[8], i) == 49 then
-        number = number + 1
-        if string.byte(mask, i) == 49 then
-          going[#going + 1] = string.sub(ids, 16 * number - 15, 16 * number)
-        end
-      end
-    end
-    ids = table.concat(going)
-  end
-  if #ids > 0 then
-    redis.call('XADD', KEYS[3], '*', 'k', 'batched', 'i', ids, 'a', ARGV[2], 'x', ARGV[6], 'b', ARGV[7])
-  end
+if ARGV[6] ~= '' then
+  tell(KEYS[3], ARGV[6], mask, ARGV[7])
 end
 return all and 1 or mask

@@ -21,9 +21,9 @@
 -- ARGV[2] the attempts: one number for all requests, or one for each, comma separated
 -- ARGV[3] how many of the statistics are sums, those after them are maxima of non-negative integers; or "run"
 -- ARGV[4] how many jobs end
--- ARGV[5] outcomes, one byte for each request (`-` not journalled), "" when none is journalled
--- ARGV[6] the ids of the journalled requests, joined, ARGV[7] their outcomes, ARGV[8] their attempts
--- ARGV[9] how many requests are of sequences
+-- ARGV[5] the packed `ended` fact about the journalled requests, "" when none is
+-- ARGV[6] which requests are journalled: "1" or "0" for each, "" when all are
+-- ARGV[7] how many requests are of sequences
 -- then g group names, then g strings of last bytes
 -- then for each job that ends: number of its request in this call, id, state, packed kind and detail, result
 -- then for each request of a sequence: its number, the sequence's key, what is known of it ("" when it ends), "1" when a
@@ -36,10 +36,11 @@
 --#include take_groups.lua
 --#include fold_statistics.lua
 --#include job_events.lua
+--#include tell.lua
 
-local groups, ends, steps = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[9])
-local mask = take_groups(KEYS[1], KEYS[2], 10, groups, ARGV[2])
-local at = 10 + 2 * groups
+local groups, ends, steps = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[7])
+local mask = take_groups(KEYS[1], KEYS[2], 8, groups, ARGV[2])
+local at = 8 + 2 * groups
 local tag = string.sub(KEYS[2], 3)
 local RECORD_SIZE = 512
 
@@ -136,22 +137,8 @@ for i = 1, steps do
 end
 
 if ARGV[5] ~= '' then
-  local told = {}
-  if mask then
-    for i = 1, #mask do
-      if string.byte(ARGV[5], i) ~= 45 then
-        told[#told + 1] = string.sub(mask, i, i)
-      end
-    end
-  end
-  local won = table.concat(told)
-  if not mask or not string.find(won, '0', 1, true) then
-    redis.call('XADD', KEYS[4], '*', 'k', 'ended', 'i', ARGV[6], 'a', ARGV[8], 'o', ARGV[7])
-  elseif string.find(won, '1', 1, true) then
-    redis.call('XADD', KEYS[4], '*', 'k', 'ended', 'i', ARGV[6], 'a', ARGV[8], 'o', ARGV[7], 'w', won)
-  end
+  tell(KEYS[4], ARGV[5], mask, ARGV[6])
 end
-
 if mask then
   return mask
 end

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from charonia.audit import Finding, FinishedRequests, JournalAudit, Rule, read_fact
+from charonia.audit import Finding, FinishedRequests, JournalAudit, Rule
 from charonia.errors import InvalidRecord
 from charonia.jobs import JobState
+from charonia.journal import pack_accepted, pack_batched, pack_ended, pack_started, read_facts
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 
@@ -167,16 +168,32 @@ def test_inexact_audits_forget_the_finished() -> None:
 )
 def test_what_is_no_fact_is_found_and_harms_nothing(fields: list[bytes]) -> None:
     with pytest.raises(InvalidRecord):
-        read_fact(fields)
+        read_facts(fields)
     audit, found = audited(accepted(A), fields, ended(A))
     assert [(finding.rule, finding.entry) for finding in found] == [(Rule.UNREADABLE, "2-0")]
     assert not audit.open
 
 
 def test_facts_of_a_newer_release_are_skipped_and_counted() -> None:
-    audit, found = audited(accepted(A), [b"k", b"output", b"i", A], ended(A))
+    audit, found = audited(accepted(A), [b"k", b"output", b"i", A], [b"f", b"\x92\x04\xc0"], ended(A))
     assert found == []
-    assert audit.totals.skipped == 1
+    assert audit.totals.skipped == 2
+
+
+def test_an_end_may_tell_the_beginning_as_well() -> None:
+    ran = ("executor-1", "batch-1")
+    whole = [b"f", pack_ended([A, B], [1, 1], b"ss", ran)]
+    begun = [[b"f", pack_accepted([A, B])], [b"f", pack_batched([A, B], 1, *ran)]]
+    audit, found = audited(*begun, whole)
+    assert found == []
+    assert (audit.totals.started, audit.totals.ended[JobState.SUCCEEDED]) == (2, 2)
+    # who did not win it had started all the same: after its end, which is late, or without having been batched
+    audit, found = audited(*begun, ended(B, outcomes=b"c"), [*whole, b"w", b"10"])
+    assert found == []
+    assert (audit.totals.late_starts, audit.totals.ended[JobState.SUCCEEDED]) == (1, 1)
+    assert rules(begun[0], begun[1], [b"f", pack_started([A], [1], *ran)], whole) == [Rule.ATTEMPT_NOT_INCREASING]
+    assert rules(begun[0], whole) == [Rule.STARTED_UNBATCHED] * 2
+    assert rules(*begun, ended(A), [b"f", pack_ended([A], [2], b"s", ran), b"w", b"0"]) == [Rule.RAN_AFTER_END]
 
 
 def test_the_table_of_finished_requests_holds_what_it_was_given() -> None:

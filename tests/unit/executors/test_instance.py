@@ -18,7 +18,6 @@ from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNee
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.accounting import Death, Executed
-from executors.execution import Batch
 from executors.instance import InstancePool
 from executors.job import Job
 from executors.rate_limiter import RateLimiter
@@ -292,17 +291,12 @@ async def test_a_queued_batch_leaves_out_what_was_settled_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
-async def test_the_beginning_of_an_execution_is_told_before_its_end(kind: Any) -> None:
+async def test_a_batch_knows_what_of_it_has_begun(kind: Any) -> None:
     under = Pool(kind())
-    told: list[str] = []
-
-    def begun(_job: Job, batch: Batch) -> None:
-        told.append(f"begun {[index for index, _ in batch.planned]}")
-
-    _, future = under.run_job([record(1, 0, deadline_ns=1), record(2, 1)], begun=begun)
-    future.add_done_callback(lambda _: told.append("ended"))
+    job, future = under.run_job([record(1, 0, deadline_ns=1), record(2, 1)])
+    assert job.planned == ()
     await future
-    assert told == ["begun [1]", "ended"]
+    assert [index for index, _ in job.planned] == [1]
     await under.pool.close()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from charonia.errors import DeadlineExceeded, InvalidArgument
 from charonia.events import BatchDied, BatchFinished, unpack_fact
 from charonia.jobs import JobState
+from charonia.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (
     FLAG_JOB,
@@ -128,11 +129,11 @@ def test_the_fact_of_a_death_is_bounded_and_names_its_requests() -> None:
 def test_the_beginning_of_a_run_says_equal_attempts_once() -> None:
     records = [record(1), record(2), record(3)]
 
-    def attempts(*given: int) -> bytes:
-        fields = started(ME, header(*given), records, [0, 2])
-        assert fields[:4] == [b"k", b"started", b"i", records[0].id + records[2].id]
-        assert fields[6:] == [b"x", ME.encode(), b"b", b"b-1"]
-        return fields[5]
+    def fact(*given: int) -> JournalFact:
+        (found,) = read_facts(started(ME, header(*given), records, [0, 2]))
+        return found
 
-    assert attempts(4, 1, 4) == b"4"
-    assert attempts(4, 1, 5) == b"4,5"
+    ids = (records[0].id, records[2].id)
+    assert fact(4, 1, 4) == JournalFact("started", ids, (4, 4), (), ME, "b-1")
+    assert fact(4, 1, 5) == JournalFact("started", ids, (4, 5), (), ME, "b-1")
+    assert len(started(ME, header(4, 1, 4), records, [0, 2])[1]) < len(started(ME, header(4, 1, 5), records, [0, 2])[1])

@@ -212,11 +212,11 @@ async def test_failures_reach_their_callers_and_the_door_stays_usable() -> None:
 
 async def test_requests_are_accepted_on_their_doors_terms() -> None:
     door = Door(Limits(tenant_requests=2), lane=7)
-    sent = [door.submit(b"%d" % n) for n in range(3)]
+    sent = [door.submit(b"%016d" % n) for n in range(3)]
     assert not any(outgoing.sent for outgoing in sent)
     await door.quiet()
     assert all(outgoing.sent for outgoing in sent)
-    assert await door.log.entries(lane=7) == [[b"0"], [b"1"]]
+    assert await door.log.entries(lane=7) == [[b"%016d" % 0], [b"%016d" % 1]]
     assert await door.log.pending_of_tenants("m", ["tenant 7"]) == [(2, 2)]
     assert len(await door.log.range(keys.journal("m"))) == 2
     assert [type(error) for error in door.failures.values()] == [ResourceExhausted]
