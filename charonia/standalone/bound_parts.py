@@ -40,7 +40,7 @@ class BoundPart:
         from executors.backends.bound import WORD, BoundBackend, BoundFunction
         from executors.registry import BackendRegistry
 
-        from .roles import batcher_settings, executor_settings, log_settings
+        from .role_settings import batcher_settings, executor_settings, log_settings
 
         values = options.parse(EXECUTOR, argv, {}, {})
         backend = BoundBackend()

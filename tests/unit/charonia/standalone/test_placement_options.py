@@ -9,7 +9,7 @@ import pytest
 from charonia.errors import StartupError
 from charonia.options import parse
 from charonia.standalone.placement_options import placement_options, size_bytes
-from charonia.standalone.roles import executor_settings
+from charonia.standalone.role_settings import executor_settings
 
 
 def test_what_is_given() -> None:
