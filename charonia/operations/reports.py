@@ -304,10 +304,11 @@ def _trace_summary(document: dict[str, Any]) -> list[str]:
     used = [(key, name) for key, name in names if any(key in row for row in document["models"])]
     rows = [
         {"model": "  " * (len(row["path"]) - 1) + row["path"][-1], "count": row["count"]}
+        | {"share": f"{row['share']:4.0%}" if "share" in row else None}
         | {name: round(row[key]) if key in row else None for key, name in used}
         for row in document["models"]
     ]
-    columns = [(name, name) for name in ("model", "count", *(name for _, name in used))]
+    columns = [(name, name) for name in ("model", "count", *(name for _, name in used), "share")]
     return [*table(rows, columns), f"{document['traces']} traces; means in microseconds"]
 
 

@@ -83,6 +83,7 @@ def summary(files: Iterable[Sequence[Any]], models: Sequence[str] = ()) -> dict[
             "count": len(values[""]),
             **{f"{name}_us": _mean(values[name]) / 1000 for name in SPANS if name in values},
             **({"request_p99_us": _percentile(values["request"], 0.99) / 1000} if "request" in values else {}),
+            **_share(values, gathered[path[:1]]),
         }
         for path, values in gathered.items()
     ]
@@ -132,6 +133,12 @@ def _covered(requests: Sequence[Mapping[str, int]]) -> int:
         covered += max(0, end - max(begin, until))
         until = max(until, end)
     return covered
+
+
+def _share(values: Mapping[str, Sequence[int]], of: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """How much of the time of the outermost requests these took."""
+    whole = sum(of.get("request", ()))
+    return {"share": sum(values["request"]) / whole} if whole and "request" in values else {}
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -33,10 +33,10 @@ def files(tmp_path: Path) -> list[str]:
 def test_a_table(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "summary", *files]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "MODEL    COUNT  REQUEST  P99  QUEUE  COMPUTE  INPUT  INFER  OUTPUT  OVERHEAD",
-        "outer        1       20   20      1        8      1      7       0        10",
-        "  inner      1       20   20      1        8      1      7       0        10",
-        "other        1       20   20      1        8      1      7       0        10",
+        "MODEL    COUNT  REQUEST  P99  QUEUE  COMPUTE  INPUT  INFER  OUTPUT  OVERHEAD  SHARE",
+        "outer        1       20   20      1        8      1      7       0        10  100%",
+        "  inner      1       20   20      1        8      1      7       0        10  100%",
+        "other        1       20   20      1        8      1      7       0        10  100%",
         "2 traces; means in microseconds",
     ]
 

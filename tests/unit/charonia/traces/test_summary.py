@@ -29,7 +29,7 @@ def whole(number: int, model: str, begin: int, parent: int = 0, **more: int) -> 
 
 FIGURES = {
     "request_us": 100.0, "request_p99_us": 100.0, "queue_us": 10.0, "compute_us": 60.0, "input_us": 2.0,
-    "infer_us": 50.0, "output_us": 8.0, "overhead_us": 30.0,
+    "infer_us": 50.0, "output_us": 8.0, "overhead_us": 30.0, "share": 1.0,
 }  # fmt: skip
 
 
@@ -55,9 +55,11 @@ def test_an_ensembles_overhead_is_what_its_steps_do_not_explain() -> None:
     assert list(rows) == [("e",), ("e", "a"), ("e", "b"), ("a",)]
     assert rows[("e",)] == {
         "count": 1, "request_us": 400.0, "request_p99_us": 400.0, "steps_us": 250.0, "overhead_us": 150.0,
+        "share": 1.0,
     }  # fmt: skip
-    assert rows[("e", "a")] == {"count": 2, **FIGURES}
-    assert rows[("e", "b")] == rows[("a",)] == {"count": 1, **FIGURES}
+    assert rows[("e", "a")] == {"count": 2, **FIGURES, "share": 0.5}
+    assert rows[("e", "b")] == {"count": 1, **FIGURES, "share": 0.25}
+    assert rows[("a",)] == {"count": 1, **FIGURES}
     assert [row["path"] for row in summary([objects, whole(1, "a", 0)], ["a"])["models"]] == [["a"]]
 
 
