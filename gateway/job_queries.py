@@ -166,6 +166,8 @@ class JobQueries:
         self, job_id: str, caller: Caller, after_number: int, after_index: int = -1
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         record = await self.record(job_id, caller)
+        if not record.state.terminal:
+            self._watches.check_room(caller)  # before anything is said
         return self._follow(record, caller, after_number, after_index)
 
     async def _follow(

@@ -117,13 +117,17 @@ class JobWatches:
         if self._reader is not None and self._reading:
             await self._reader.close()
 
-    @asynccontextmanager
-    async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
-        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+    def check_room(self, caller: Caller) -> None:
+        """Raises `ResourceExhausted` when a caller may not watch one more job."""
         waiting = self._waiting.get(caller.tenant, 0)
         if self._all_waiting >= MOST_WAITING or (caller.scoped and waiting >= MOST_WAITING_OF_TENANT):
             raise ResourceExhausted("too many callers wait for jobs here at the moment; ask again later")
-        self._waiting[caller.tenant] = waiting + 1
+
+    @asynccontextmanager
+    async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
+        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+        self.check_room(caller)
+        self._waiting[caller.tenant] = self._waiting.get(caller.tenant, 0) + 1
         self._all_waiting += 1
         try:
             async with self._watching(model, job_id) as watch:

@@ -66,15 +66,26 @@ class Wish:
 
 
 def words_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Parameters:
-    """The delivery words among headers; a repeated Prefer is one list (RFC 7240), else the last one counts."""
+    """The delivery words among headers; a repeated Prefer is one list (RFC 7240).
+
+    Raises `InvalidArgument` for another one that is given twice and differs: a proxy may have meant only one of them.
+    """
     words: Parameters = {}
     for name, value in headers:
         key = HEADERS.get(name)
         if key is None:
             continue
-        text = value.decode("latin-1")
-        words[key] = f"{words[key]},{text}" if key == PREFER and PREFER in words else text
+        add_word(words, key, name.decode(), value.decode("latin-1"))
     return words
+
+
+def add_word(words: Parameters, key: str, name: str, text: str) -> None:
+    """Add what a header says. Raises as `words_of_headers`."""
+    if key == PREFER and PREFER in words:
+        text = f"{words[PREFER]},{text}"
+    elif words.get(key, text) != text:
+        raise InvalidArgument(f"'{name}' is given twice")
+    words[key] = text
 
 
 def read_wish(words: Parameters, now_ns: int, *, form: Mapping[str, Any], caller: Caller = ANYONE) -> Wish:

@@ -19,6 +19,8 @@ MAX_DIMENSIONS = 64
 
 MAX_DEADLINE_NS = 2**63 - 1
 
+NO_DEADLINE = "'charonia_deadline_us' must be a whole number of 0 or more"
+
 
 def check_request_id(request_id: str) -> None:
     """Raise `InvalidArgument` for an id (I9) that no record can carry."""

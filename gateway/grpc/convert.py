@@ -20,6 +20,7 @@ from gateway.handler import ServedModel
 from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.request_rules import (
     MAX_DEADLINE_NS,
+    NO_DEADLINE,
     SHARED_MEMORY_DISABLED,
     check_dimensions,
     check_parameter_name,
@@ -154,7 +155,9 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
             case "timeout":
                 request.timeout_us = max(0, _typed_parameter(key, kind, value, "int64_param"))
             case "charonia_deadline_us":
-                micros = max(0, _typed_parameter(key, kind, value, "int64_param"))
+                micros = _typed_parameter(key, kind, value, "int64_param")
+                if micros < 0:
+                    raise InvalidArgument(NO_DEADLINE)
                 request.deadline_ns = min(micros * 1000, MAX_DEADLINE_NS)
             case "binary_data_output":
                 continue

@@ -16,7 +16,7 @@ from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from gateway.deferral import Accepted, Deferral, served_of
 from gateway.delivery import Caller, JobReceipt, JobView
 from gateway.handler import Handler, ServedModel
-from gateway.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, PREFER
+from gateway.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, add_word
 from protos import grpc_service_pb2 as pb
 
 from .convert import EMPTY_FINAL, Classes, ResponseEncoder, stream_answer, stream_error, write_parameters
@@ -35,12 +35,12 @@ def asks_for_job(message: pb.ModelInferRequest) -> bool:
 
 
 def words_of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Parameters:
-    """The delivery words among metadata; a repeated `prefer` is one list."""
+    """The delivery words among metadata; a repeated `prefer` is one list. Raises as `words_of_headers`."""
     words: Parameters = {}
     for name, value in metadata:
         key = _METADATA.get(name)
         if key is not None and isinstance(value, str):
-            words[key] = f"{words[key]},{value}" if key == PREFER and PREFER in words else value
+            add_word(words, key, name, value)
     return words
 
 

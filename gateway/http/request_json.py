@@ -15,6 +15,7 @@ from charonia.tensors import MAX_ELEMENTS, element_count, shape_text
 from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.request_rules import (
     MAX_DEADLINE_NS,
+    NO_DEADLINE,
     SHARED_MEMORY_DISABLED,
     check_dimensions,
     check_parameter_name,
@@ -100,7 +101,7 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
             case "timeout":
                 template.timeout_us = _unsigned(value, key)
             case "charonia_deadline_us":
-                template.deadline_ns = min(_unsigned(value, key) * 1000, MAX_DEADLINE_NS)
+                template.deadline_ns = min(_deadline_us(value) * 1000, MAX_DEADLINE_NS)
             case "binary_data_output":
                 template.reply.binary_by_default = _boolean(value, key)
             case _ if key in DELIVERY_PARAMETERS:
@@ -108,6 +109,12 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
             case _:
                 template.parameters[key] = _custom_parameter(key, value)
     template.reply.settle()
+
+
+def _deadline_us(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(NO_DEADLINE)
+    return value
 
 
 def _delivery_parameter(key: str, value: Any) -> ParameterValue:

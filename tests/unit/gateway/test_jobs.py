@@ -510,6 +510,8 @@ async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.Mo
     first = await follow(ours, ACME)
     with pytest.raises(ResourceExhausted, match="ask again later"):
         await gateway.job_result(ours, ACME, 60)
+    with pytest.raises(ResourceExhausted):
+        await gateway.job_events(ours, ACME)  # before a reader is told that there will be events
     others = [await follow(theirs, OTHER), await follow(theirs, Caller())]
     with pytest.raises(ResourceExhausted):
         await gateway.job_result(theirs, Caller(), 60)

@@ -6,6 +6,7 @@ import pytest
 
 from charonia.errors import InvalidArgument
 from gateway.delivery import WEBHOOK_EVENTS, Caller, DeliveryOptions, Webhook
+from gateway.grpc.jobs import words_of_metadata
 from gateway.preferences import HEADERS, PARAMETERS, Wish, earlier, read_wish, words_of_headers
 from gateway.request_rules import MAX_DEADLINE_NS
 
@@ -44,6 +45,16 @@ def test_every_parameter_has_a_header() -> None:
 def test_prefer(text: str, respond_async: bool, wait_s: float, applied: str) -> None:
     wish = read(prefer=text)
     assert (wish.options.respond_async, wish.wait_s, wish.applied) == (respond_async, wait_s, applied)
+
+
+def test_a_header_is_not_given_twice() -> None:
+    assert words_of_headers([(b"idempotency-key", b"k"), (b"idempotency-key", b"k")]) == {
+        "charonia_idempotency_key": "k"
+    }
+    with pytest.raises(InvalidArgument, match=r"^'idempotency-key' is given twice$"):
+        words_of_headers([(b"idempotency-key", b"k"), (b"idempotency-key", b"l")])
+    with pytest.raises(InvalidArgument, match=r"^'charonia-timeout-ms' is given twice$"):
+        words_of_metadata([("charonia-timeout-ms", "1"), ("x", "y"), ("charonia-timeout-ms", "")])
 
 
 def test_everything_said() -> None:

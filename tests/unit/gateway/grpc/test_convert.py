@@ -191,6 +191,7 @@ class TestParameters:
             ("timeout", {"uint64_param": 1}, "invalid value type for 'timeout' parameter, expected int64_param."),
             ("charonia_deadline_us", {"string_param": "1"},
              "invalid value type for 'charonia_deadline_us' parameter, expected int64_param."),
+            ("charonia_deadline_us", {"int64_param": -1}, "'charonia_deadline_us' must be a whole number of 0 or more"),
             ("triton_enable_empty_final_response", {"int64_param": 1},
              "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param."),
             ("own", {"uint64_param": 1},

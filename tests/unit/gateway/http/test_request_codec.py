@@ -316,3 +316,12 @@ class TestRawRequests:
         assert "For BYTE datatype raw input 'INPUT0', the model must have input shape [1]" in (
             decode.error(b"hello", header=b"0", model="texts").message
         )
+
+
+@pytest.mark.parametrize("value", [-1, "1", True, 1.5, None, []])
+def test_a_deadline_that_is_none(decode: Decode, value: object) -> None:
+    error = decode.error({"inputs": [], "parameters": {"charonia_deadline_us": value}})
+    assert (type(error), error.message) == (
+        InvalidArgument,
+        "'charonia_deadline_us' must be a whole number of 0 or more",
+    )
