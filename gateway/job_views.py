@@ -157,6 +157,8 @@ def about_of(
         about["on_disconnect"] = options.on_disconnect
     if options.webhook is not None:
         about["webhook"] = {"url": options.webhook.url, "events": list(options.webhook.events)}
+        if request.trace is not None and (carrier := request.trace.context.carrier()):
+            about["webhook"]["trace"] = carrier
     if options.form:
         about["form"] = dict(options.form)
     return about

@@ -63,6 +63,12 @@ class Context:
         """The W3C header of what happens for this request."""
         return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
 
+    def carrier(self) -> dict[str, str]:
+        """OpenTelemetry's propagation context, as headers; empty for a trace that nobody else is told of."""
+        if not self.flags & PROPAGATED:
+            return {}
+        return {"traceparent": self.traceparent} | ({"tracestate": self.state} if self.state else {})
+
     def pack(self) -> bytes:
         state, report_to = self.state.encode(), self.report_to.encode()
         return _CONTEXT.pack(self.flags, self.trace_id, self.span_id, len(state), len(report_to)) + state + report_to

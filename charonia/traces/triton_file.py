@@ -19,8 +19,11 @@ from .reports import Report, ReportedTensor
 _LENGTH_BYTES = 4
 
 
-def objects(report: Report, next_id: Callable[[], int], parent_id: int = 0) -> list[bytes]:
-    """The objects of one request and of all that were made for it; parents before children."""
+def objects(report: Report, next_id: Callable[[], int], parent_id: int = 0, *, timestamps: bool = True) -> list[bytes]:
+    """The objects of one request and of all that were made for it; parents before children.
+
+    At level TENSORS alone there are no `timestamps`.
+    """
     number = next_id()
     named: dict[str, object] = {
         "id": number,
@@ -31,13 +34,12 @@ def objects(report: Report, next_id: Callable[[], int], parent_id: int = 0) -> l
     if parent_id:
         named["parent_id"] = parent_id
     stamps = sorted(report.stamps, key=lambda stamp: stamp[1])
-    found = [
-        orjson.dumps(named),
-        orjson.dumps({"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}),
-    ]
+    found = [orjson.dumps(named)]
+    if timestamps:
+        found.append(orjson.dumps({"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps]}))
     found += [_tensor(number, tensor) for tensor in report.tensors]
     for child in report.children:
-        found += objects(child, next_id, number)
+        found += objects(child, next_id, number, timestamps=timestamps)
     return found
 
 

@@ -19,7 +19,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.events import Fact, TraceSettingChanged
-from charonia.traces.contexts import PROPAGATED, Context, Parent, read_parent
+from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context, Parent, read_parent
 from charonia.traces.settings import (
     OPENTELEMETRY,
     TraceOptions,
@@ -199,7 +199,8 @@ class Tracer:
 
     def _new(self, model: str, sampler: _Sampler, parent: Parent | None, *, counted: str) -> Trace:
         drawn = os.urandom(32)
-        flags = sampler.settings.level | (PROPAGATED if self._propagates else 0)
+        # tensors are for the file: no span holds them
+        flags = TIMESTAMPS | PROPAGATED if self._propagates else sampler.settings.level
         trace_id, state = (parent.trace_id, parent.state) if parent is not None else (drawn[16:], "")
         return Trace(
             Context(flags, trace_id, drawn[:8], state),

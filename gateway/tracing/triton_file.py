@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from charonia.traces.contexts import TIMESTAMPS
 from charonia.traces.triton_file import objects
 
 from .trace import Finished
@@ -52,7 +53,8 @@ class TritonFile:
     def write(self, traces: Sequence[Finished]) -> None:
         waiting: list[bytes] = []
         for trace in traces:
-            found = objects(trace.merged(), self._next_id)
+            timestamps = bool(trace.context.flags & TIMESTAMPS)
+            found = objects(trace.merged(), self._next_id, timestamps=timestamps)
             if trace.log_frequency <= 0:
                 waiting += found
             else:

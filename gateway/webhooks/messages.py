@@ -25,6 +25,8 @@ class Message:
 
     id: str
     body: bytes
+    trace: tuple[tuple[str, str], ...] = ()
+    """The headers of the trace that the job's request belongs to."""
 
     def headers(self, secrets: Sequence[bytes], timestamp_s: int) -> list[tuple[str, str]]:
         """The headers of one try, signed at `timestamp_s`."""
@@ -33,6 +35,7 @@ class Message:
             ("webhook-id", self.id),
             ("webhook-timestamp", str(timestamp_s)),
             ("webhook-signature", sign(secrets, self.id, timestamp_s, self.body)),
+            *self.trace,
         ]
 
 
@@ -61,7 +64,19 @@ def message_of(job: JobRecord) -> Message:
             "result_url": f"/v2/jobs/{quote(job.public_id, safe='')}/result" if succeeded else None,
         },
     }
-    return Message(f"msg_{job.id.hex()}", orjson.dumps(body))
+    return Message(f"msg_{job.id.hex()}", orjson.dumps(body), _trace(job.about.get("webhook")))
+
+
+def _trace(webhook: Any) -> tuple[tuple[str, str], ...]:
+    carrier = webhook.get("trace") if isinstance(webhook, Mapping) else None
+    if not isinstance(carrier, Mapping):
+        return ()
+    found = [(name, carrier.get(name)) for name in ("traceparent", "tracestate")]
+    return tuple((name, value) for name, value in found if isinstance(value, str) and _is_header(value))
+
+
+def _is_header(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 def timestamp(time_us: int) -> str:

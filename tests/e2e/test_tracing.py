@@ -117,7 +117,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             f"opentelemetry,url={receiver.url}", "opentelemetry,resource=service.name=tested", "level=TIMESTAMPS",
             "opentelemetry,resource=test.key=test.value", "rate=1", "opentelemetry,bsp_schedule_delay=20",
         ]  # fmt: skip
-        server = ends.enter_context(serving(models, directory / "state", *(f"--trace-config={flag}" for flag in flags)))
+        server = ends.enter_context(
+            serving(
+                models,
+                directory / "state",
+                "--webhook-allow=127.0.0.1/32",
+                *(f"--trace-config={flag}" for flag in flags),
+            )
+        )
         file = directory / "trace.json"
         other = Part(
             "gateway", "other", directory, server.log_url, *GATEWAY_FLAGS, f"--trace-config=triton,file={file}"
@@ -214,13 +221,19 @@ def test_nested_ensembles(stack: Any) -> None:
 
 def test_a_jobs_spans_join_the_trace_of_the_request_that_made_it(stack: Any) -> None:
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, WIDTH], "data": ROW.ravel().tolist()}]}
-    headers = {**parent(4), "prefer": "respond-async"}
+    hook = stack.receiver.url.replace("/v1/traces", "/hook")
+    headers = {**parent(4), "prefer": "respond-async", "charonia-webhook": hook}
     status, _ = stack.server.request("POST", "/v2/models/chain/infer", json.dumps(body).encode(), headers)
     assert status == 202
     whole(stack, f"{4:032x}", 6)
     assert stack.receiver.tree(f"{4:032x}") == {
         "InferRequest": ["chain"], "chain": ["double", "triple"], "double": ["compute"], "triple": ["compute"],
     }  # fmt: skip
+    (chain,) = [span for span in stack.receiver.of(f"{4:032x}") if span.name == "chain"]
+    until("its webhook is called", lambda: stack.receiver.others)
+    ((path, hooked),) = stack.receiver.others
+    assert (path, hooked["traceparent"]) == ("/hook", f"00-{4:032x}-{chain.id}-01")
+    assert hooked["tracestate"] == "vendor=1"
     # one with a key is waited for, and its answer brings the spans
     headers = {**parent(5), "idempotency-key": "k-1"}
     for expected in (6, 8):  # the second call gets the answer of the first one's job

@@ -1,4 +1,7 @@
-"""A collector for tests: OTLP over HTTP, read with the official messages. It may be made to refuse or to hang."""
+"""A collector for tests: OTLP over HTTP, read with the official messages. It may be made to refuse or to hang.
+
+Other paths take anything, such as webhooks.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,10 @@ class Receiver:
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
-    exports: int = 0
     status: int = 200
     goes_on: threading.Event = field(default_factory=threading.Event)
+    others: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """What else was posted here: (path, headers)."""
 
     def of(self, trace_id: str) -> list[Span]:
         return [span for span in self.spans if span.trace_id == trace_id]
@@ -61,8 +65,9 @@ class Receiver:
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
                 assert receiver.goes_on.wait(60)
-                receiver.exports += 1
-                if receiver.status == 200:
+                if self.path != "/v1/traces":
+                    receiver.others.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+                elif receiver.status == 200:
                     receiver.spans += _spans(ExportTraceServiceRequest.FromString(body))
                 self.send_response(receiver.status)
                 self.send_header("content-length", "0")

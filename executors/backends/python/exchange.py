@@ -36,7 +36,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
-from charonia.traces.contexts import PROPAGATED, Context
+from charonia.traces.contexts import Context
 
 from .frames import Frame, FrameError, places
 
@@ -66,10 +66,8 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
 
 def _traced(context: Context) -> tuple[bytes, str | None]:
     """Its span, and the propagation context of OpenTelemetry as JSON text (P17)."""
-    if not context.flags & PROPAGATED:
-        return context.span_id, None
-    carrier = {"traceparent": context.traceparent} | ({"tracestate": context.state} if context.state else {})
-    return context.span_id, json.dumps(carrier)
+    carrier = context.carrier()
+    return context.span_id, json.dumps(carrier) if carrier else None
 
 
 def responses_of(frame: Frame) -> list[ModelResponse | None]:

@@ -63,6 +63,13 @@ def test_a_child_is_of_the_same_trace_and_its_answer_is_waited_for() -> None:
     assert read_parent(child.traceparent) == Parent(TRACE_ID, b"childish", True)
 
 
+def test_others_are_told_of_traces_of_opentelemetry_only() -> None:
+    context = Context(TIMESTAMPS | PROPAGATED, TRACE_ID, SPAN_ID, "a=1", "g-1")
+    assert context.carrier() == {"traceparent": HEADER, "tracestate": "a=1"}
+    assert Context(TIMESTAMPS | PROPAGATED, TRACE_ID, SPAN_ID).carrier() == {"traceparent": HEADER}
+    assert Context(TIMESTAMPS, TRACE_ID, SPAN_ID, "a=1").carrier() == {}
+
+
 def test_only_its_own_report_is_taken() -> None:
     traced = Traced(Context(TIMESTAMPS, TRACE_ID, SPAN_ID))
     other, own = Report(b"another1", "m", 1, "", ()), Report(SPAN_ID, "m", 1, "", ())

@@ -35,6 +35,14 @@ def test_parents_come_before_their_children() -> None:
     ]
 
 
+def test_at_level_tensors_alone_there_are_no_times() -> None:
+    inner = Report(b"3" * 8, "inner", 1, "q", (("QUEUE_START", 7),))
+    root = Report(b"1" * 8, "m", 2, "q", (("REQUEST_END", 9),), children=(inner,))
+    found = objects(root, partial(next, itertools.count(1)), timestamps=False)
+    assert [json.loads(one)["id"] for one in found] == [1, 2]
+    assert not [one for one in found if b"timestamps" in one]
+
+
 def tensor(array: np.ndarray, **changes: object) -> dict[str, object]:
     reported = replace(ReportedTensor.of(QUEUE_INPUT, Tensor.of("x", array)), **changes)  # type: ignore[arg-type]
     (_, _, told) = written(Report(b"1" * 8, "m", 1, "", (), tensors=(reported,)))

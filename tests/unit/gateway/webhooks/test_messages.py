@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_headers_differ_between_tries_only_by_time_and_signature() -> None:
     message = message_of(job(JobState.EXPIRED))
     first, second = (dict(message.headers([b"k" * 32], at_s)) for at_s in (1, 2))
     assert {name for name in first if first[name] != second[name]} == {"webhook-timestamp", "webhook-signature"}
+
+
+@pytest.mark.parametrize(
+    ("trace", "added"),
+    [
+        ({"traceparent": "00-aa-bb-01", "tracestate": "v=1"}, {"traceparent": "00-aa-bb-01", "tracestate": "v=1"}),
+        ({"traceparent": "00-aa-bb-01", "other": "x"}, {"traceparent": "00-aa-bb-01"}),
+        ({"traceparent": "00\r\nx: y", "tracestate": "é"}, {}),
+        ({"traceparent": 7}, {}),
+        ("00-aa-bb-01", {}),
+        (None, {}),
+    ],
+)
+def test_the_trace_of_the_request_goes_along(trace: object, added: dict[str, str]) -> None:
+    traced = replace(job(JobState.EXPIRED), about={"version": 3, "webhook": {"url": "u", "trace": trace}})
+    without = message_of(job(JobState.EXPIRED)).headers([b"k" * 32], 1)
+    assert message_of(traced).headers([b"k" * 32], 1) == [*without, *added.items()]
 
 
 @pytest.mark.parametrize(
