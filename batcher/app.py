@@ -20,11 +20,18 @@ from .service import BatcherService
 class BatcherApp:
     """One batcher. `local_executor` is the executor incarnation in this process, "" for none.
 
-    `control` is what it knows of everybody, for others in this process.
+    `control` is what it knows of everybody, for others in this process; `cache_log` is where responses are cached when
+    that is not the log.
     """
 
     def __init__(
-        self, log: EventLog, settings: BatcherSettings, log_settings: LogSettings, *, local_executor: str = ""
+        self,
+        log: EventLog,
+        settings: BatcherSettings,
+        log_settings: LogSettings,
+        *,
+        local_executor: str = "",
+        cache_log: EventLog | None = None,
     ) -> None:
         self._log_is_private = log_settings.private
         self.control = ControlPlane(
@@ -38,10 +45,14 @@ class BatcherApp:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
         delays = Delays(_hook("TRITONSERVER_DELAY_SCHEDULER"), _hook("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"))
-        self.service = BatcherService(log, self.control, settings, local_executor=local_executor, delays=delays)
+        self.service = BatcherService(
+            log, self.control, settings, local_executor=local_executor, delays=delays, cache_log=cache_log
+        )
         self._membership.on_new_epoch.append(self._begin_anew)
         self.control.catalog.process_listeners.append(self._membership.hear)
-        self.metrics = BatcherMetrics(self.service, self.control.catalog, settings.metrics)
+        self.metrics = BatcherMetrics(
+            self.service, self.control.catalog, settings.metrics, joint=settings.joint_metrics
+        )
         if not local_executor:
             self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._endpoint = MetricsEndpoint(

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from charonia.cache_metrics import CacheMetrics
 from charonia.clock import monotonic_ns
+from charonia.exposition import merge
 from charonia.models.catalog import Catalog
 from charonia.settings import MetricsSettings
 from charonia.telemetry import log_epoch_changes, render, tagged
@@ -56,9 +58,16 @@ _OF_ENSEMBLES = (
 class BatcherMetrics(Collector):
     """Reads the owned models when scraped; nothing on the request path."""
 
-    def __init__(self, service: BatcherService, catalog: Catalog, settings: MetricsSettings | None = None) -> None:
+    def __init__(
+        self, service: BatcherService, catalog: Catalog, settings: MetricsSettings | None = None, *, joint: bool = False
+    ) -> None:
+        """`joint`: its page is added to others'."""
         self._settings = settings or MetricsSettings()
         self._service = service
+        self._joint = joint
+        self._cache: CacheMetrics | None = None
+        if service.cached is not None:
+            self._cache = CacheMetrics(service.cached, self._settings, self._tags)
         self._catalog = catalog
         self.log_epoch_changes: Callable[[], int] | None = None
         """None in an executor's process: that counts them itself."""
@@ -67,7 +76,10 @@ class BatcherMetrics(Collector):
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""
-        return render(self._registry) + self._service.latencies.render(monotonic_ns())
+        page = render(self._registry) + self._service.latencies.render(monotonic_ns())
+        if self._cache is None:
+            return page
+        return merge([page.decode(), self._cache.render().decode()], last=not self._joint)
 
     def collect(self) -> Iterable[Metric]:
         return tagged(self._collect(), self._tags)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from charonia import keys
+from charonia.calls.cached_calls import CachedCalls
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.control import ControlPlane
@@ -52,6 +53,7 @@ class BatcherService:
         *,
         local_executor: str = "",
         delays: Delays = NO_DELAYS,
+        cache_log: EventLog | None = None,
     ) -> None:
         self._log = log
         self._control = control
@@ -69,6 +71,11 @@ class BatcherService:
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
         """Of ensembles: nobody else runs them."""
+        self.cached: CachedCalls | None = None
+        """What steps of ensembles find in the response cache, where there is one (K4)."""
+        if caches:
+            limit_bytes = settings.response_cache_size_bytes
+            self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
         self._delays = delays
         self._recalling: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
@@ -108,6 +115,9 @@ class BatcherService:
         self._catalog.listeners.remove(self._on_model)
         self._catalog.process_listeners.remove(self._on_process)
         await self._departed.close()
+        if self.cached is not None:
+            with contextlib.suppress(CharoniaError):
+                await self.cached.close()
         for task in (self._recalling, self._verifying, self._expiring):
             if task is not None:
                 task.cancel()
@@ -119,6 +129,8 @@ class BatcherService:
         for model in list(self._owned):
             self._drop(model)
         self._departed.clear()
+        if self.cached is not None:
+            self.cached.begin_anew()
 
     @property
     def owned(self) -> dict[str, OwnedModel]:
@@ -204,7 +216,11 @@ class BatcherService:
         make: Callable[..., OwnedModel] = OwnedModel
         if is_ensemble(self._catalog.held(model)):
             make = partial(
-                OwnedEnsemble, catalog=self._catalog, shm_dir=self._settings.shm_dir, latencies=self.latencies
+                OwnedEnsemble,
+                catalog=self._catalog,
+                shm_dir=self._settings.shm_dir,
+                latencies=self.latencies,
+                calls=self.cached,
             )
         return make(
             self._log,
@@ -326,6 +342,14 @@ class BatcherService:
                 self._forgotten = True
             except Exception:
                 _log.exception("batches could not be verified")
+
+    def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
+        if self.latencies.measures:
+            latencies = self.latencies.of(served.model, served.version) or self.latencies.add(
+                served.version, served.config, decoupled=served.interface.decoupled
+            )
+            if latencies is not None:
+                latencies.observe(what, duration_ns, monotonic_ns())
 
     def _look_soon(self) -> None:
         """Calls came whose callers do nothing else: they must not wait for long for what cannot be."""

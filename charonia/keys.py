@@ -41,7 +41,7 @@ command or script ever names keys of two slots.
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
-    c:<hash>                 a cached response (`gateway.cache_store`), kept for a time
+    c:<hash>                 a cached response (`charonia.calls.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`EventLog.keep_recent`)
     ce                       sorted set of cached responses by when they expire

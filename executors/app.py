@@ -9,6 +9,7 @@ from collections.abc import Callable
 from charonia.backend import MeteredBackend
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
+from charonia.exposition import merge
 from charonia.host_metrics import beside_host
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
@@ -32,10 +33,12 @@ def create(
     log_settings: LogSettings | None = None,
     backends: BackendRegistry | None = None,
     control: ControlPlane | None = None,
+    cache_log: EventLog | None = None,
 ) -> ExecutorService:
     """The service alone. Raises `StartupError` for a repository that cannot be used.
 
-    `control` is another part's of this process, for models that call models.
+    `control` is another part's of this process, for models that call models; `cache_log` is where responses are cached
+    when that is not the log.
     """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
@@ -62,6 +65,7 @@ def create(
             joint=bool(settings.metrics_socket),
         ),
         control=control,
+        cache_log=cache_log,
     )
 
 
@@ -70,7 +74,7 @@ _FAILED_DRAIN_S = 5.0
 
 
 class ExecutorApp:
-    """One executor with its metrics endpoint. `backends` may hold some that exist already, `control` as in `create`."""
+    """One executor with its metrics endpoint. `backends` may hold some that exist already, the rest as in `create`."""
 
     def __init__(
         self,
@@ -79,11 +83,12 @@ class ExecutorApp:
         log_settings: LogSettings,
         backends: BackendRegistry | None = None,
         control: ControlPlane | None = None,
+        cache_log: EventLog | None = None,
     ) -> None:
         self._settings = settings
         self._renderers: list[Callable[[], bytes]] = []
         self._backends = backends or BackendRegistry()
-        self.service = create(settings, log, log_settings, self._backends, control)
+        self.service = create(settings, log, log_settings, self._backends, control, cache_log)
         self._endpoint = MetricsEndpoint(
             self.render if settings.metrics_socket else beside_host(self.render, settings.metrics),
             address=settings.metrics_address,
@@ -98,7 +103,11 @@ class ExecutorApp:
     def render(self) -> bytes:
         """The metrics page."""
         metered = [backend.render_metrics for backend in self._backends.made() if isinstance(backend, MeteredBackend)]
-        return b"".join([self.service.metrics.render(), *(render() for render in (*self._renderers, *metered))])
+        pages = [self.service.metrics.render(), self.service.render_cache()]
+        pages += [render() for render in (*self._renderers, *metered)]
+        # several of them may know something of one model
+        found = [page.decode() for page in pages if page]
+        return merge(found, last=not self._settings.metrics_socket) if len(found) > 1 else pages[0]
 
     async def start(self) -> None:
         """Serve. Raises `StartupError`, then nothing is left running."""

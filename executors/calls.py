@@ -8,14 +8,18 @@ this process follows it anyhow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 from charonia.backend import ModelResponse, OpenCall
+from charonia.calls.cached_calls import CachedCalls
+from charonia.calls.caching import is_cachable
 from charonia.calls.call import Call
 from charonia.calls.caller import Caller, Origin
 from charonia.calls.model_control import ModelControl
-from charonia.errors import Unavailable
+from charonia.errors import CharoniaError, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
@@ -23,7 +27,7 @@ from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.catalog import Catalog
 from charonia.models.interface import ModelInterface
 from charonia.traces.contexts import Traced
-from charonia.wire import Lineage, RequestRecord
+from charonia.wire import Lineage, RequestRecord, ResponseRecord
 
 
 class ExecutorCalls:
@@ -36,7 +40,9 @@ class ExecutorCalls:
         directory: PayloadDirectory,
         check_interval_ms: int,
         shared: ControlPlane | None = None,
+        make_cache: Callable[[Catalog], CachedCalls] | None = None,
     ) -> None:
+        """`make_cache` gives the cache of what models answer, where there is one (K4)."""
         self._log = log
         self._executor = executor
         self._directory = directory
@@ -44,6 +50,9 @@ class ExecutorCalls:
         self._shared = shared
         self._control: ControlPlane | None = None
         self._caller: Caller | None = None
+        self._make_cache = make_cache
+        self.cache: CachedCalls | None = None
+        """From the first call on."""
         self._starting = asyncio.Lock()
         self.leased: Callable[[], bool] = lambda: True
         """Whether this executor's heartbeat lease has surely not ended."""
@@ -67,8 +76,21 @@ class ExecutorCalls:
             deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
             priority=records[0].level if records else 0,
         )
-        opened = (await self._started()).open(inherited, _origin(model, records, blocks=blocks))
-        return _Opened(opened, request.trace)
+        caller, origin = await self._started(), _origin(model, records, blocks=blocks)
+        if self.cache is not None:
+            served = caller.find(request.model, request.version)
+            rules = self.cache.rules(served)
+            if rules is not None and is_cachable(request):
+                caller.check(inherited, served)
+
+                async def run() -> ResponseRecord:
+                    answer = await caller.infer(inherited, origin)
+                    if request.trace is not None:
+                        request.trace.took(answer.report)
+                    return answer
+
+                return _Cached(self.cache.answer(inherited, served, rules, origin.lineage.tenant, run))
+        return _Opened(caller.open(inherited, origin), request.trace)
 
     async def catalog(self) -> Catalog:
         """Who serves what, followed from now on."""
@@ -112,6 +134,8 @@ class ExecutorCalls:
         if caller.payloads is not None:
             caller.payloads.leased = self.leased
         await caller.start()
+        if self._make_cache is not None:
+            self.cache = self._make_cache(control.catalog)
         self._caller = caller
 
     def begin_anew(self) -> None:
@@ -120,6 +144,8 @@ class ExecutorCalls:
             self._control.begin_anew()
         if self._caller is not None:
             self._caller.begin_anew()
+        if self.cache is not None:
+            self.cache.begin_anew()
 
     async def renew(self) -> None:
         """This executor was held for lost."""
@@ -130,10 +156,34 @@ class ExecutorCalls:
         """Give up what is open; from now on nothing can be called."""
         async with self._starting:
             self._closed = True
+        if self.cache is not None:
+            with contextlib.suppress(CharoniaError):
+                await self.cache.close()
         if self._caller is not None:
             await self._caller.close()
         if self._control is not None and self._control is not self._shared:
             await self._control.close()
+
+
+class _Cached:
+    """An `OpenCall` whose one answer may be another's."""
+
+    def __init__(self, coming: Coroutine[Any, Any, ResponseRecord]) -> None:
+        self._coming: asyncio.Task[ResponseRecord] | None = asyncio.get_running_loop().create_task(coming)
+
+    async def next(self) -> ModelResponse | None:
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return None
+        try:
+            answer = await coming
+        finally:
+            coming.cancel()
+        return ModelResponse(answer.outputs, answer.parameters, answer.error)
+
+    def cancel(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
 
 
 class _Opened:

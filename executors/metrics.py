@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from charonia.clock import monotonic_ns
 from charonia.latencies import Latencies
+from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
 from charonia.settings import MetricsSettings
 from charonia.telemetry import log_epoch_changes, render, tagged
@@ -139,6 +140,15 @@ class ExecutorMetrics(Collector):
         latencies = self._latencies.of(model, version)
         if latencies is not None:
             latencies.responded(duration_ns)
+
+    def observe_called(self, served: ServedVersion, what: str, duration_ns: int) -> None:
+        """Measure how long a model of this executor waited for what the response cache had of another one's answers."""
+        if self._latencies.measures:
+            latencies = self._latencies.of(served.model, served.version) or self._latencies.add(
+                served.version, served.config, decoupled=served.interface.decoupled
+            )
+            if latencies is not None:
+                latencies.observe(what, duration_ns, monotonic_ns())
 
     def unawaited(self, model: str, version: int, failure: str, duration_ns: int) -> None:
         """Count one request that ended with no gateway waiting; `failure` is the reason of M1 or empty."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from charonia import keys
+from charonia.cache_metrics import CacheMetrics
+from charonia.calls.cached_calls import CachedCalls
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.membership import Membership
@@ -26,6 +29,7 @@ from charonia.events import (
     ModelRequestFinished,
     RepositoryScanned,
 )
+from charonia.models.catalog import Catalog
 from charonia.models.repository import ModelRepository
 from charonia.settings import ExecutorSettings, LogSettings
 
@@ -65,6 +69,7 @@ class ExecutorService:
         capabilities: Capabilities,
         metrics: ExecutorMetrics,
         control: ControlPlane | None = None,
+        cache_log: EventLog | None = None,
     ) -> None:
         self.failed = False
         self.on_failure: Callable[[], None] | None = None
@@ -90,7 +95,10 @@ class ExecutorService:
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._membership.say_again.append(self._announcer.say_again)
         interval_ms = log_settings.heartbeat_interval_ms
-        loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control)
+        make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
+        loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control, make_cache)
+        self.render_cache: Callable[[], bytes] = lambda: b""
+        """The metrics of what models found in the response cache."""
         self._membership.on_new_epoch.append(self._calls.begin_anew)
         self._membership.say_again.append(self._calls.renew)
         self._calls.leased = self._membership.is_leased
@@ -143,6 +151,17 @@ class ExecutorService:
             yield incarnation.model, incarnation.version, incarnation.pool.waiting_requests
 
     # -- start and end ------------------------------------------------------------------------------------------------
+
+    def _cache(self, cache_log: EventLog | None, catalog: Catalog) -> CachedCalls:
+        limit_bytes = self._settings.response_cache_size_bytes
+        cache = CachedCalls(self._log, cache_log, limit_bytes, catalog, self.metrics.observe_called)
+
+        def tags(model: str, version: int) -> Mapping[str, str]:
+            held = catalog.held(model).get(version)
+            return held.interface.metric_tags if held is not None else {}
+
+        self.render_cache = CacheMetrics(cache, self._settings.metrics, tags).render
+        return cache
 
     async def start(self) -> None:
         """Join, load what the control mode says, and serve. Raises `StartupError` (R29), then everything is undone."""

@@ -15,8 +15,9 @@ from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.packing import request_record
 from charonia.calls.payloads import Payloads
+from charonia.calls.shedding import shed
 from charonia.calls.splicing import Visible
-from charonia.errors import CharoniaError, ResourceExhausted
+from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
@@ -268,14 +269,3 @@ class DataPlane:
         task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def shed(error: CharoniaError) -> CharoniaError:
-    """The error anew. A future keeps what it raised, and with a traceback that would be a cycle: the request's bytes
-    would stay until the garbage collector comes by, which it seldom does.
-    """
-    error.__traceback__ = None
-    again = type(error)(error.message)
-    if isinstance(error, ResourceExhausted) and isinstance(again, ResourceExhausted):
-        again.retry_after_s = error.retry_after_s
-    return again

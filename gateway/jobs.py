@@ -15,6 +15,7 @@ from typing import Any
 from charonia import failpoints, keys
 from charonia.calls.admission import Admitted
 from charonia.calls.packing import request_record
+from charonia.calls.shedding import shed
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
 from charonia.eventlog.port import EventLog
@@ -24,7 +25,7 @@ from charonia.models.catalog import Catalog, ServedVersion
 from charonia.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 
-from .dataplane import DataPlane, shed
+from .dataplane import DataPlane
 from .delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 from .endings import Ending, count_failures, end_requests
 from .idempotency import check_key, key_digest, request_digest

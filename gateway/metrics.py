@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from charonia.calls.cache_store import CacheStore
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, ErrorCode
 from charonia.latencies import Latencies, ModelLatencies
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.settings import MetricsSettings
 from charonia.telemetry import log_epoch_changes, render, tagged
 
-from .cache_store import CacheStore
 from .dataplane import DataPlane
 from .statistics import FAILURE_REASONS
 from .tracing.tracer import Tracer
-
-_REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
 
 
 class RequestCounts:
@@ -85,17 +82,6 @@ def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
     """Add to a model's count."""
     if amount:
         counts[model] = counts.get(model, 0) + amount
-
-
-def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = False) -> str:
-    """M1's reason label of a failed request; what fails in an ensemble has its own where it failed (M11)."""
-    if error.code is ErrorCode.CANCELLED:
-        return "CANCELED"
-    if ensemble and executed:
-        return "OTHER"
-    if error.code in _REJECTED_CODES:
-        return "REJECTED"
-    return "BACKEND" if executed else "OTHER"
 
 
 class GatewayMetrics(Collector):

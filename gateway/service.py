@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
+from charonia.calls.caching import is_cachable, rules_of
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payloads import Payloads
+from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.response_cache import ResponseCache
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
@@ -31,7 +34,6 @@ from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.traces.settings import Wanted
 from charonia.wire import ResponseRecord
 
-from .caching import cachable, rules_of
 from .dataplane import DataPlane
 from .deadlines import check_deadline
 from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
@@ -44,11 +46,9 @@ from .handler import (
     TensorMetadata,
 )
 from .jobs import Jobs
-from .metrics import GatewayMetrics, RequestCounts, failure_reason
+from .metrics import GatewayMetrics, RequestCounts
 from .readiness import Readiness
-from .refused import RefusedRequests
 from .request_rules import SERVER_EXITING
-from .response_cache import ResponseCache
 from .restrictions import RawHeaders
 from .statistics import model_statistics
 from .streaming import only, responses_of, wanted_outputs
@@ -265,7 +265,12 @@ class GatewayService:
         """The one answer to an admitted request."""
         level = admission.level(request.priority)
         rules = admission.caching
-        if self._cache is not None and rules is not None and cachable(request, options):
+        if (
+            self._cache is not None
+            and rules is not None
+            and is_cachable(request)
+            and (options is None or not is_job(options))
+        ):
             tenant = options.caller.tenant if options is not None else ""
             send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
             return self._cache.answer(request, served, rules, tenant, send, counts)

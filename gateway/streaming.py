@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 
+from charonia.calls.refused import failure_reason
+from charonia.calls.shedding import shed
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 
-from .dataplane import shed
-from .metrics import RequestCounts, failure_reason
+from .metrics import RequestCounts
 from .tracing.trace import answered
 from .tracing.trace import failed as trace_failed
 

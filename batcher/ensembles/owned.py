@@ -18,6 +18,7 @@ from batcher.scheduling import ensemble as plan
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
+from charonia.calls.cached_calls import CachedCalls
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
@@ -27,10 +28,11 @@ from charonia.models.catalog import Catalog, ServedVersion
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
 from charonia.settings import MetricsSettings
-from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord
+from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord, ResponseRecord
 
 from .accounting import Tally
 from .answers import Answer, Answers
+from .cached_steps import CachedSteps
 from .endings import Endings
 from .submission import Flight, Submission
 from .tensors import Value, is_true, size_of, values_of
@@ -50,14 +52,24 @@ class OwnedEnsemble(OwnedModel):
     """The shell around one `EnsembleScheduler`. Arguments as of `OwnedModel`; `shm_dir` is the payload directory."""
 
     def __init__(
-        self, *arguments: Any, catalog: Catalog, shm_dir: str, latencies: Latencies | None = None, **more: Any
+        self,
+        *arguments: Any,
+        catalog: Catalog,
+        shm_dir: str,
+        latencies: Latencies | None = None,
+        calls: CachedCalls | None = None,
+        **more: Any,
     ) -> None:
         super().__init__(*arguments, **more)
         self.scheduler: plan.EnsembleScheduler = plan.EnsembleScheduler(self.model, is_true, MAX_HELD_BYTES)
         self._catalog = catalog
         self._directory = PayloadDirectory(shm_dir, keys.ensemble_endpoint(self.model))
         self._directory.open(standing=True)
-        self._flights = Submission(self.log, self.model, catalog, self._directory, self.spawn, self._own)
+        self._flights = Submission(
+            *(self.log, self.model, catalog, self._directory, self.spawn, self._own),
+            ended=self._step_ended,
+            cached=CachedSteps(calls) if calls is not None else None,
+        )
         self._answers = Answers(self.log, self.model, self._directory, self._deletions, self._awaited)
         self._latencies = latencies or Latencies(MetricsSettings())
         self._endings = Endings(
@@ -82,6 +94,8 @@ class OwnedEnsemble(OwnedModel):
 
     def close(self) -> None:
         self._flights.closed = True
+        if self._flights.cached is not None:
+            self._flights.cached.close()
         for version in self._served:
             self._latencies.drop(self.model, version)
         super().close()
@@ -164,17 +178,33 @@ class OwnedEnsemble(OwnedModel):
             except CharoniaError as error:  # never two runs spliced
                 self._flights.done(flight)
                 return plan.StepFailed(request.id, step.index, path, error)
-        if response.final or response.error is not None:
-            self._flights.done(flight)
         if response.times is not None:
             self._tally(request).add(response.times)
         if response.report is not None and (trace := carrier_of(request).record.trace) is not None:
             trace.add(response.report)
+        if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
+            flight.reference = reference
+            return None  # what it ends with is told when the cache has it
+        if response.final or response.error is not None:
+            self._flights.done(flight)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
         values = values_of(response.outputs, reference)
         index = response.place[1] if response.place is not None else 0
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
+
+    def _step_ended(self, flight: Flight, outcome: ResponseRecord | CharoniaError) -> None:
+        """A step has its one answer, by the cache or through it."""
+        if self.closed or self._flights.flights.get(flight.id) is not flight:
+            return
+        self._flights.done(flight)
+        error = outcome if isinstance(outcome, CharoniaError) else outcome.error
+        if error is not None:
+            self._refused(flight, error)
+        elif isinstance(outcome, ResponseRecord):
+            values = values_of(outcome.outputs, flight.reference)
+            request, step, path = flight.request, flight.decision.step, flight.decision.path
+            self._tell(plan.StepAnswered(request.id, step.index, path, values, size_of(values), 0, True))
 
     # -- what the planner decides -------------------------------------------------------------------------------------
 

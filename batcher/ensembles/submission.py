@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from batcher.carriers import carrier_of
@@ -37,11 +38,13 @@ from charonia.wire import (
     Lineage,
     Reference,
     RequestRecord,
+    ResponseRecord,
     SequenceMark,
     pack_request,
     record_fields,
 )
 
+from .cached_steps import CachedSteps
 from .tensors import renamed
 
 _log = logging.getLogger(__name__)
@@ -75,6 +78,8 @@ class Flight:
     beside_bytes: int = 0
     asked: bool = False
     since_ns: int = 0
+    reference: Reference | None = None
+    """Where the answer of a step lies that waits for the cache to take it."""
     visible: Visible = field(default_factory=lambda: Visible(repeatable=False))
     """What of a decoupled step's responses was followed up."""
 
@@ -85,6 +90,17 @@ class Flight:
     @property
     def request(self) -> QueuedRequest:
         return self.decision.request
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A step as its model is asked for it; `shared`: its executors read the ensemble's payload directory."""
+
+    request: InferenceRequest
+    served: ServedVersion
+    admitted: Admitted
+    shared: bool
+    reference: Reference | None
 
 
 class Submission:
@@ -98,7 +114,12 @@ class Submission:
         directory: PayloadDirectory,
         spawn: Spawn,
         own: Callable[[bytes, Reference], None],
+        ended: Callable[[Flight, ResponseRecord | CharoniaError], None],
+        cached: CachedSteps | None,
     ) -> None:
+        """`ended` is told of steps that are answered by the cache, or through it."""
+        self._ended = ended
+        self.cached = cached
         self._log = log
         self._ensemble = model
         self._catalog = catalog
@@ -126,11 +147,27 @@ class Submission:
     def ask(self, flight: Flight) -> None:
         """Send the step. Raises the `CharoniaError` its model's callers would get; then it is not awaited any more."""
         try:
-            self._pack(flight)
+            step = self._checked(flight)
+            rules = None
+            if self.cached is not None and not flight.decision.step.decoupled and not self.cached.waits(flight.id):
+                rules = self.cached.rules(step.request, step.served)
+            if self.cached is None or rules is None:
+                self._pack(flight, step)
         except CharoniaError:
             self.flights.pop(flight.id, None)
             raise
-        self._send(flight)
+        if self.cached is None or rules is None:
+            self._send(flight)
+            return
+
+        def send() -> None:
+            self._pack(flight, step)
+            self._send(flight)
+
+        lineage = carrier_of(flight.request).record.lineage
+        tenant = lineage.tenant if lineage is not None else ""
+        ended = partial(self._ended, flight)
+        self.cached.ask(flight.id, step.request, step.served, rules, tenant, send, ended)
 
     def inherit(self, flight: Flight) -> None:
         """A former owner may have asked for the step: what it wrote for it ends with the request."""
@@ -156,8 +193,13 @@ class Submission:
     def cancel(self, request_id: bytes, step: int, path: Path) -> None:
         """Nobody awaits a step any more: its model's owner is told."""
         flight = self.flights.pop(step_id(request_id, step, path), None)
-        if flight is not None:
-            self._spawn(self._tell(flight))
+        if flight is None:
+            return
+        if self.cached is not None:
+            self.cached.give_up(flight.id)
+            if not flight.asked and not flight.record:
+                return  # it waited for another's answer
+        self._spawn(self._tell(flight))
 
     async def _tell(self, flight: Flight) -> None:
         fact = RequestCancelled(flight.id)
@@ -168,20 +210,27 @@ class Submission:
 
     # -- packing ------------------------------------------------------------------------------------------------------
 
-    def _pack(self, flight: Flight) -> None:
+    def _checked(self, flight: Flight) -> _Checked:
+        """Raises what its model's callers would get."""
         decision = flight.decision
-        request, step = decision.request, decision.step
-        record = carrier_of(request).record
+        step, record = decision.step, carrier_of(decision.request).record
         served, admission, shared = self._admission(step.model, step.version)
         tensors, reference = renamed(decision.inputs)
         asked = InferenceRequest(
             step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
         )
+        asked.deadline_ns, asked.timeout_us = record.deadline_ns, record.timeout_us
         if record.sequence is not None:
             mark = record.sequence
             asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
-        admitted = admission.admit(asked)
         flight.level = admission.level(record.level)
+        return _Checked(asked, served, admission.admit(asked), shared, reference)
+
+    def _pack(self, flight: Flight, step: _Checked) -> None:
+        request = flight.request
+        record = carrier_of(request).record
+        asked, admitted, shared, reference = step.request, step.admitted, step.shared, step.reference
+        tensors = asked.inputs
         flags = FLAG_TIMED
         durable = record.is_job or record.journalled
         if record.journalled and not record.is_job:

@@ -43,6 +43,7 @@ from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
 _log = logging.getLogger(__name__)
 
 DEADLINE_EXCEEDED = "request deadline exceeded"
+SERVER_EXITING = "Server exiting"
 EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 
 MAX_DEPTH = 32
@@ -119,7 +120,7 @@ class Caller:
         """Give up what is open, and the stream."""
         self._closed = True
         for call in list(self._open.values()):
-            call.fail(Unavailable("Server exiting"), unwanted=True)
+            call.fail(Unavailable(SERVER_EXITING), unwanted=True)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_DEADLINE_SLACK_S)
         tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
@@ -140,6 +141,12 @@ class Caller:
     def find(self, model: str, version: int) -> ServedVersion:
         """The version a call would use. Raises E5's `NotFound` or `Unavailable`."""
         return self._catalog.find(model, version)
+
+    def check(self, request: InferenceRequest, served: ServedVersion) -> None:
+        """Raise what `open` would, of the request itself, before anything enters the log."""
+        if self._closed:
+            raise Unavailable(SERVER_EXITING)
+        self._admission(served).admit(request)
 
     async def infer(self, request: InferenceRequest, origin: Origin = NOBODY) -> ResponseRecord:
         """Call a model that answers once. Cancelling the awaiting task cancels the request.
@@ -163,7 +170,7 @@ class Caller:
         before anything enters the log: E5's errors, admission's, `DeadlineExceeded`, `ResourceExhausted`.
         """
         if self._closed:
-            raise Unavailable("Server exiting")
+            raise Unavailable(SERVER_EXITING)
         served = version or self._catalog.find(request.model, request.version)
         if len(origin.lineage.ancestors) > MAX_DEPTH:
             raise InvalidArgument(

@@ -164,8 +164,7 @@ async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
     async def stop() -> bool:
         reporting.cancel()
         clean = await app.stop()
-        if cache_log is not None:
-            await cache_log.close()
+        await _close(cache_log)
         return clean
 
     return app.endpoints, stop
@@ -186,17 +185,24 @@ async def _cache_log(values: Values) -> EventLog | None:
     return log
 
 
+async def _close(cache_log: EventLog | None) -> None:
+    if cache_log is not None:
+        await cache_log.close()
+
+
 # -- batcher -----------------------------------------------------------------------------------------------------------
 
 
 async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
     from batcher.app import BatcherApp
 
-    app = BatcherApp(log, batcher_settings(values), log_settings(values))
+    cache_log = await _cache_log(values)
+    app = BatcherApp(log, batcher_settings(values), log_settings(values), cache_log=cache_log)
     await app.start()
 
     async def stop() -> bool:
         await app.stop()
+        await _close(cache_log)
         return True
 
     return {}, stop
@@ -225,13 +231,15 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     watching = asyncio.create_task(watch_loop(), name="watchdog")
     settings = executor_settings(values)
     shared = log_settings(values)
+    cache_log = await _cache_log(values)
     if not settings.hosts_batcher:
-        executor = ExecutorApp(log, settings, shared)
+        executor = ExecutorApp(log, settings, shared, cache_log=cache_log)
         executor.service.on_failure = _stop_myself
         await executor.start()
 
         async def stop_alone() -> bool:
             clean = await executor.stop()
+            await _close(cache_log)
             watching.cancel()
             if executor.service.failed:
                 await _end_now(log)
@@ -242,8 +250,14 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     from batcher.app import BatcherApp
 
     joint = ColocatedLog(log, MemoryLog())
-    batcher = BatcherApp(joint, batcher_settings(values, colocated=True), shared, local_executor=settings.incarnation)
-    executor = ExecutorApp(joint, settings, shared, control=batcher.control)
+    batcher = BatcherApp(
+        joint,
+        batcher_settings(values, colocated=True),
+        shared,
+        local_executor=settings.incarnation,
+        cache_log=cache_log,
+    )
+    executor = ExecutorApp(joint, settings, shared, control=batcher.control, cache_log=cache_log)
     executor.service.on_failure = _stop_myself
     executor.add_metrics(batcher.metrics.render)
     # the batcher first: whoever is ready with models must find somebody who decides for them
@@ -254,6 +268,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
         clean = await executor.stop()
         await batcher.stop()
         await executor.service.say_last_words()
+        await _close(cache_log)
         watching.cancel()
         if executor.service.failed:
             await _end_now(log)

@@ -203,6 +203,13 @@ def build(models: Path) -> None:
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
         more="response_cache { enable: true }",
     )
+    scaling(models, "kept", 5.0, config="response_cache { enable: true }")
+    ensemble(
+        models,
+        "recalling",
+        step("kept", scale, {"OUTPUT0": "a"}),
+        step("kept", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
+    )
     python(models, "total", TOTAL, TOTAL_CONFIG)
     ensemble(
         models,
@@ -223,7 +230,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     build(models)
     wanted = [
         f"--load-model={name}"
-        for name in ("chain", "nested", "conditional", "waiting", "spread", "running", "remembered")
+        for name in ("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling")
     ]
     state = tmp_path_factory.mktemp("state")
     flags = (
@@ -427,6 +434,23 @@ def test_a_remembered_answer_skips_all_steps(server: Server) -> None:
     stats = statistics(server, "remembered")
     assert stats["execution_count"] == 1
     assert stats["inference_stats"]["cache_hit"]["count"] == 2
+
+
+def test_steps_are_answered_from_the_cache(server: Server) -> None:
+    """K4: a step is looked up before it is asked for, and equal ones under way share an execution."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(server, "recalling", INPUT0=rows() / 8), range(8)))
+    for answer in answers:
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), rows() * 25 / 8)
+    until("all are counted", lambda: counted(server, "kept")["success"] == 16)
+    assert counted(server, "kept")["executions"] == 2
+    stats = statistics(server, "kept")["inference_stats"]
+    assert (int(stats["cache_hit"]["count"]), int(stats["cache_miss"]["count"])) == (14, 2)
+    np.testing.assert_array_equal(ask(server, "kept", INPUT0=rows() / 8).as_numpy("OUTPUT0"), rows() * 5 / 8)
+    assert counted(server, "kept")["executions"] == 2, "clients get what steps were answered"
+    page = server.scrape()
+    assert 'nv_cache_num_hits_per_model{model="kept",version="1"} 15' in page
+    assert 'nv_inference_request_success{model="kept",version="1"} 17' in page
 
 
 def test_a_sequence_passes_through(server: Server) -> None:

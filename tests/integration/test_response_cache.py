@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from charonia import keys
+from charonia.calls.cache_store import OVERHEAD_BYTES, CacheStore, pack
 from charonia.datatypes import DataType
 from charonia.eventlog.redis import RedisLog
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
-from gateway.cache_store import OVERHEAD_BYTES, CacheStore, pack
 
 RESPONSES = 400
 KEPT = 100

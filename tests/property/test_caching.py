@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.calls.caching import cache_key
 from charonia.datatypes import DataType
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
@@ -12,7 +13,6 @@ from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
-from gateway.caching import cache_key
 
 # few letters and few bytes: strangers meet often, and so do texts that run into one another
 NAMES = st.text("ab=", max_size=2)

@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.calls.flights import Flight, Passenger
 from charonia.errors import Cancelled, CharoniaError, InternalError, LogUnavailable
 from charonia.inference import InferenceRequest
 from charonia.wire import ResponseRecord
-from gateway.flights import Flight, Passenger
 
 COME, LEAVE, ANSWER, FAIL, OWN_FAIL, LOG_FAIL = "come", "leave", "answer", "fail", "own failure", "log failure"
 STEPS = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.calls.refused import failure_reason
 from charonia.errors import (
     Cancelled,
     CharoniaError,
@@ -21,7 +22,7 @@ from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
 from charonia.settings import GatewaySettings
 from gateway.dataplane import DataPlane
-from gateway.metrics import GatewayMetrics, JobCounts, failure_reason
+from gateway.metrics import GatewayMetrics, JobCounts
 
 
 @pytest.mark.parametrize(

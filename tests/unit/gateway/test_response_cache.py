@@ -217,12 +217,12 @@ async def test_an_answer_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     await stored(bench)
     assert await ask(other) == {"y": 1, "z": 1}
     now_ns = wall_ns()
-    monkeypatch.setattr("gateway.cache_store.wall_ns", lambda: now_ns + 6_000_000_000)
+    monkeypatch.setattr("charonia.calls.cache_store.wall_ns", lambda: now_ns + 6_000_000_000)
     await executed(bench, gateway)
     # the other one finds what the first has just made
     await until_so(lambda: _expires_later(bench, now_ns // 1000 + 6_000_000))
     assert await ask(other) == {"y": 1, "z": 1}
-    monkeypatch.setattr("gateway.cache_store.wall_ns", lambda: now_ns + 20_000_000_000)
+    monkeypatch.setattr("charonia.calls.cache_store.wall_ns", lambda: now_ns + 20_000_000_000)
     await gateway._cache.store.sweep()
     assert await bench.log.count_times(keys.CACHE_EXPIRIES) == 0
     assert await bench.log.keep_recent(keys.CACHE_USES, {}, 0) == []

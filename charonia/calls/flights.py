@@ -16,9 +16,8 @@ from charonia.errors import CharoniaError, DeadlineExceeded, ErrorCode, Internal
 from charonia.inference import InferenceRequest
 from charonia.wire import ResponseRecord
 
-from .dataplane import shed
-from .job_outcomes import DEADLINE_EXCEEDED
-from .request_rules import SERVER_EXITING
+from .caller import DEADLINE_EXCEEDED, SERVER_EXITING
+from .shedding import shed
 
 _OF_ONE_CALLER = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
 
@@ -108,7 +107,7 @@ class Flight:
                 self._task.cancel()
 
     def cancel(self) -> None:
-        """The gateway ends."""
+        """The process ends."""
         self._fail(Unavailable(SERVER_EXITING))
         if self._task is not None:
             self._task.cancel()

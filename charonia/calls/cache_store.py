@@ -1,6 +1,6 @@
-"""Where cached responses lie: in the log for all gateways, the hottest in this process as well (K3).
+"""Where cached responses lie: in the log for all processes, the hottest in this one as well (K3).
 
-Both are bounded in bytes and give up what was used longest ago. The log has at most what gateways are just inserting
+Both are bounded in bytes and give up what was used longest ago. The log has at most what processes are just inserting
 beyond its bound; uses by hits here are told to it now and then. Nothing that fails here fails a request: the cache then
 knows less.
 """
@@ -75,7 +75,7 @@ def pack(record: ResponseRecord, expires_us: int) -> bytes:
 
 
 class CacheStore:
-    """The responses of one gateway and its part in those of all. Keys are `gateway.caching`'s digests."""
+    """The responses of one process and its part in those of all. Keys are `charonia.calls.caching`'s digests."""
 
     def __init__(self, log: EventLog, limit_bytes: int) -> None:
         self._log = log
@@ -90,7 +90,7 @@ class CacheStore:
         self._too_large: set[str] = set()
         self.size_here_bytes = 0
         self.evictions = 0
-        """Responses that this gateway took out of the log because of the bound."""
+        """Responses that this process took out of the log because of the bound."""
 
     def start(self) -> None:
         self._spawn(self._watch())
@@ -130,7 +130,7 @@ class CacheStore:
         return cached
 
     async def look(self, key: bytes) -> Cached | None:
-        """What any gateway has put into the log; None also when the log cannot be asked."""
+        """What any process has put into the log; None also when the log cannot be asked."""
         if self._left_alone_until_ns > monotonic_ns():
             return None
         try:
@@ -206,7 +206,7 @@ class CacheStore:
             )
             await self._use({key: (now_us, cached.size_bytes)})
         except CharoniaError as error:
-            self._fails(f"a response is not shared with other gateways: {error}")
+            self._fails(f"a response is not shared with other processes: {error}")
         finally:
             self._on_the_way_bytes -= len(data)
             if not stored.done():
@@ -257,7 +257,7 @@ class CacheStore:
             await self._use(part)
 
     async def sweep(self) -> None:
-        """Every gateway does; twice is no harm. Raises `LogUnavailable`."""
+        """Every process does; twice is no harm. Raises `LogUnavailable`."""
         while True:
             expired = await self._log.due(keys.CACHE_EXPIRIES, wall_ns() // 1000, MOST_TAKEN)
             if not expired:

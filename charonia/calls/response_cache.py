@@ -1,14 +1,16 @@
 """Answers requests of models that cache their responses: from the cache, with others who ask the same, or by execution.
 
-A hit enters no queue (K3). Equal requests in flight at this gateway share one execution; those at two gateways may both
-be executed once. Only successful answers are kept. What makes requests equal is `caching`'s, who waits for whom
-`flights`', where responses lie `cache_store`'s.
+A hit enters no queue (K3). Equal requests in flight at this process share one execution; those at two may both be
+executed once. The same for clients' requests at gateways, steps of ensembles at their owners and calls of models (K4).
+Only successful answers are kept. What makes requests equal is `caching`'s, who waits for whom `flights`', where
+responses lie `cache_store`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
@@ -21,15 +23,22 @@ from charonia.wire import ResponseRecord
 from .cache_store import CacheStore
 from .caching import cache_key
 from .flights import Flight, Passenger
-from .metrics import RequestCounts, failure_reason
-from .refused import RefusedRequests
+from .refused import RefusedRequests, failure_reason
 
 _HASH_ASIDE_BYTES = 256 * 1024
 """More than this is hashed in a thread: a millisecond of it is a millisecond for everybody."""
 
 
+class CacheCounts(Protocol):
+    """Who counts hits and misses for the metrics of this process; durations in ns."""
+
+    def hit(self, duration_ns: int) -> None: ...
+
+    def missed(self, duration_ns: int) -> None: ...
+
+
 class ResponseCache:
-    """One gateway's. `log` is where the responses of all gateways are, bounded by `limit_bytes`."""
+    """One process's. `log` is where the responses of all are, bounded by `limit_bytes`; `tally` writes statistics."""
 
     def __init__(self, log: EventLog, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
         self.store = CacheStore(log, limit_bytes)
@@ -52,7 +61,7 @@ class ResponseCache:
         rules: CachingRules,
         tenant: str,
         run: Callable[[], Awaitable[ResponseRecord]],
-        counts: RequestCounts,
+        counts: CacheCounts,
     ) -> ResponseRecord:
         """The answer of a cachable, admitted request, with `error` set when the model failed.
 
@@ -89,7 +98,7 @@ class ResponseCache:
             self._count_hit(served, counts, monotonic_ns() - started_ns)
         return landed.record
 
-    def _flight(self, key: bytes, served: ServedVersion, rules: CachingRules, counts: RequestCounts) -> Flight:
+    def _flight(self, key: bytes, served: ServedVersion, rules: CachingRules, counts: CacheCounts) -> Flight:
         lookup_ns = 0
 
         async def look() -> ResponseRecord | None:
@@ -120,7 +129,7 @@ class ResponseCache:
 
         return Flight(look, landed, ended)
 
-    def _count_hit(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
+    def _count_hit(self, served: ServedVersion, counts: CacheCounts, took_ns: int) -> None:
         """X2: a hit counts as a success that waited in no queue, not as an inference."""
         counts.hit(took_ns)
         amounts = {
@@ -133,6 +142,6 @@ class ResponseCache:
         }
         self._tally.add(served, amounts)
 
-    def _count_miss(self, served: ServedVersion, counts: RequestCounts, took_ns: int) -> None:
+    def _count_miss(self, served: ServedVersion, counts: CacheCounts, took_ns: int) -> None:
         counts.missed(took_ns)
         self._tally.add(served, {"cache_miss_count": 1, "cache_miss_ns": took_ns})

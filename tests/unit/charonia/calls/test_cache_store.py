@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from charonia import keys
+from charonia.calls import cache_store
+from charonia.calls.cache_store import CacheStore, pack
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.memory import MemoryLog
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
-from gateway import cache_store
-from gateway.cache_store import CacheStore, pack
 
 NOW_NS = 1_763_700_000_000_000_000
 
@@ -190,7 +190,7 @@ async def test_a_log_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -
     await put(store, 1)
     assert store.here(key(1)) is not None
     assert await store.look(key(2)) is None
-    assert caplog.messages == ["response cache: a response is not shared with other gateways: away"]
+    assert caplog.messages == ["response cache: a response is not shared with other processes: away"]
     store.start()
     await asyncio.sleep(0)
     await store.close()

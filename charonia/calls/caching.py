@@ -17,8 +17,6 @@ from charonia.models.caching import CachingRules, caching_rules
 from charonia.models.catalog import ServedVersion
 from charonia.tensors import Buffer
 
-from .delivery import DeliveryOptions, is_job
-
 _LENGTH = struct.Struct("<Q")
 
 
@@ -30,17 +28,16 @@ def rules_of(served: ServedVersion) -> CachingRules | None:
         return None  # the executor that loaded it knew no such words
 
 
-def cachable(request: InferenceRequest, options: DeliveryOptions | None) -> bool:
-    """Not steps of sequences, and not jobs: these have a record and a result of their own (ADR 0004)."""
-    if request.sequence_id or request.sequence_start or request.sequence_end:
-        return False
-    return options is None or not is_job(options)
+def is_cachable(request: InferenceRequest) -> bool:
+    """Not steps of sequences."""
+    return not (request.sequence_id or request.sequence_start or request.sequence_end)
 
 
 def cache_key(request: InferenceRequest, served: ServedVersion, rules: CachingRules, tenant: str) -> bytes:
     """The digest of an admitted request; equal if and only if its answer may be another's.
 
-    The order of inputs and of outputs wanted does not matter: answers are put in order for each caller.
+    The order of inputs and of outputs wanted does not matter: answers are put in order for each caller. Names of
+    outputs are the model's, each once.
     """
     digest = hashlib.blake2b(digest_size=32)
 
@@ -63,8 +60,10 @@ def cache_key(request: InferenceRequest, served: ServedVersion, rules: CachingRu
         text(tensor.datatype.value)
         part(struct.pack(f"<{len(tensor.shape)}q", *tensor.shape))
         part(tensor.data)
-    part(_LENGTH.pack(len(request.outputs)))
-    for name in sorted(request.outputs):
+    # all of them by name is the same as none: so steps of ensembles have what clients were answered
+    wanted = () if len(request.outputs) == len(served.interface.outputs) else request.outputs
+    part(_LENGTH.pack(len(wanted)))
+    for name in sorted(wanted):
         text(name)
     for name, value in sorted(request.parameters.items()):
         text(name)

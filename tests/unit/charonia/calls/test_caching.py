@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from charonia.calls.caching import cache_key, is_cachable, rules_of
 from charonia.datatypes import DataType
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
@@ -14,8 +15,6 @@ from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
 from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
-from gateway.caching import cachable, cache_key, rules_of
-from gateway.delivery import Caller, DeliveryOptions, Webhook
 
 ALL = CachingRules()
 
@@ -38,21 +37,18 @@ def key(asked: InferenceRequest | None = None, of: ServedVersion | None = None, 
 
 
 @pytest.mark.parametrize(
-    ("more", "options", "may"),
+    ("more", "may"),
     [
-        ({}, None, True),
-        ({"parameters": {"p": 1}, "priority": 2, "timeout_us": 3, "deadline_ns": 4}, None, True),
-        ({}, DeliveryOptions(caller=Caller("acme", scoped=True), durability="fsync"), True),
-        ({}, DeliveryOptions(idempotency_key="k"), False),
-        ({}, DeliveryOptions(webhook=Webhook("https://example.org")), False),
-        ({"sequence_id": 1}, None, False),
-        ({"sequence_id": "s"}, None, False),
-        ({"sequence_start": True}, None, False),
-        ({"sequence_end": True}, None, False),
+        ({}, True),
+        ({"parameters": {"p": 1}, "priority": 2, "timeout_us": 3, "deadline_ns": 4}, True),
+        ({"sequence_id": 1}, False),
+        ({"sequence_id": "s"}, False),
+        ({"sequence_start": True}, False),
+        ({"sequence_end": True}, False),
     ],
 )
-def test_what_may_be_answered(more: dict[str, Any], options: DeliveryOptions | None, may: bool) -> None:
-    assert cachable(request(**more), options) is may
+def test_what_may_be_answered(more: dict[str, Any], may: bool) -> None:
+    assert is_cachable(request(**more)) is may
 
 
 def test_a_key_has_32_bytes() -> None:
@@ -70,6 +66,13 @@ def test_a_key_has_32_bytes() -> None:
 )
 def test_what_does_not_matter(same: InferenceRequest) -> None:
     assert key(same) == key()
+
+
+def test_all_outputs_by_name_are_all_outputs() -> None:
+    both = served()
+    both = replace(both, interface=replace(both.interface, outputs={"c": None, "d": None}))  # type: ignore[dict-item]
+    assert key(request(outputs=("c", "d")), both) == key(request(), both)
+    assert key(request(outputs=("c",)), both) != key(request(), both)
 
 
 def test_the_order_of_outputs_and_parameters_does_not_matter() -> None:

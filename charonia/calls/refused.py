@@ -9,11 +9,23 @@ import contextlib
 from collections.abc import Mapping
 
 from charonia import keys
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import EventLog
 from charonia.models.catalog import ServedVersion
 
 _FLUSH_S = 0.2
+_REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
+
+
+def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = False) -> str:
+    """M1's reason label of a failed request; what fails in an ensemble has its own where it failed (M11)."""
+    if error.code is ErrorCode.CANCELLED:
+        return "CANCELED"
+    if ensemble and executed:
+        return "OTHER"
+    if error.code in _REJECTED_CODES:
+        return "REJECTED"
+    return "BACKEND" if executed else "OTHER"
 
 
 class RefusedRequests:

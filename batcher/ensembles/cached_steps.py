@@ -1,0 +1,100 @@
+"""Steps of an ensemble whose models cache their responses (K4): answered from the cache, with equal ones, or by asking.
+
+A step that is asked for is an ordinary one: its answer comes through the ensemble's reply stream and is handed over
+here. Equal steps that wait for it take the same answer; when its request no longer wants it, the next one is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from charonia.calls.cached_calls import CachedCalls
+from charonia.calls.caching import is_cachable
+from charonia.errors import Cancelled, CharoniaError
+from charonia.inference import InferenceRequest
+from charonia.models.caching import CachingRules
+from charonia.models.catalog import ServedVersion
+from charonia.wire import ResponseRecord
+
+Ended = Callable[[ResponseRecord | CharoniaError], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A step that waits; `answer` while it is the one that was asked for."""
+
+    task: asyncio.Task[None] | None = None
+    answer: asyncio.Future[ResponseRecord] | None = None
+
+
+class CachedSteps:
+    """Those that wait, by step id."""
+
+    def __init__(self, calls: CachedCalls) -> None:
+        self._calls = calls
+        self._waits: dict[bytes, _Wait] = {}
+
+    def rules(self, request: InferenceRequest, served: ServedVersion) -> CachingRules | None:
+        """The rules of a step whose answer may be another's; None for others."""
+        return self._calls.rules(served) if is_cachable(request) else None
+
+    def ask(
+        self,
+        step_id: bytes,
+        request: InferenceRequest,
+        served: ServedVersion,
+        rules: CachingRules,
+        tenant: str,
+        send: Callable[[], None],
+        ended: Ended,
+    ) -> None:
+        """Find the answer of an admitted step; `send` asks for it. `ended` is told once, unless it is given up."""
+        wait = self._waits[step_id] = _Wait()
+
+        async def run() -> ResponseRecord:
+            if self._waits.get(step_id) is not wait:
+                raise Cancelled("")
+            wait.answer = asyncio.get_running_loop().create_future()
+            send()
+            return await wait.answer
+
+        async def find() -> None:
+            outcome: ResponseRecord | CharoniaError
+            try:
+                outcome = await self._calls.answer(request, served, rules, tenant, run)
+            except CharoniaError as error:
+                outcome = error
+            if self._waits.get(step_id) is wait:
+                del self._waits[step_id]
+                ended(outcome)
+
+        wait.task = asyncio.get_running_loop().create_task(find(), name=f"step of {served.model}")
+
+    def waits(self, step_id: bytes) -> bool:
+        return step_id in self._waits
+
+    def answered(self, step_id: bytes, response: ResponseRecord) -> bool:
+        """A step's answer has come; False when it was not asked for from here."""
+        wait = self._waits.get(step_id)
+        if wait is None or wait.answer is None:
+            return False
+        if not wait.answer.done():
+            wait.answer.set_result(response)
+        return True
+
+    def give_up(self, step_id: bytes) -> None:
+        """Nobody wants this step any more; who waits for its answer asks anew."""
+        wait = self._waits.pop(step_id, None)
+        if wait is None:
+            return
+        if wait.answer is not None and not wait.answer.done():
+            wait.answer.set_exception(Cancelled(""))
+            wait.answer.exception()  # seen, should nobody wait
+        if wait.task is not None:
+            wait.task.cancel()
+
+    def close(self) -> None:
+        for step_id in list(self._waits):
+            self.give_up(step_id)

@@ -1,0 +1,16 @@
+"""Errors that futures keep, without what they hold on to."""
+
+from __future__ import annotations
+
+from charonia.errors import CharoniaError, ResourceExhausted
+
+
+def shed(error: CharoniaError) -> CharoniaError:
+    """The error anew. A future keeps what it raised, and with a traceback that would be a cycle: the request's bytes
+    would stay until the garbage collector comes by, which it seldom does.
+    """
+    error.__traceback__ = None
+    again = type(error)(error.message)
+    if isinstance(error, ResourceExhausted) and isinstance(again, ResourceExhausted):
+        again.retry_after_s = error.retry_after_s
+    return again
