@@ -9,37 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
 from charonia.models.catalog import Catalog
-from charonia.models.config import from_json
 from charonia.models.ensemble import Find
-from charonia.models.errors import StructureError
 from charonia.models.interface import ModelInterface
-from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
+from charonia.models.repository import ModelDirectory, ModelRepository
 from protos.model_config_pb2 import ModelConfig
 
 from . import overrides
 from .accounting import increments
 from .announcing import Announcer
 from .composition import Composition, is_ensemble, refuse_all
+from .directories import Directories
 from .health import HealthWatch
 from .instance import Hung
-from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure, poll_failure
+from .lifecycle import NO_VERSION, Lifecycle, LoadModel, load_failure
 from .loading import Incarnation, Loader
 from .metrics import ExecutorMetrics
 from .placing import NotPlacedHere, Placing
+from .retiring import Retirement
 
 _log = logging.getLogger(__name__)
-
-_LOOK_S = 0.02
-_QUIET_LOOKS = 50
 
 
 class Deployment:
@@ -65,7 +61,6 @@ class Deployment:
     ) -> None:
         self._log = log
         self._executor = executor
-        self._repository = repository
         self._lifecycle = lifecycle
         self._loader = loader
         self._announcer = announcer
@@ -75,7 +70,8 @@ class Deployment:
         self._serving: dict[tuple[str, int], Incarnation] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
+        self._directories = Directories(log, repository, lifecycle, loader, announcer)
         self._composition = Composition(self)
         self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -83,8 +79,6 @@ class Deployment:
         self._failed: dict[str, CharoniaError] = {}
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """Models that are loaded on demand (`on_demand`), in memory or not."""
-        self._drying: dict[str, set[asyncio.Task[None]]] = {}
-        """What unloaded models still run, by model."""
 
     def find(self, model: str, version: int) -> Incarnation | None:
         """What serves a version now."""
@@ -96,8 +90,7 @@ class Deployment:
     async def idle(self) -> None:
         """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
         await asyncio.gather(*(incarnation.pool.idle() for incarnation in self.incarnations()))
-        if self._retiring:
-            await asyncio.wait(set(self._retiring))
+        await self._retirement.idle()
 
     async def close(self, grace_s: float) -> None:
         """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
@@ -105,14 +98,8 @@ class Deployment:
         incarnations = self.incarnations()
         self._serving.clear()
         for incarnation in incarnations:
-            self._spawn(self._retire(incarnation))
-        if self._retiring:
-            _, hanging = await asyncio.wait(set(self._retiring), timeout=grace_s)
-            for task in hanging:
-                task.cancel()
-            if hanging:
-                _log.error("%d model versions did not unload within %g s", len(hanging), grace_s)
-                await asyncio.wait(hanging)
+            self._retirement.retire(incarnation)
+        await self._retirement.close(grace_s)
         for directory in self._override_directories({incarnation.model for incarnation in incarnations}):
             await asyncio.to_thread(overrides.remove, directory)
 
@@ -168,9 +155,9 @@ class Deployment:
     async def _load(self, model: str, request: ModelRequested | None) -> bool:
         async with self._locks.setdefault(model, asyncio.Lock()):
             kept = self._lifecycle.override(model)
-            override = await self._override(model, request, kept)
+            override = await self._directories.override(model, request, kept)
             try:
-                directory = await asyncio.to_thread(self._find, model, override)
+                directory = await asyncio.to_thread(self._directories.find, model, override)
                 # before this takes one of the places: the models of an ensemble need them
                 find = await self._composition.prepare(directory)
                 async with self._loads:
@@ -182,7 +169,7 @@ class Deployment:
             if override is not None and override is not kept:
                 before = self._lifecycle.set_override(model, override)
                 if before is not None and before.directory is not None:
-                    self._discard_after(before.directory, model)
+                    self._retirement.discard_after(before.directory)
         return loaded
 
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
@@ -205,7 +192,7 @@ class Deployment:
     def find_directory(self, model: str) -> ModelDirectory | None:
         """A model's files, with its override; None for a model that is not there. Reads files."""
         try:
-            return self._find(model, self._lifecycle.override(model))
+            return self._directories.find(model, self._lifecycle.override(model))
         except CharoniaError:
             return None
 
@@ -232,30 +219,6 @@ class Deployment:
 
     # -- loading of versions ------------------------------------------------------------------------------------------
 
-    async def _override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
-        if request is None or not request.config_json:
-            return kept
-        if not request.files:
-            return Override(request.config_json)
-        contents = await overrides.fetch(self._log, model, request.files)
-        return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
-
-    def _find(self, model: str, override: Override | None) -> ModelDirectory:
-        """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
-        if override is not None and override.directory is not None:
-            directory: ModelDirectory | None = self._repository.read(override.directory, name=model)
-        else:
-            directory = self._repository.find(model)
-        if directory is None:
-            raise poll_failure(model)
-        if override is None:
-            return directory
-        try:
-            return directory.with_config(from_json(override.config_json))
-        except CharoniaError as error:
-            _log.error("configuration of the load request for %s: %s", model, error)
-            raise poll_failure(model) from error
-
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
         model = directory.name
@@ -278,7 +241,7 @@ class Deployment:
         """The versions that should be served here. Raises for what cannot be, after telling its reason."""
         model = directory.name
         if directory.config is None:
-            await self._refuse(directory)
+            await self._directories.refuse(directory)
         try:
             selected = directory.selected_versions()
             await asyncio.to_thread(self._placing.check, directory)
@@ -296,28 +259,12 @@ class Deployment:
             raise load_failure(model, {NO_VERSION: error}) from None
         return selected
 
-    async def _complete(
-        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
-    ) -> ModelConfig | CharoniaError:
-        """The final configuration, or what is wrong with it, which is told."""
-        model = directory.name
-        try:
-            return await self._loader.complete(directory, selected, find)
-        except CharoniaError as error:
-            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
-            _log.error("failed to load %s: %s", model, error)
-            for version in planned:
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
-            if isinstance(error, StructureError):
-                raise poll_failure(model) from error
-            return error
-
     async def _load_planned(
         self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
     ) -> dict[int, CharoniaError]:
         model = directory.name
         failures: dict[int, CharoniaError] = {}
-        config = await self._complete(directory, selected, planned, find)
+        config = await self._directories.complete(directory, selected, planned, find)
         if isinstance(config, CharoniaError):
             return dict.fromkeys(planned, config)
         for version in planned:
@@ -338,11 +285,11 @@ class Deployment:
         """
         try:
             async with self._locks.setdefault(model, asyncio.Lock()), self._loads:
-                directory = await asyncio.to_thread(self._find, model, None)
+                directory = await asyncio.to_thread(self._directories.find, model, None)
                 if is_ensemble(directory.config):
                     return None
                 selected = await self._select(directory)
-                config = await self._complete(directory, selected, selected, refuse_all)
+                config = await self._directories.complete(directory, selected, selected, refuse_all)
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
@@ -354,17 +301,6 @@ class Deployment:
     async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
         """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
         return await self._loader.load(directory, version, config)
-
-    async def _refuse(self, directory: ModelDirectory) -> None:
-        """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
-        error = directory.error or poll_failure(directory.name)
-        self._lifecycle.unreadable(directory)
-        version = directory.versions[-1] if directory.versions else NO_VERSION
-        _log.error("configuration of %s: %s", directory.name, error)
-        await self._announcer.tell(self._lifecycle.failed(directory.name, version, error))
-        if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
-            raise poll_failure(directory.name) from error
-        raise load_failure(directory.name, {version: error})
 
     async def install(self, incarnation: Incarnation) -> Incarnation | None:
         """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
@@ -403,7 +339,7 @@ class Deployment:
         await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
         self.watch_health(incarnation)
         if before is not None:
-            self._spawn(self._retire(before, forget=True))
+            self._retirement.retire(before, forget=True)
 
     def withdraw(self, incarnation: Incarnation) -> None:
         """Take no more batches of a version that is idle."""
@@ -414,7 +350,7 @@ class Deployment:
 
     async def retire(self, incarnation: Incarnation) -> None:
         """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
-        await asyncio.wait([self._spawn(self._retire(incarnation))])
+        await asyncio.wait([self._retirement.retire(incarnation)])
 
     def watch_health(self, incarnation: Incarnation) -> None:
         """From now on, that its version is served being told (P6)."""
@@ -454,86 +390,10 @@ class Deployment:
                 await self._announcer.tell(fact)
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
-                self._discard_after(override.directory, model)
+                self._retirement.discard_after(override.directory)
 
     async def _unload_version(self, model: str, version: int) -> None:
         await self._announcer.tell(self._lifecycle.unloading(model, version))
         incarnation = self._serving.get((model, version))
         if incarnation is not None:
-            users = [task for name in self._composition.dependents(model) for task in self._drying.get(name, ())]
-            drying = self._drying.setdefault(model, set())
-            task = self._spawn(self._run_dry(incarnation, users))
-            drying.add(task)
-            task.add_done_callback(drying.discard)
-
-    async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]] = ()) -> None:
-        """Serve on until what was accepted before the unload has run, then retire (R27). `users`: ensembles likewise.
-
-        The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other
-        versions of it are served, what is unsettled may wait for those: then it is enough that the owner has sent
-        nothing for a while. Looks are counted, not time, because an owner in this process stalls when this one does.
-        """
-        key = (incarnation.model, incarnation.version)
-        if users:
-            await asyncio.wait(users)
-        looks, last = 0, -1
-        while looks < _QUIET_LOOKS:
-            looks += 1
-            if incarnation.pool.unfinished:
-                await incarnation.pool.idle()
-                looks = 0
-            with contextlib.suppress(LogUnavailable):
-                unsettled = (await self._log.pending(incarnation.model))[0]
-                if unsettled == 0:
-                    break
-                alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
-                if alone and unsettled != last:
-                    looks = 0
-                last = unsettled
-            await asyncio.sleep(_LOOK_S)
-        if self._serving.get(key) is incarnation:
-            del self._serving[key]
-            await self._retire(incarnation, tell=True, forget=True)
-
-    async def _retire(self, incarnation: Incarnation, *, tell: bool = False, forget: bool = False) -> None:
-        """Finish an incarnation's batches, then finalize it. `forget`: its statistics end with it (X6)."""
-        if incarnation.health is not None:
-            incarnation.health.cancel()
-        await incarnation.pool.idle()
-        await incarnation.pool.close()
-        if forget:
-            await self._forget_statistics(incarnation)
-        if tell:
-            fact = self._lifecycle.unloaded(incarnation.model, incarnation.version)
-            if fact is not None:
-                self._metrics.unloaded(incarnation.model, incarnation.version)
-                await self._announcer.tell(fact)
-
-    async def _forget_statistics(self, incarnation: Incarnation) -> None:
-        """Not when the same content is served again meanwhile: then they go on."""
-        key = (incarnation.model, incarnation.version)
-        serving = self._serving.get(key)
-        if serving is None or serving.content_hash != incarnation.content_hash:
-            with contextlib.suppress(CharoniaError):
-                await self._log.delete_keys([keys.statistics(*key, incarnation.content_hash)])
-
-    def _discard_after(self, directory: Path, model: str) -> None:
-        """Remove a temporary model directory when nobody loaded from it runs any more."""
-        waiting = list(self._retiring)
-
-        async def discard() -> None:
-            await asyncio.gather(*waiting, return_exceptions=True)
-            await asyncio.to_thread(overrides.remove, directory)
-
-        self._spawn(discard())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._retiring.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._retiring.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("unloading a model failed", exc_info=error)
+            self._retirement.run_dry(incarnation, self._composition.dependents(model))

@@ -1,0 +1,91 @@
+"""A model as its repository and its override have it: found, its configuration completed, or refused with a reason.
+
+Which versions are loaded is `lifecycle`'s, how is `loading`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog
+from charonia.events import ModelRequested
+from charonia.models.config import from_json
+from charonia.models.ensemble import Find
+from charonia.models.errors import StructureError
+from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
+from protos.model_config_pb2 import ModelConfig
+
+from . import overrides
+from .announcing import Announcer
+from .lifecycle import NO_VERSION, Lifecycle, Override, load_failure, poll_failure
+from .loading import Loader
+
+_log = logging.getLogger(__name__)
+
+
+class Directories:
+    """The models of one executor's repositories."""
+
+    def __init__(
+        self, log: EventLog, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
+    ) -> None:
+        self._log = log
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._loader = loader
+        self._announcer = announcer
+
+    async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
+        """What a load request puts in the repository's place; `kept` without a new one."""
+        if request is None or not request.config_json:
+            return kept
+        if not request.files:
+            return Override(request.config_json)
+        contents = await overrides.fetch(self._log, model, request.files)
+        return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+
+    def find(self, model: str, override: Override | None) -> ModelDirectory:
+        """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
+        if override is not None and override.directory is not None:
+            directory: ModelDirectory | None = self._repository.read(override.directory, name=model)
+        else:
+            directory = self._repository.find(model)
+        if directory is None:
+            raise poll_failure(model)
+        if override is None:
+            return directory
+        try:
+            return directory.with_config(from_json(override.config_json))
+        except CharoniaError as error:
+            _log.error("configuration of the load request for %s: %s", model, error)
+            raise poll_failure(model) from error
+
+    async def complete(
+        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
+    ) -> ModelConfig | CharoniaError:
+        """The final configuration, or what is wrong with it, which is told."""
+        model = directory.name
+        try:
+            return await self._loader.complete(directory, selected, find)
+        except CharoniaError as error:
+            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
+            _log.error("failed to load %s: %s", model, error)
+            for version in planned:
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            if isinstance(error, StructureError):
+                raise poll_failure(model) from error
+            return error
+
+    async def refuse(self, directory: ModelDirectory) -> None:
+        """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
+        error = directory.error or poll_failure(directory.name)
+        self._lifecycle.unreadable(directory)
+        version = directory.versions[-1] if directory.versions else NO_VERSION
+        _log.error("configuration of %s: %s", directory.name, error)
+        await self._announcer.tell(self._lifecycle.failed(directory.name, version, error))
+        if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
+            raise poll_failure(directory.name) from error
+        raise load_failure(directory.name, {version: error})
