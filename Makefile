@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SERVE_FLAGS ?=
 DRILL_FLAGS ?=
 STACK_FLAGS ?=
+TOPOLOGIES_FLAGS ?=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test lint format types contracts protos bench drill stack-test clean ci
+.PHONY: help install models serve test topologies lint format types contracts protos bench drill stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -67,6 +68,9 @@ bench: $(VENV)/.tested models ## CPU per request, requests per entry and rates o
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)
+
+topologies: $(VENV)/.tested models ## the log's tests over Sentinel, Cluster, TLS and ACL; TOPOLOGIES_FLAGS=--short
+	$(BIN)/python tests/rigs/every_topology.py $(TOPOLOGIES_FLAGS)
 
 stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill and upgrade it under load
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)

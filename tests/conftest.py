@@ -1,7 +1,7 @@
 """A real log server for whoever needs one: a private one on a Unix socket, started once and emptied for each test.
 
 `CHARONIA_TEST_LOG_URL` names a running server to use in its place (it is flushed!), so that the same tests cover other
-versions of Redis and Valkey.
+versions of Redis and Valkey; `CHARONIA_TEST_TOPOLOGY` names another kind of log (`topologies`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import topologies
 from cluster_servers import RedisCluster
 from hypothesis import HealthCheck, settings
 
@@ -29,11 +30,25 @@ settings.load_profile("charonia")
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """The URL of a server that lives as long as the test session; its content is left to others."""
+def log_topology() -> Iterator[topologies.Topology | None]:
+    """The servers of `CHARONIA_TEST_TOPOLOGY`, None without it. What the log's user was refused fails the run."""
+    if not topologies.wanted():
+        yield None
+        return
+    topology = topologies.Topology(topologies.wanted())
+    try:
+        yield topology
+        assert topology.refusals() == []
+    finally:
+        topology.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(log_topology: topologies.Topology | None) -> Iterator[str]:
+    """The URL of a log that lives as long as the test session; its content is left to others."""
     configured = os.environ.get("CHARONIA_TEST_LOG_URL")
-    if configured:
-        yield configured
+    if log_topology is not None or configured:
+        yield log_topology.url if log_topology is not None else str(configured)
         return
     # not below pytest's own directory: its path may be too long for a socket
     state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
@@ -48,11 +63,20 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def fresh_log_url(redis_url: str) -> str:
-    """The same server, emptied."""
+def fresh_log_url(redis_url: str, log_topology: topologies.Topology | None) -> str:
+    """The same log, emptied."""
+    if log_topology is not None:
+        log_topology.flush()
+        return redis_url
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
     return redis_url
+
+
+@pytest.fixture
+def log_client(fresh_log_url: str, log_topology: topologies.Topology | None) -> Callable[[], Any]:
+    """Makes clients of redis-py that may do everything to the log of `fresh_log_url`."""
+    return log_topology.client if log_topology is not None else lambda: redis.Redis.from_url(fresh_log_url)
 
 
 @pytest.fixture(scope="session")

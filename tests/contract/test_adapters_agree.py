@@ -6,16 +6,16 @@ What differs between them is how requests are kept: groups of ids, whole or torn
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.jobs import JobEnd, JobState, NewJob
 from charonia.journal import read_facts
 
@@ -144,8 +144,8 @@ async def state_of(log: EventLog, calls: Calls) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_server_and_the_memory_agree(seed: int, fresh_log_url: str) -> None:
-    plain, server = MemoryLog(), RedisLog(fresh_log_url)
+async def test_a_server_and_the_memory_agree(seed: int, fresh_log_url: str, log_client: Callable[[], Any]) -> None:
+    plain, server = MemoryLog(), open_log(fresh_log_url)
     await server.open()
     calls = Calls(seed)
     tokens = [await log.take_ownership("m", "me", "") for log in (plain, server)]
@@ -160,5 +160,5 @@ async def test_a_server_and_the_memory_agree(seed: int, fresh_log_url: str) -> N
     assert await server.pending("m") == (0, 0)
     assert await server.pending_of_tenants("m", TENANTS[3:]) == [(0, 0), (0, 0)]
     await server.close()
-    with redis.Redis.from_url(fresh_log_url) as client:
+    with log_client() as client:
         assert client.exists(keys.unsettled("m")) == 0

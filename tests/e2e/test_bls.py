@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 import tritonclient.grpc as grpcclient
 from e2e_asking import client, infer, inputs, pending, statistics, until
 from e2e_models import WIDTH, put, python, scaling
@@ -481,7 +480,7 @@ def test_the_death_of_an_executor_leaves_nothing_behind(server: Any, tmp_path: P
         until("the callee runs again", held.entered.exists, 120)
         held.gate.touch()
         assert asked.result(60).as_numpy("Y").tolist() == (2 * X).tolist()
-    with redis.Redis.from_url(server.log_url) as log:
+    with server.log_client() as log:
 
         def left() -> list[Any]:
             streams = [*log.scan_iter("r:executor-*"), *log.scan_iter("q:{worker}:*"), *log.scan_iter("q:{caller}:*")]

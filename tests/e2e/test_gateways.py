@@ -22,9 +22,7 @@ import pytest
 import tritonclient.grpc as triton
 from e2e_asking import client, index, infer, inputs, post, until
 from e2e_models import WIDTH, python, scaling
-from e2e_parts import GATEWAY_FLAGS, Part
-
-from charonia.eventlog.embedded import PrivateServer, find_server
+from e2e_parts import GATEWAY_FLAGS, Part, log_of
 
 pytestmark = pytest.mark.e2e
 
@@ -93,11 +91,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scaling(models, "double", 2, config=ONE_EACH)
     by_hand = 'parameters { key: "charonia.pool" value { string_value: "by-hand" } }'
     scaling(models, "triple", 3, config=f"{ONE_EACH} {by_hand}")
-    (directory / "log").mkdir()
-    log = PrivateServer(directory / "log", find_server())
-    log.start()
     with ExitStack() as ends:
-        ends.callback(log.stop)
+        log_url = ends.enter_context(log_of(directory))
         started: list[Part] = []
 
         def stop_all() -> None:
@@ -107,7 +102,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         ends.callback(stop_all)
 
         def start(role: str, name: str, *flags: str) -> Part:
-            started.append(Part(role, name, directory, log.url, *flags))
+            started.append(Part(role, name, directory, log_url, *flags))
             return started[-1]
 
         def gateway(name: str) -> Part:

@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.events import VersionHeld
 
 MODELS = 24
@@ -61,7 +61,7 @@ def told(server: Any) -> list[Any]:
     """The control facts as they are in the log."""
 
     async def read() -> list[Any]:
-        log = RedisLog(server.log_url)
+        log = open_log(server.log_url)
         await log.open()
         found, after = [], b"0-0"
         while entries := await log.range(keys.CONTROL, after):

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import redis
 from e2e_asking import infer, until
 from e2e_models import python
 from e2e_server import Server, serving
@@ -59,7 +58,7 @@ def ask(server: Server, value: int) -> int:
 
 @pytest.mark.parametrize("deed", [666, 667, 668], ids=["segfault", "exit", "endless loop"])
 def test_innocents_succeed_and_the_culprit_is_dead_lettered(deed: int, server: Server) -> None:
-    with redis.Redis.from_url(server.log_url) as log:
+    with server.log_client() as log:
         deaths = server.log().count("instance moody_0_0 died")
         letters = log.xlen(keys.dead_letters("moody"))
         with ThreadPoolExecutor(8) as pool:

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from e2e_asking import index, infer, statistics, until
 from e2e_models import WIDTH, scaling
+from e2e_parts import log_of
 from e2e_server import REPOSITORY, Server
-
-from charonia.eventlog.embedded import PrivateServer, find_server
 
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 X = np.full((1, WIDTH), 3, np.float32)
@@ -56,33 +55,30 @@ def stack(tmp_path: Path) -> Iterator[Any]:
     scaling(models, "both", 3, config=parameter("charonia.pool", "default, far"))
     scaling(models, "far", 4, config=parameter("charonia.pool", "far"))
     scaling(models, "required", 5, config=parameter("charonia.require", "zone=z|y,cpus>=1,backend=onnxruntime"))
-    log = PrivateServer(tmp_path / "log", find_server())
-    (tmp_path / "log").mkdir()
-    log.start()
     started: list[Part] = []
+    with log_of(tmp_path) as log_url:
 
-    def start(role: str, name: str, *flags: str) -> Part:
-        started.append(Part(role, name, tmp_path, log.url, *flags))
-        return started[-1]
+        def start(role: str, name: str, *flags: str) -> Part:
+            started.append(Part(role, name, tmp_path, log_url, *flags))
+            return started[-1]
 
-    repository = f"--model-repository={models}"
-    far = ("executor", "far", repository, "--pool=far", "--label=zone=z")
-    try:
-        gateway = start("gateway", "gateway", "--http-port=0", "--http-address=127.0.0.1", "--allow-grpc=false")
-        start("batcher", "batcher")
-        near = start("executor", "near", repository)
-        yield SimpleNamespace(
-            gateway=gateway, near=near, far=start(*far), start_far=lambda: start(*far), log_url=log.url
-        )
-    except BaseException:
-        for part in started:
-            sys.stderr.write(f"--- {part.log_file.name}\n{part.log()}\n")
-        raise
-    finally:
-        for part in started:
-            if part.process.poll() is None:
-                part.stop()
-        log.stop()
+        repository = f"--model-repository={models}"
+        far = ("executor", "far", repository, "--pool=far", "--label=zone=z")
+        try:
+            gateway = start("gateway", "gateway", "--http-port=0", "--http-address=127.0.0.1", "--allow-grpc=false")
+            start("batcher", "batcher")
+            near = start("executor", "near", repository)
+            yield SimpleNamespace(
+                gateway=gateway, near=near, far=start(*far), start_far=lambda: start(*far), log_url=log_url
+            )
+        except BaseException:
+            for part in started:
+                sys.stderr.write(f"--- {part.log_file.name}\n{part.log()}\n")
+            raise
+        finally:
+            for part in started:
+                if part.process.poll() is None:
+                    part.stop()
 
 
 def executors(log_url: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import redis
 from e2e_asking import until
 from e2e_models import python
 from e2e_server import Server, serving
@@ -79,5 +78,5 @@ def test_healthy_work_survives_executors_killed_again_and_again(
         assert killed > 1
         until("all have ended", lambda: not {"queued", "running"} & set(states()), 90)
         assert set(states()) == {"succeeded"}
-        with redis.Redis.from_url(server.log_url) as log:
+        with server.log_client() as log:
             assert log.xlen(keys.dead_letters("slow")) == 0

@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 from e2e_asking import client, index, infer, inputs, post, statistics, until
 from e2e_models import WIDTH, scaling
-from e2e_parts import GATEWAY_FLAGS, Part
-
-from charonia.eventlog.embedded import PrivateServer, find_server
+from e2e_parts import GATEWAY_FLAGS, Part, log_of
 
 CLIENTS = 16
 
@@ -30,11 +28,8 @@ def parts(tmp_path: Path) -> Iterator[Any]:
     models = tmp_path / "models"
     for name, factor in (("double", 2), ("triple", 3)):
         scaling(models, name, factor, config="dynamic_batching { }")
-    log = PrivateServer(tmp_path / "log", find_server())
-    (tmp_path / "log").mkdir()
-    log.start()
     with ExitStack() as stack:
-        stack.callback(log.stop)
+        log_url = stack.enter_context(log_of(tmp_path))
         started: list[Part] = []
 
         def stop_all() -> None:
@@ -44,7 +39,7 @@ def parts(tmp_path: Path) -> Iterator[Any]:
         stack.callback(stop_all)
 
         def start(role: str, name: str, *flags: str) -> Part:
-            started.append(Part(role, name, tmp_path, log.url, *flags))
+            started.append(Part(role, name, tmp_path, log_url, *flags))
             return started[-1]
 
         gateways = [start("gateway", f"gateway{n}", *GATEWAY_FLAGS) for n in range(2)]

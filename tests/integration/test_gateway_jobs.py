@@ -15,7 +15,8 @@ from job_bench import request as request_of
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, DeadlineExceeded, KeyReused, ResourceExhausted
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.port import EventLog
+from charonia.eventlog.redis import open_log
 from charonia.jobs import JobState, public_id
 from charonia.journal import read_facts
 from gateway.delivery import Caller, JobFilter
@@ -28,11 +29,11 @@ class Over:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.logs: list[RedisLog] = []
+        self.logs: list[EventLog] = []
         self.bench: Any = None
 
-    async def log(self) -> RedisLog:
-        log = RedisLog(self.url)
+    async def log(self) -> EventLog:
+        log = open_log(self.url)
         await log.open()
         self.logs.append(log)
         return log

@@ -16,8 +16,8 @@ import role_processes as roles
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.port import Entry, Limits
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.port import Entry, EventLog, Limits
+from charonia.eventlog.redis import open_log
 from charonia.jobs import JobState, NewJob
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -83,7 +83,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Stack:
     """The processes of one test and its side of the log."""
 
-    def __init__(self, log: RedisLog, url: str, repository: Path, directory: Path) -> None:
+    def __init__(self, log: EventLog, url: str, repository: Path, directory: Path) -> None:
         self.log, self._url, self._repository, self._directory = log, url, repository, directory
         self.gate = directory / "gate"
         self.records: dict[bytes, list[ResponseRecord]] = {}
@@ -156,7 +156,7 @@ class Stack:
 
 @pytest.fixture
 async def stack(fresh_log_url: str, repository: Path, tmp_path: Path) -> AsyncIterator[Stack]:
-    log = RedisLog(fresh_log_url)
+    log = open_log(fresh_log_url)
     await log.open()
     await log.beat("gateway", "gw", 3_600_000)
     stack = Stack(log, fresh_log_url, repository, tmp_path)

@@ -18,8 +18,8 @@ import pytest
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.port import Limits
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.redis import open_log
 from charonia.events import FIELD_FACT, RepositoryScanned, pack_fact
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob, public_id
 from charonia.tensors import Tensor
@@ -33,8 +33,8 @@ META = request_meta(1, "hash", [INPUT], ("Y",), {})
 
 
 @pytest.fixture
-async def log(fresh_log_url: str) -> AsyncIterator[RedisLog]:
-    log = RedisLog(fresh_log_url)
+async def log(fresh_log_url: str) -> AsyncIterator[EventLog]:
+    log = open_log(fresh_log_url)
     await log.open()
     scanned = RepositoryScanned("executor-1", (MODEL,), "none", True)
     await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(scanned)])
@@ -57,7 +57,7 @@ def record(request_id: bytes, flags: int) -> bytes:
     )
 
 
-async def submit(log: RedisLog, *, tenant: str = "", lane: int = 0) -> bytes:
+async def submit(log: EventLog, *, tenant: str = "", lane: int = 0) -> bytes:
     job_id = secrets.token_bytes(16)
     packed = record(job_id, FLAG_JOB | FLAG_JOURNALLED)
     new = NewJob(job_id, len(packed), wall_ns() // 1000, 600, tenant)
@@ -65,7 +65,7 @@ async def submit(log: RedisLog, *, tenant: str = "", lane: int = 0) -> bytes:
     return job_id
 
 
-async def begin(log: RedisLog, *ids: bytes, attempt: int = 1) -> None:
+async def begin(log: EventLog, *ids: bytes, attempt: int = 1) -> None:
     owner, token = await log.owner(MODEL)
     if not owner:
         token = await log.take_ownership(MODEL, "batcher-1", "")
@@ -75,7 +75,7 @@ async def begin(log: RedisLog, *ids: bytes, attempt: int = 1) -> None:
     await log.append(keys.journal(MODEL), facts)
 
 
-async def finish(log: RedisLog, job_id: bytes, attempt: int = 1) -> None:
+async def finish(log: EventLog, job_id: bytes, attempt: int = 1) -> None:
     end = JobEnd(JobState.SUCCEEDED, pack_response(job_id, MODEL, 1, [INPUT], {}), {"batch_rows": 1})
     code = OUTCOME_CODES[JobState.SUCCEEDED]
     assert await log.settle(MODEL, [(job_id, attempt)], None, [], ends={job_id: end}, outcomes=code) == [True]
@@ -90,7 +90,7 @@ async def charonia(url: str, *words: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-async def test_queues_and_jobs_are_seen_held_and_cancelled(fresh_log_url: str, log: RedisLog) -> None:
+async def test_queues_and_jobs_are_seen_held_and_cancelled(fresh_log_url: str, log: EventLog) -> None:
     first, second, third = [await submit(log, tenant="acme", lane=48) for _ in range(3)]
     await begin(log, first)
 
@@ -127,7 +127,7 @@ async def test_queues_and_jobs_are_seen_held_and_cancelled(fresh_log_url: str, l
     assert (code, document["clean"], document["models"][0]["unfinished"]) == (0, True, 0)
 
 
-async def test_wait_ends_with_the_job(fresh_log_url: str, log: RedisLog) -> None:
+async def test_wait_ends_with_the_job(fresh_log_url: str, log: EventLog) -> None:
     job_id = await submit(log)
     waiting = asyncio.create_task(charonia(fresh_log_url, "jobs", "wait", public_id(MODEL, job_id)))
     await begin(log, job_id)
@@ -136,7 +136,7 @@ async def test_wait_ends_with_the_job(fresh_log_url: str, log: RedisLog) -> None
     assert (code, document["state"]) == (0, "succeeded")
 
 
-async def test_a_spoiled_journal_fails_the_audit(fresh_log_url: str, log: RedisLog) -> None:
+async def test_a_spoiled_journal_fails_the_audit(fresh_log_url: str, log: EventLog) -> None:
     done, waiting = await submit(log), await submit(log)
     await begin(log, done)
     await finish(log, done)
@@ -156,7 +156,7 @@ async def test_a_spoiled_journal_fails_the_audit(fresh_log_url: str, log: RedisL
     ]
 
 
-async def test_a_trimmed_journal_is_audited_from_where_it_begins(fresh_log_url: str, log: RedisLog) -> None:
+async def test_a_trimmed_journal_is_audited_from_where_it_begins(fresh_log_url: str, log: EventLog) -> None:
     done, waiting = await submit(log), await submit(log)
     await begin(log, done)
     await finish(log, done)
@@ -172,7 +172,7 @@ async def test_a_trimmed_journal_is_audited_from_where_it_begins(fresh_log_url: 
     assert [(f["rule"], f["request"]) for f in document["findings"]] == [("trimmed_unfinished", waiting.hex())]
 
 
-async def test_a_dead_letter_is_shown_replayed_and_dropped(fresh_log_url: str, log: RedisLog, tmp_path: Path) -> None:
+async def test_a_dead_letter_is_shown_replayed_and_dropped(fresh_log_url: str, log: EventLog, tmp_path: Path) -> None:
     dead = secrets.token_bytes(16)
     about = {"id": dead, "model": MODEL, "version": 1, "content_hash": "hash", "attempts": 4, "error": "it died"}
     about |= {"stderr": "Segmentation fault", "time_us": wall_ns() // 1000, "tenant": "", "job": True}

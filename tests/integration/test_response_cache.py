@@ -9,7 +9,7 @@ import pytest
 from charonia import keys
 from charonia.calls.cache_store import OVERHEAD_BYTES, CacheStore, pack
 from charonia.datatypes import DataType
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 
@@ -32,7 +32,7 @@ def limit_bytes() -> int:
 
 
 async def test_stores_share_and_stay_within_the_bound(fresh_log_url: str, limit_bytes: int) -> None:
-    logs = [RedisLog(fresh_log_url), RedisLog(fresh_log_url)]
+    logs = [open_log(fresh_log_url), open_log(fresh_log_url)]
     for log in logs:
         await log.open()
     one, other = stores = [CacheStore(log, limit_bytes) for log in logs]

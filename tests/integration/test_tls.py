@@ -6,8 +6,6 @@ of the `embedded` extra is not).
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import log_servers as servers
 import pytest
 import redis
 import role_processes as roles
+from certificates import HAS_OPENSSL, authority, certificate
 
 from charonia.errors import StartupError
 from charonia.eventlog.redis import RedisLog, open_log
@@ -28,40 +27,12 @@ from charonia.eventlog.redis import RedisLog, open_log
 _HERE = Path(__file__).parent
 
 
-def _server_with_tls() -> str:
-    """A binary that can do TLS, "" without one. Without a certificate it ends at once and says what it misses."""
-    candidates = [os.environ.get("CHARONIA_TEST_TLS_SERVER", ""), "redis-server", "valkey-server"]
-    for path in filter(None, (shutil.which(name) for name in candidates if name)):
-        said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=10, check=False)
-        if b"Failed to configure TLS" in said.stdout:
-            return path
-    return ""
-
-
-BINARY = _server_with_tls()
+BINARY = servers.server_with_tls()
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not BINARY, reason="no server with TLS: set CHARONIA_TEST_TLS_SERVER or install redis-server"),
-    pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificates"),
+    pytest.mark.skipif(not HAS_OPENSSL, reason="openssl makes the certificates"),
 ]
-
-
-def _openssl(directory: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
-
-
-def _authority(directory: Path, name: str) -> None:
-    subject = ("-subj", f"/CN={name}", "-days", "2", "-nodes")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-    _openssl(directory, "req", "-x509", *key, *subject, "-keyout", f"{name}.key", "-out", f"{name}.crt")
-
-
-def _certificate(directory: Path, name: str, authority: str) -> None:
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    _openssl(directory, "req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    signing = ("-CA", f"{authority}.crt", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2")
-    _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.crt")
 
 
 class TlsServer(servers.LogServer):
@@ -118,11 +89,11 @@ class TlsServer(servers.LogServer):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     directory = tmp_path_factory.mktemp("certificates")
-    for authority in ("ours", "theirs"):
-        _authority(directory, authority)
-    _certificate(directory, "server", "ours")
-    _certificate(directory, "client", "ours")
-    _certificate(directory, "stranger", "theirs")
+    for name in ("ours", "theirs"):
+        authority(directory, name)
+    certificate(directory, "server", "ours")
+    certificate(directory, "client", "ours")
+    certificate(directory, "stranger", "theirs")
     (directory / "password").write_text("secret\n")
     server = TlsServer(directory)
     try:

@@ -23,7 +23,7 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.eventlog.sharing import preferred_owner
 from charonia.jobs import JobEnd, JobState, NewJob
 from charonia.settings import LogSettings, WebhookSettings
@@ -47,7 +47,7 @@ async def receiver() -> AsyncIterator[parts.Receiver]:
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
     log: EventLog = MemoryLog()
     if request.param == "redis":
-        log = RedisLog(request.getfixturevalue("fresh_log_url"))
+        log = open_log(request.getfixturevalue("fresh_log_url"))
     await log.open()
     yield log
     await log.close()
@@ -287,14 +287,17 @@ async def test_what_the_sender_did_is_measured(log: EventLog, sender: WebhooksAp
 
 @pytest.mark.integration
 async def test_what_is_gone_or_unreadable_is_passed_over(
-    fresh_log_url: str, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+    fresh_log_url: str,
+    log_client: Callable[[], Any],
+    settings: Callable[..., WebhookSettings],
+    receiver: parts.Receiver,
 ) -> None:
-    log = RedisLog(fresh_log_url)
+    log = open_log(fresh_log_url)
     await log.open()
     gone = await end_job(log, {"url": receiver.url("/gone")})
     broken = await end_job(log, {"url": receiver.url("/broken")})
     await log.delete_keys([keys.job("m", gone), keys.job("m", broken)])
-    with redis.Redis.from_url(fresh_log_url) as client:
+    with log_client() as client:
         client.hset(keys.job("m", broken), mapping={"no": "job"})
     for fields in ([b"i", b"zz"], [b"i", b"00"], [b"x", gone.hex().encode()]):
         await log.append(keys.webhooks("m"), fields)
@@ -348,7 +351,7 @@ async def test_a_sender_killed_in_mid_call_is_made_up_for_by_the_next(
         await asyncio.Event().wait()
         return b""
 
-    log = RedisLog(fresh_log_url)
+    log = open_log(fresh_log_url)
     await log.open()
     receiver.answers["/hook"] = never
     receiver.answers["/down"] = [parts.status(500)]
@@ -375,7 +378,7 @@ async def test_a_sender_killed_in_mid_call_is_made_up_for_by_the_next(
 async def test_in_another_log_it_begins_anew(
     server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
 ) -> None:
-    log = RedisLog(server.url)
+    log = open_log(server.url)
     await log.open()
     apps = [WebhooksApp(log, settings(), HEARTBEATS) for _ in range(2)]
     for app in apps:
@@ -396,7 +399,7 @@ async def test_in_another_log_it_begins_anew(
 async def test_a_log_that_goes_and_comes_back_loses_nothing(
     server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
 ) -> None:
-    log = RedisLog(server.url)
+    log = open_log(server.url)
     await log.open()
     app = WebhooksApp(log, settings(), HEARTBEATS)
     await app.start()

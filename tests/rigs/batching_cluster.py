@@ -19,7 +19,7 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Reply
-from charonia.eventlog.redis import RedisLog
+from charonia.eventlog.redis import open_log
 from charonia.events import (
     FIELD_FACT,
     BatchDied,
@@ -249,7 +249,7 @@ class Cluster:
     def __init__(self, url: str) -> None:
         self.url = url
         self._memory = MemoryLog()
-        self._opened: list[RedisLog] = []
+        self._opened: list[EventLog] = []
         self._executors: list[EchoExecutor] = []
         self._batchers: list[Batcher] = []
         self._gateways: list[tuple[GatewayService, ControlPlane]] = []
@@ -260,7 +260,7 @@ class Cluster:
         """A log of one's own, as every process has."""
         if not self.url:
             return self._memory
-        log = RedisLog(self.url)
+        log = open_log(self.url)
         await log.open()
         self._opened.append(log)
         return log

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 
 import redis
-from log_servers import LogServer, wait_until  # type: ignore[import-not-found]
+from log_servers import ADMIN, OPEN, Entrance, LogServer, free_port, wait_until  # type: ignore[import-not-found]
 
 SLOTS = 16384
 
@@ -14,10 +14,10 @@ SLOTS = 16384
 class ClusterServer(LogServer):  # type: ignore[misc]
     """One primary. Its bus listens on a port 10,000 above or, where there is none, on one of its own."""
 
-    def __init__(self, **options: str) -> None:
-        super().__init__(cluster_enabled="yes", cluster_node_timeout="2000", **options)
-        from log_servers import free_port
-
+    def __init__(self, entrance: Entrance = OPEN, **options: str) -> None:
+        super().__init__(entrance, cluster_enabled="yes", cluster_node_timeout="2000", **options)
+        if entrance.certificates is not None:
+            self.options["tls-cluster"] = "yes"
         self.bus_port = free_port()
         self.options["cluster-port"] = str(self.bus_port)
         self.options["cluster-require-full-coverage"] = "no"
@@ -30,12 +30,13 @@ class ClusterServer(LogServer):  # type: ignore[misc]
 class RedisCluster:
     """Three primaries. `move(slot, to)` moves one slot as `redis-cli --cluster reshard` does."""
 
-    def __init__(self, primaries: int = 3) -> None:
-        self.servers = [ClusterServer() for _ in range(primaries)]
+    def __init__(self, primaries: int = 3, entrance: Entrance = OPEN) -> None:
+        self.entrance = entrance
+        self.servers = [ClusterServer(entrance) for _ in range(primaries)]
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        return str(self.entrance.url("+cluster", ",".join(f"127.0.0.1:{server.port}" for server in self.servers)))
 
     def start(self) -> RedisCluster:
         for server in self.servers:
@@ -71,7 +72,8 @@ class RedisCluster:
         source.ask("CLUSTER", "SETSLOT", str(slot), "MIGRATING", to.node_id)
         while names := source.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "20"):
             assert isinstance(names, list)
-            source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "5000", "KEYS", *map(str, names))
+            known = ("AUTH2", ADMIN, ADMIN) if self.entrance.users else ()
+            source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "5000", *known, "KEYS", *map(str, names))
         for server in (to, source, *self.servers):
             server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", to.node_id)
         wait_until(lambda: all(self._knows(server, slot, to) for server in self.servers))

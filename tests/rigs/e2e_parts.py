@@ -5,13 +5,35 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e_asking import until
 from e2e_server import REPOSITORY, Server
+from topologies import Topology, wanted
+
+from charonia.eventlog.embedded import PrivateServer, find_server
 
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 GATEWAY_FLAGS = ("--http-port=0", "--grpc-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
+
+
+@contextmanager
+def log_of(directory: Path) -> Iterator[str]:
+    """The URL of a log for the length of a block: a private server in `directory`, or the topology of this run."""
+    log: PrivateServer | Topology
+    if wanted():
+        log = Topology(wanted())
+    else:
+        (directory / "log").mkdir()
+        log = PrivateServer(directory / "log", find_server())
+        log.start()
+    try:
+        yield log.url
+        assert not isinstance(log, Topology) or log.refusals() == []
+    finally:
+        log.stop()
 
 
 class Part(Server):

@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import redis
+import topologies
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -51,6 +54,8 @@ class Server:
         where = json.loads((self.state_dir / "endpoints.json").read_text())
         self.http, self.grpc = where["http"], where["grpc"]
         self.metrics, self.log_url = where["metrics"], where["log"]
+        if self.state_dir in _logs:
+            self.log_url = _logs[self.state_dir].url  # what is told has no password
 
     def get(self, path: str) -> tuple[int, bytes]:
         return self.request("GET", path)
@@ -66,6 +71,10 @@ class Server:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
+
+    def log_client(self) -> Any:
+        """A client of redis-py that may do everything to the log."""
+        return _logs[self.state_dir].client() if self.state_dir in _logs else redis.Redis.from_url(self.log_url)
 
     def scrape(self) -> str:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
@@ -95,6 +104,10 @@ class Server:
 def start(models: Path, state_dir: Path, *flags: str) -> Server:
     """Start `charonia serve` on free loopback ports, in a process group of its own."""
     state_dir.mkdir(parents=True, exist_ok=True)
+    if topologies.wanted() and not any(flag.startswith(("--log-url", "--redis")) for flag in flags):
+        if state_dir not in _logs:
+            _logs[state_dir] = topologies.Topology(topologies.wanted())
+        flags = (f"--log-url={_logs[state_dir].url}", *flags)
     log_file = state_dir / "serve.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
@@ -123,6 +136,8 @@ def start(models: Path, state_dir: Path, *flags: str) -> Server:
 
 
 _started: list[subprocess.Popen[bytes]] = []
+_logs: dict[Path, topologies.Topology] = {}
+"""The logs of servers by their state directories, where the run is over a topology (`topologies`)."""
 
 
 @atexit.register
@@ -132,6 +147,8 @@ def _leave_nothing_behind() -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+    for log in _logs.values():
+        log.stop()
 
 
 @contextmanager
@@ -147,3 +164,8 @@ def serving(models: Path, state_dir: Path, *flags: str) -> Iterator[Server]:
     finally:
         if server.process.poll() is None:
             server.stop()
+        if state_dir in _logs:
+            log = _logs.pop(state_dir)
+            refused = log.refusals()
+            log.stop()
+            assert refused == []

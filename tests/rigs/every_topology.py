@@ -1,0 +1,106 @@
+"""`make topologies`: the tests that need a log, over each kind of log there is, and how many ran on each.
+
+Each topology (`topologies`) is a run of pytest of its own: the contract of the log (without users, since its streams
+have names of its own), the services over it, and whole servers with stock clients. `--short` is two topologies and the
+tests that reach furthest, for CI. Exit status 1 when a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from log_servers import server_with_tls
+from topologies import VARIABLE
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOPOLOGIES = ("single", "single,acl", "single,tls", "sentinel", "cluster", "sentinel,tls,acl", "cluster,tls,acl")
+SHORT = ("sentinel,tls,acl", "cluster,tls,acl")
+CONTRACT = tuple(f"contract/test_{name}" for name in ("event_log", "jobs", "notes_and_times", "adapters_agree"))
+SERVICES = tuple(
+    f"integration/test_{name}"
+    for name in (
+        "batcher_service",
+        "batching_jobs",
+        "gateway_jobs",
+        "lost_streams",
+        "operations",
+        "response_cache",
+        "webhooks",
+    )
+)
+WHOLE = tuple(
+    f"e2e/test_{name}"
+    for name in (
+        "bls",
+        "ensembles",
+        "gateways",
+        "jobs",
+        "model_control",
+        "models_on_demand",
+        "operations",
+        "poison",
+        "pools",
+        "restart_storm",
+        "separate_parts",
+        "sequence_failover",
+        "sequences",
+        "streaming",
+        "tenants",
+        "webhooks",
+    )
+)
+SHORT_PARTS = ("integration/test_gateway_jobs", "integration/test_operations", "e2e/test_gateways", "e2e/test_pools")
+OF_OTHER_LOGS = "not [memory and not [cluster and not [colocated-local"
+"""Cases that are not over the log of the run."""
+
+
+def run(topology: str, files: tuple[str, ...], flags: list[str]) -> dict[str, int]:
+    """How many tests passed, failed and were skipped."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.xml"
+        words = [sys.executable, "-m", "pytest", f"--junitxml={report}", "-k", OF_OTHER_LOGS, "-rfEs", *flags]
+        words += [f"tests/{file}.py" for file in files]
+        subprocess.run(words, cwd=REPOSITORY, env={**os.environ, VARIABLE: topology}, check=False)
+        suite = ET.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    said = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = said["failures"] + said["errors"]
+    return {"passed": said["tests"] - failed - said["skipped"], "failed": failed, "skipped": said["skipped"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make topologies", description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("topologies", nargs="*", metavar="TOPOLOGY", help=f"of {' '.join(TOPOLOGIES)} (default: all)")
+    parser.add_argument("--short", action="store_true", help="two topologies and few tests")
+    parser.add_argument("--flags", default="", help="more words for pytest")
+    options = parser.parse_args()
+    names = options.topologies or (SHORT if options.short else TOPOLOGIES)
+    if not server_with_tls():
+        left_out = [name for name in names if "tls" in name]
+        print(f"no server with TLS (CHARONIA_TEST_TLS_SERVER): left out {' '.join(left_out)}", flush=True)
+        names = [name for name in names if "tls" not in name]
+    rows = []
+    for name in names:
+        parts = (
+            {"short": SHORT_PARTS} if options.short else {"contract": CONTRACT, "services": SERVICES, "whole": WHOLE}
+        )
+        for part, files in parts.items():
+            began_s = time.monotonic()
+            over = name.replace(",acl", "") if part == "contract" else name
+            counts = run(over, files, options.flags.split())
+            rows.append((name, part, counts, time.monotonic() - began_s))
+    print(f"\n{'topology':20} {'tests':10} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>7}")
+    for name, part, counts, seconds in rows:
+        print(f"{name:20} {part:10} {counts['passed']:6} {counts['failed']:6} {counts['skipped']:7} {seconds:7.0f}")
+    return 1 if any(counts["failed"] for _, _, counts, _ in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
