@@ -194,7 +194,7 @@ class Connection:
         address = self.address
         loop = asyncio.get_running_loop()
         wire = Wire(address.text, self._lost)
-        commands: list[Sequence[Argument]] = [self._hello()]
+        commands: list[Sequence[Argument]] = []
         if address.database:
             commands.append(("SELECT", address.database))
         # a server that still reads its own log back lets us in but serves no data yet: this command finds out
@@ -205,12 +205,6 @@ class Connection:
         questions = self._ask() if self._ask is not None else ()
         wanted = len(commands)
         commands.extend(questions)
-        answered: asyncio.Future[list[Any] | None] = loop.create_future()
-
-        def done(replies: list[Any] | None) -> None:
-            if not answered.done():
-                answered.set_result(replies)
-
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 if address.path:
@@ -219,13 +213,10 @@ class Connection:
                     if self.primary is not None:
                         self._place = await self.primary.find()
                     await loop.create_connection(lambda: wire, *self._place, ssl=address.tls)
-                wire.batch([pack(command) for command in commands], len(commands), done)
-                replies = await answered
-            if replies is None:
-                raise ConnectionResetError("the server closed the connection")
-            for reply in replies[:wanted]:
-                if isinstance(reply, hiredis.ReplyError):
-                    raise Refused(str(reply))
+                # first by itself: who is not let in is cut off for a command as long as a script, and hears no reason
+                hello = _accepted(await _told(wire, [self._hello()]))[0]
+                replies = await _told(wire, commands)
+            _accepted(replies[:wanted])
             if self.primary is not None and not any(type(r) is list and r[:1] == [b"master"] for r in replies[:wanted]):
                 raise ConnectionError(f"{self._place[0]}:{self._place[1]} is no primary")
             if self._on_answers is not None:
@@ -233,7 +224,6 @@ class Connection:
         except BaseException:
             wire.abort()
             raise
-        hello = replies[0]
         self.client_id = dict(zip(hello[::2], hello[1::2], strict=True))[b"id"]
         return wire
 
@@ -305,3 +295,26 @@ class Connection:
             return
         wire.received = False
         self._watchdog = asyncio.get_running_loop().call_later(_STALL_TIMEOUT_S, self._look, wire, waits)
+
+
+async def _told(wire: Wire, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    """The replies to commands, errors among them as `hiredis.ReplyError`. Raises `ConnectionResetError`."""
+    answered: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
+
+    def done(replies: list[Any] | None) -> None:
+        if not answered.done():
+            answered.set_result(replies)
+
+    wire.batch([pack(command) for command in commands], len(commands), done)
+    replies = await answered
+    if replies is None:
+        raise ConnectionResetError("the server closed the connection")
+    return replies
+
+
+def _accepted(replies: list[Any]) -> list[Any]:
+    """Raises `Refused` for the first error among them."""
+    for reply in replies:
+        if isinstance(reply, hiredis.ReplyError):
+            raise Refused(str(reply))
+    return replies
