@@ -12,7 +12,7 @@ import logging
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import Entry, EventLog
 from charonia.tensors import Buffer
-from charonia.wire import RequestRecord, records_of, unpack_request
+from charonia.wire import RequestRecord, records_of, requests_in, unpack_request
 
 from .scheduling.observations import RequestQueued
 
@@ -33,6 +33,8 @@ def carried(entry: Entry) -> list[Buffer]:
 
 def requests_of(entry: Entry) -> list[RequestRecord]:
     """The requests of an entry, without those that cannot be read."""
+    with contextlib.suppress(InvalidRecord):
+        return requests_in(entry.fields)
     records: list[RequestRecord] = []
     for record in carried(entry):
         try:

@@ -47,13 +47,12 @@ class Dispatcher:
         """Whether the attempt of any request has to be recorded."""
         if max(decision.attempts) > 1:
             return True
-        for request, attempt in zip(decision.requests, decision.attempts, strict=True):
-            carried = carrier_of(request)
-            if carried.record.flags & _RECORDED or carried.restored:
+        for request in decision.requests:
+            carried = request.carrier
+            if carried.restored or carried.record.flags & _RECORDED:
                 return True
-            if self.begins_all and carried.begun < attempt:  # another turn of the same attempt is recorded already
-                return True
-        return False
+        # another turn of the same attempt is recorded already
+        return self.begins_all and any(map(_is_news, decision.requests, decision.attempts))
 
     async def begin_attempts(self, decision: DispatchBatch) -> tuple[DispatchBatch, list[RequestQueued]]:
         """The batch without what was settled meanwhile, and that. Raises `Cancelled` to a former owner."""
@@ -110,7 +109,7 @@ class Dispatcher:
         """Give the batch to the executor in this process at once; False when it is another's, which `send` serves."""
         if self._colocated is None or decision.executor != self._local_executor:
             return False
-        header, records = self._header(decision), [carrier_of(request).record for request in decision.requests]
+        header, records = self._header(decision), [request.carrier.record for request in decision.requests]
         if not self._colocated.hand(keys.LOCAL + keys.batches(decision.executor), header, records):
             self._colocated.append_here(*self._entry(decision))
         return True
@@ -156,3 +155,7 @@ class Dispatcher:
                     found.add(BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1]).batch_id)
             after = entries[-1].id
         return found
+
+
+def _is_news(request: RequestQueued, attempt: int) -> bool:
+    return carrier_of(request).begun < attempt

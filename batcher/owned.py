@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -291,7 +292,7 @@ class OwnedModel:
             self.on_blocking()
         now = monotonic_ns()
         decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
-        if self._held is not None and any(request.version not in self._held for request in queued):
+        if self._held is not None and not {request.version for request in queued} <= self._held:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._held), now)
         self._apply(decisions)
@@ -575,13 +576,15 @@ class OwnedModel:
 
     def requests_settled(self, requests: Iterable[seen.RequestQueued]) -> None:
         """The log has an outcome of these requests; saying so again changes nothing."""
-        settled: dict[CarrierEntry, int] = {}
+        entries: list[CarrierEntry] = []
         for request in requests:
-            carrier = carrier_of(request)
+            carrier = request.carrier
             if not carrier.settled:
                 carrier.settled = True
-                entry = carrier.entry
-                settled[entry] = settled.get(entry, 0) + 1
+                entries.append(carrier.entry)
+        if not entries:
+            return
+        settled = {entries[0]: len(entries)} if entries.count(entries[0]) == len(entries) else Counter(entries)
         for entry, count in settled.items():
             self.settled_requests += count
             entry.remaining -= count

@@ -20,6 +20,9 @@ from charonia.wire import RequestRecord, pack_response, response_template
 from .assembly import RequestPlan, Shape, fits, translate
 from .ragged import scatter
 
+_SMALL_BYTES = 65_536
+"""Results up to here are copied once: slices of bytes cost less than those of a view."""
+
 
 def pack_answers(
     interface: ModelInterface,
@@ -126,6 +129,8 @@ class _Part:
         if spec.datatype is DataType.BYTES:
             return _Part(name, spec.datatype, interface.batching, tail, b"", 0, array)
         raw = Tensor.of(name, array).data
+        if len(raw) <= _SMALL_BYTES:
+            raw = bytes(raw)
         return _Part(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
 
     def described(self, rows: int) -> tuple[str, DataType, Shape, int]:

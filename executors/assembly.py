@@ -191,11 +191,14 @@ def groups(
     run: list[tuple[int, RequestPlan]] = []
     rows = 0
     limit = interface.max_batch_size
+    first: RequestPlan | None = None
     for pair in planned:
         plan = pair[1]
-        if run and (limit == 0 or rows + plan.rows > limit or plan.group != run[0][1].group):
+        if first is None:
+            first = plan
+        elif limit == 0 or rows + plan.rows > limit or (plan is not first and plan.group != first.group):
             yield run
-            run, rows = [], 0
+            run, rows, first = [], 0, plan
         run.append(pair)
         rows += plan.rows
     if run:
@@ -241,7 +244,7 @@ def join(
             array = _single(interface, place, raw)
             arrays[place.name] = array.reshape(-1) if place.ragged else array
         return arrays
-    rows = sum(plan.rows for plan, _ in run)
+    rows = sum([plan.rows for plan, _ in run])
     for index, place in enumerate(first.inputs):
         shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
         if place.datatype is DataType.BYTES:
@@ -272,7 +275,7 @@ def join(
 def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
     """The outputs any request of a batch wants, in the model's order (I6)."""
     first = run[0][0].outputs
-    if all(plan.outputs is first or plan.outputs == first for plan, _ in run):
+    if len({id(plan) for plan, _ in run}) == 1 or all(plan.outputs == first for plan, _ in run):
         return first
     union = {name for plan, _ in run for name in plan.outputs}
     return tuple(name for name in interface.outputs if name in union)

@@ -14,7 +14,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_failure, pack_response
+from charonia.wire import RequestMeta, RequestRecord, pack_failure, pack_response
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import pack_answers, request_outputs
@@ -43,6 +43,11 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
     )
 
 
+def is_alike(record: RequestRecord, plan: RequestPlan) -> bool:
+    """Whether a request needs no more looks than another one of its meta, whose plan this is."""
+    return record.rows == plan.rows and not record.deadline_ns and record.reference is None
+
+
 class Batch:
     """The records of a batch and their answers as they come about; those in `unwanted` (ids) are left out."""
 
@@ -64,8 +69,13 @@ class Batch:
         self._running: list[tuple[bytes, ModelRequest]] = []
         self._cancelled: set[bytes] = set()
         now = wall_ns()
+        plan: RequestPlan | None = None
+        planned_meta: RequestMeta | None = None
         for index, record in enumerate(records):
             if unwanted and record.id in unwanted:
+                continue
+            if record.meta is planned_meta and plan is not None and is_alike(record, plan) and steps is None:
+                self.planned.append((index, plan))
                 continue
             try:
                 if steps is not None and index in steps.errors:
@@ -74,7 +84,9 @@ class Batch:
                     raise DeadlineExceeded("request deadline exceeded before execution")
                 if record.reference is not None and len(record.data) != record.reference.size_bytes:
                     raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
-                self.planned.append((index, planner.plan(record)))
+                plan = planner.plan(record)
+                self.planned.append((index, plan))
+                planned_meta = record.meta
             except CharoniaError as error:
                 self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)
             except Exception as error:  # a record nobody should have accepted must not take the instance down
@@ -145,18 +157,16 @@ class Batch:
         except InstanceDied:
             raise
         except CharoniaError as error:
-            self.fail([index for index, _ in run], error, BACKEND)
+            self.fail(indices, error, BACKEND)
             return
         except Exception as error:
             _log.exception("model %r failed to execute a batch", self._model)
-            self.fail([index for index, _ in run], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
             return
         answers = self.executed.answers
-        rows = 0
-        for (index, plan), answer in zip(run, packed, strict=True):
+        for index, answer in zip(indices, packed, strict=True):
             answers[index] = answer
-            rows += plan.rows
-        self._count([index for index, _ in run], rows, start_wall, (started, joined, inferred))
+        self._count(indices, sum([plan.rows for plan, _ in pairs]), start_wall, (started, joined, inferred))
 
     def _run_nothing(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]

@@ -272,9 +272,10 @@ class Settler:
 
     def _count_unawaited(self, job: Job, executed: Executed, won: Won | list[bool]) -> None:
         """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
-        mine = [i for i, record in enumerate(job.records) if not keys.counts_its_requests(record.endpoint)]
-        if not mine:
+        others = {endpoint for endpoint in {r.endpoint for r in job.records} if not keys.counts_its_requests(endpoint)}
+        if not others:
             return
+        mine = [i for i, record in enumerate(job.records) if record.endpoint in others]
         assert job.header is not None
         failed = {failure.index: failure.reason for failure in executed.failures}
         now_ns = wall_ns()

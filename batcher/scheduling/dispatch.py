@@ -123,9 +123,11 @@ class Dispatching:
         """These requests, which have left the queue, go to an executor."""
         self._next_batch += 1
         batch_id = f"{self._batch_prefix}-{self._next_batch}"
+        attempts: list[int] = []
         for request in requests:
             request.state = DISPATCHED
-            request.attempt += 1
+            request.attempt = attempt = request.attempt + 1
+            attempts.append(attempt)
         if self._state.ledger.has_deadlines:
             for request in requests:
                 request.timeout_ns = 0
@@ -140,10 +142,9 @@ class Dispatching:
         version.instances.occupy(seat.executor)
         if via_owner:
             version.releases.open(first, batch_id)
-        attempts = tuple([request.attempt for request in requests])
         kind: Literal["", "group", "apart"] = ""
         if suspects is not None:
             kind = "apart" if suspects.apart else "group"
         return DispatchBatch(
-            batch_id, seat.executor, version.number, seat.content_hash, requests, attempts, via_owner, kind
+            batch_id, seat.executor, version.number, seat.content_hash, requests, tuple(attempts), via_owner, kind
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from charonia.models.interface import ModelInterface
 from charonia.sequences import SequenceAbout
@@ -48,7 +49,7 @@ class RequestQueued:
     deadline_ns: int
     enqueued_ns: int
     attempt: int = 0
-    carrier: object = None
+    carrier: Any = None
     lane: int = 0
     sequence: SequenceMark | None = None
 

@@ -77,6 +77,10 @@ class LevelQueue:
             if request.state is DELAYED:
                 yield request
 
+    def in_order(self) -> Iterable[QueuedRequest]:
+        """The same, without a step in between where there is nothing else."""
+        return self if self._stale or self.delayed else self.live
+
     def delay(self, request: QueuedRequest) -> None:
         """A queued request's time-out passed: behind all others."""
         request.state = DELAYED
@@ -118,6 +122,9 @@ class LevelQueue:
         """Remove up to `count` requests from the front."""
         taken: list[QueuedRequest] = []
         live = self.live
+        if count >= len(live) and not self._stale:
+            taken = list(live)
+            live.clear()
         while live and count > len(taken):
             request = live.popleft()
             if request.state is QUEUED:
@@ -176,6 +183,10 @@ class SharedLevel(LevelQueue):
         for request in self.delayed:
             if request.state is DELAYED:
                 yield request
+
+    def in_order(self) -> Iterable[QueuedRequest]:
+        """The same."""
+        return self
 
     def append(self, request: QueuedRequest) -> None:
         """Queue a new request in its lane."""
@@ -272,7 +283,7 @@ class VersionQueue:
 
     def in_order(self) -> Iterable[QueuedRequest]:
         """The same; with one level in use, without a step in between."""
-        return self._levels[-self._descending[0]] if len(self._descending) == 1 else self
+        return self._levels[-self._descending[0]].in_order() if len(self._descending) == 1 else self
 
     def append(self, request: QueuedRequest) -> bool:
         """Queue a new request on its `queue_level`; whether it is now the last to be served."""
@@ -286,6 +297,24 @@ class VersionQueue:
             level.size += 1
             return -self._descending[0] == number and not level.delayed
         self._share(number, level).append(request)
+        return False
+
+    def extend(self, requests: list[QueuedRequest]) -> bool:
+        """`append` of several requests of one row each, one `queue_level` and one lane."""
+        first = requests[0]
+        number, lane = first.queue_level, first.lane
+        level = self._open(number, lane)
+        self.size += len(requests)
+        self.rows += len(requests)
+        for request in requests:
+            request.state = QUEUED
+        if level.lane == lane:
+            level.live.extend(requests)
+            level.size += len(requests)
+            return -self._descending[0] == number and not level.delayed
+        shared = self._share(number, level)
+        for request in requests:
+            shared.append(request)
         return False
 
     def put_back(self, request: QueuedRequest) -> None:

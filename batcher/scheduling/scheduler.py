@@ -34,7 +34,7 @@ from .ledger import (
     cut_short,
 )
 from .model_state import ModelState
-from .model_version import Batch
+from .model_version import Batch, ModelVersion
 from .observations import (
     BatchDied,
     BatchFinished,
@@ -107,6 +107,8 @@ class ModelScheduler:
         due = state.ledger.due
         if due.nearest_ns <= now_ns:
             self._expire(now_ns, decisions)
+        if type(events) is list and len(events) > 1:  # most of what arrives together is alike
+            events = events[self._enqueue_alike(events) :]
         for event in events:
             if type(event) is RequestQueued:
                 self._enqueue(event, now_ns, decisions)
@@ -263,12 +265,61 @@ class ModelScheduler:
             request.timeout_ns = request.enqueued_ns + timeout_us * 1000
         if timeout_us or request.deadline_ns:
             ledger.due.arm(request)
+        self._grown(version, request.signature, is_last)
+
+    def _enqueue_alike(self, events: list[Observation]) -> int:
+        """`_enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
+
+        That is where one level has neither bound nor time-out, and they have one row and no deadline.
+        """
+        ledger = self._state.ledger
+        policy = ledger.queueing.only
+        first = events[0]
+        if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
+            return 0
+        queued: list[QueuedRequest] = []
+        number, signature, lane = first.version, first.signature, first.lane
+        known, order = ledger.known, self._next_order
+        for request in events:
+            if type(request) is not RequestQueued:
+                break
+            request_id = request.id
+            if (
+                request.rows != 1
+                or request.deadline_ns
+                or request.signature != signature
+                or request.version != number
+                or request.lane != lane
+                or request_id in known
+            ):
+                break
+            known[request_id] = request
+            request.queue_level = 0
+            request.order = order
+            order += 1
+            queued.append(request)
+        count = len(queued)
+        if not count:
+            return 0
+        self._next_order = order
+        if lane:
+            for request in queued:
+                self._state.set_lane(request)
+        version = self._state.version(number)
+        is_last = version.queue.extend(queued)
+        ledger.levels[0] = ledger.levels.get(0, 0) + count
+        ledger.queued += count
+        self._grown(version, signature, is_last)
+        return count
+
+    def _grown(self, version: ModelVersion, signature: int, is_last: bool) -> None:
+        """Look at the queue of a version if what was queued, with this signature, may make a batch."""
         pause = version.pause
         if pause is None:
             if version.instances.best() is not None:
-                self._state.changed[request.version] = None
-        elif not is_last or version.queue.rows >= pause.until_rows or request.signature != pause.signature:
-            self._state.touch(request.version)
+                self._state.changed[version.number] = None
+        elif not is_last or version.queue.rows >= pause.until_rows or signature != pause.signature:
+            self._state.touch(version.number)
 
     def _finish(self, event: BatchFinished, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state

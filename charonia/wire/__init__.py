@@ -41,6 +41,7 @@ from .requests import (
     batch_signature,
     pack_request,
     request_meta,
+    requests_in,
     unpack_request,
 )
 from .responses import (
@@ -106,6 +107,7 @@ __all__ = [
     "refer_response",
     "report_response",
     "request_meta",
+    "requests_in",
     "response_data",
     "response_id",
     "response_template",

@@ -34,11 +34,16 @@ def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
         if name == FIELD_RECORD:
             records.append(fields[at + 1])
         elif name == FIELD_RECORDS:
-            _split(memoryview(fields[at + 1]), records)
+            view = memoryview(fields[at + 1])
+            start, lengths = lengths_of(view)
+            for length in lengths:
+                records.append(view[start : start + length])
+                start += length
     return records
 
 
-def _split(view: memoryview, records: list[Buffer]) -> None:
+def lengths_of(view: memoryview) -> tuple[int, tuple[int, ...]]:
+    """Where the records of an `m` field begin, and how long each is. Raises `InvalidRecord`."""
     size = len(view)
     count = _LENGTH.unpack_from(view)[0] if size >= 4 else -1
     start = 4 * (count + 1)
@@ -47,6 +52,4 @@ def _split(view: memoryview, records: list[Buffer]) -> None:
     lengths = struct.unpack_from(f"<{count}I", view, 4)
     if start + sum(lengths) != size:
         raise InvalidRecord(f"{count} records fill {start + sum(lengths)} bytes, the field has {size}")
-    for length in lengths:
-        records.append(view[start : start + length])
-        start += length
+    return start, lengths

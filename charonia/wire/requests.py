@@ -17,6 +17,7 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context, Traced
 
+from .entries import FIELD_RECORD, FIELD_RECORDS, lengths_of
 from .lineages import Lineage
 from .places import (
     MAX_CACHED_META_BYTES,
@@ -33,6 +34,8 @@ from .sequences import SequenceMark
 # version, flags, endpoint length, client id length, sequence length, meta length, rows, id, accepted ns, deadline ns,
 # timeout us, level, signature
 _REQUEST = struct.Struct("<BBHHHII16sQQQQQ")
+_ALIKE_BYTES = 12
+"""The header up to its lengths, before what is each request's own."""
 
 MAX_CLIENT_ID_BYTES = 65535
 
@@ -268,6 +271,67 @@ def unpack_request(record: Buffer) -> RequestRecord:
         lineage,
         trace,
     )
+
+
+_PARTS = FLAG_REFERENCE | FLAG_LINEAGE | FLAG_TRACED
+"""Of a record with more parts than most."""
+
+
+def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
+    """The requests an entry carries, in order; other fields are skipped. Raises `InvalidRecord` for any of them."""
+    found: list[RequestRecord] = []
+    for at in range(0, len(fields) - 1, 2):
+        if fields[at] == FIELD_RECORD:
+            found.append(unpack_request(fields[at + 1]))
+        elif fields[at] == FIELD_RECORDS:
+            view = memoryview(fields[at + 1])
+            start, lengths = lengths_of(view)
+            if lengths and lengths.count(lengths[0]) == len(lengths):
+                found += _unpack_alike(view[start:], lengths[0])
+            else:
+                for length in lengths:
+                    found.append(unpack_request(view[start : start + length]))
+                    start += length
+    return found
+
+
+def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
+    """Records of `size` bytes each, one after the other.
+
+    What a gateway joins in an entry mostly differs in ids, times and tensor bytes alone: then all else, which lies at
+    the same places, is compared with the first record's instead of being decoded.
+    """
+    first = unpack_request(records[:size])
+    found = [first]
+    start, data_at = size, 2 * size - first.meta.size_bytes
+    if first.flags & _PARTS or first.sequence is not None:
+        found += [unpack_request(records[at : at + size]) for at in range(size, len(records), size)]
+        return found
+    rows = struct.Struct(f"<{_ALIKE_BYTES}sI16sQQQQQ{data_at - size - _REQUEST.size}s{first.meta.size_bytes}x")
+    (alike, *_, names), *rest = rows.iter_unpack(records)
+    for same, rows_of_it, request_id, accepted_ns, deadline_ns, timeout_us, level, signature, name in rest:
+        end = start + size
+        if same == alike and name == names:
+            record = RequestRecord(
+                request_id,
+                first.endpoint,
+                first.client_id,
+                first.meta,
+                rows_of_it,
+                signature,
+                level,
+                accepted_ns,
+                deadline_ns,
+                timeout_us,
+                records[data_at:end],
+                records[start:end],
+                first.flags,
+            )
+        else:
+            record = unpack_request(records[start:end])
+        found.append(record)
+        start, data_at = end, data_at + size
+    return found
 
 
 _REQUEST_METAS: dict[bytes, RequestMeta] = {}

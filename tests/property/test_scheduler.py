@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -86,6 +86,49 @@ def interfaces(draw: st.DrawFn) -> ModelInterface:
         dynamic_batching=block,
         parameters={"charonia.repeatable": "true"} if draw(st.booleans()) else {},
     )
+
+
+@given(
+    interface=interfaces(),
+    arrivals=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from((1, 1, 1, 2)), st.sampled_from((0, 0, 0, 3)), st.integers(0, 9)),
+            min_size=2,
+            max_size=6,
+        ),
+        max_size=6,
+    ),
+)
+def test_what_is_queued_together_is_queued_as_one_by_one(
+    interface: ModelInterface, arrivals: list[list[tuple[int, int, int]]]
+) -> None:
+    """Alike requests are queued without a look at each: the decisions are those of one look at each."""
+    decided = []
+    for one_by_one in (False, True):
+        scheduler = ModelScheduler("b")
+        now_ns = 1_000_000
+        scheduler.observe(PolicyChanged(interface), now_ns)
+        scheduler.observe(VersionServed("a", 1, "h", 2), now_ns)
+        told: list[tuple[str, list[bytes]]] = []
+        for made in arrivals:
+            now_ns += 1
+            requests = [
+                RequestQueued(number.to_bytes(16, "big"), 1, 0, rows, 7, 0, deadline and now_ns + deadline, now_ns)
+                for rows, deadline, number in made
+            ]
+            decisions = scheduler.observe_all(iter(requests) if one_by_one else requests, now_ns)
+            for decision in decisions:
+                if isinstance(decision, DispatchBatch):
+                    told.append((decision.batch_id, [request.id for request in decision.requests]))
+                elif isinstance(decision, RejectRequest):
+                    told.append((decision.message, [decision.request.id]))
+            for decision in decisions[:1]:
+                if isinstance(decision, DispatchBatch):
+                    scheduler.observe(BatchFinished(decision.batch_id, "a"), now_ns)
+        told.append(("waiting", sorted(request.id for request in scheduler.waiting())))
+        assert scheduler.pending_count() == len(scheduler.waiting()) == sum(scheduler.queued_by_level().values())
+        decided.append(told)
+    assert decided[0] == decided[1]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -178,6 +221,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.apply(self.scheduler.observe(made[0], self.now_ns))
         else:
             self.apply(self.scheduler.observe_all(made, self.now_ns))
+
+    @rule(
+        shape=requests_strategy,
+        count=st.integers(2, 9),
+        others=st.dictionaries(st.integers(0, 8), requests_strategy, max_size=2),
+    )
+    def arrive_alike(self, shape: Shape, count: int, others: dict[int, Shape]) -> None:
+        """What shares an entry is mostly alike."""
+        version, level, _, signature, *_ = shape
+        alike: Shape = (version, level, 1, signature, 0, None, 0, shape[7])
+        made = [self.make(*others.get(number, alike)) for number in range(count)]
+        self.apply(self.scheduler.observe_all(made, self.now_ns))
 
     @precondition(lambda self: len(self.outcomes) < len(self.requests))
     @rule(data=st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from charonia.wire import (
     record_fields,
     records_of,
     request_meta,
+    requests_in,
     unpack_request,
     unpack_response,
 )
@@ -199,9 +201,39 @@ def test_spoilt_joined_records_are_refused_or_add_up(data: st.DataObject, record
     assert sum(map(len, found)) + 4 * (len(found) + 1) == len(hostile)
 
 
+@given(st.data(), requests(), st.integers(1, 6), st.booleans())
+def test_the_requests_of_an_entry_are_those_of_its_records(
+    data: st.DataObject, record: bytes, count: int, others: bool
+) -> None:
+    """However alike they are: ids, rows and times differ from one to the next, now and then something else."""
+    records = [record]
+    for _ in range(count):
+        own = data.draw(st.binary(min_size=60, max_size=60))
+        records.append(record[:12] + own + record[72:])
+    if others:
+        records.insert(data.draw(st.integers(0, count)), spoil(data, record))
+    fields = [b"h", b"header", *record_fields(records)]
+    try:
+        expected = [unpack_request(one) for one in records_of(fields)]
+    except InvalidRecord:
+        with pytest.raises(InvalidRecord):
+            requests_in(fields)
+        return
+    found = requests_in(fields)
+    assert found == expected
+    assert [bytes(one.record) for one in found] == records
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(junk: bytes) -> None:
-    for read in (unpack_request, unpack_response, BatchHeader.unpack, unpack_fact, lambda b: records_of([b"m", b])):
+    for read in (
+        unpack_request,
+        unpack_response,
+        BatchHeader.unpack,
+        unpack_fact,
+        lambda b: records_of([b"m", b]),
+        lambda b: requests_in([b"m", b]),
+    ):
         try:
             read(junk)
         except InvalidRecord:
