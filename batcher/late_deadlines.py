@@ -7,10 +7,11 @@ of active jobs in an order of their own, so nothing is read that is not due; who
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import DeadlineExceeded
+from charonia.errors import DeadlineExceeded, InternalError
 from charonia.eventlog.port import Reply
 from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
@@ -18,6 +19,8 @@ from charonia.wire import pack_failure, record_fields
 
 from .owned import OwnedModel
 from .scheduling.ledger import DEADLINE_PASSED
+
+_log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 _PAGE = 500
@@ -35,7 +38,7 @@ async def expire_behind_window(owned: OwnedModel) -> int:
         unread = [job_id for job_id in due if owned.scheduler.find(job_id) is None]
         if not unread:
             return total
-        records = await asyncio.gather(*[owned.log.job(owned.model, job_id) for job_id in unread])
+        records = await asyncio.gather(*[_readable(owned, job_id) for job_id in unread])
         jobs = [record for record in records if record is not None and not record.state.terminal]
         if jobs:
             total += await _expire(owned, jobs)
@@ -44,6 +47,14 @@ async def expire_behind_window(owned: OwnedModel) -> int:
         if len(due) < _PAGE:
             return total
     return total
+
+
+async def _readable(owned: OwnedModel, job_id: bytes) -> JobRecord | None:
+    try:
+        return await owned.log.job(owned.model, job_id)
+    except InternalError as error:
+        _log.error("job %s of model '%s' does not expire: %s", job_id.hex(), owned.model, error)
+        return None
 
 
 async def _expire(owned: OwnedModel, jobs: list[JobRecord]) -> int:

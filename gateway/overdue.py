@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InternalError
 from charonia.eventlog.port import EventLog
 from charonia.jobs import JobRecord
 from charonia.models.catalog import Catalog
@@ -94,7 +94,14 @@ class OverdueJobs:
         return self.expired - before
 
     async def _end_due(self, model: str, job_ids: list[bytes]) -> None:
-        found = await asyncio.gather(*[self._log.job(model, job_id) for job_id in job_ids])
+        found = await asyncio.gather(*[self._readable(model, job_id) for job_id in job_ids])
         await self.end(model, [record for record in found if record is not None and not record.state.terminal])
         # those that ended are out already, unless their record is gone
         await self._log.drop_times(keys.job_deadlines(model), job_ids)
+
+    async def _readable(self, model: str, job_id: bytes) -> JobRecord | None:
+        try:
+            return await self._log.job(model, job_id)
+        except InternalError as error:
+            _log.error("job %s of model '%s' does not expire: %s", job_id.hex(), model, error)
+            return None

@@ -245,7 +245,7 @@ class EventLog(Protocol):
         """
 
     async def job(self, model: str, job_id: bytes) -> JobRecord | None:
-        """A job with its events, without its result."""
+        """A job with its events, without its result. Raises `InternalError` for a record that cannot be read."""
 
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         """The response record of an ended job; None when there is none (any more)."""
@@ -277,7 +277,8 @@ class EventLog(Protocol):
         self, model: str, *, ended: bool, after: tuple[int, bytes] | None = None, count: int = 100
     ) -> list[JobRecord]:
         """Jobs without events: active ones oldest first, or ended ones newest first; `after` is (time_us, id) of the
-        last one seen (accepted or ended). Ids whose record has expired are skipped and forgotten.
+        last one seen (accepted or ended). Ids whose record has expired are skipped and forgotten, those whose record
+        cannot be read are skipped.
         """
 
     async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:

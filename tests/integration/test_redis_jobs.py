@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from charonia import keys
-from charonia.errors import LogUnavailable
+from charonia.errors import InternalError, LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
@@ -214,3 +214,25 @@ async def test_a_long_journal_is_trimmed_to_its_size_in_few_calls(log: RedisLog,
     assert calls < 10
     size = await admin.execute("MEMORY", "USAGE", keys.journal("m"))
     assert 100_000 < size <= 200_000
+
+
+@pytest.mark.parametrize(
+    "field", [{"s": "z"}, {"t": "x"}, {"v": "nan"}, {"v": "9" * 12}, {"b": b"\xff"}, {"b": b"\x05"}]
+)
+async def test_a_record_nobody_can_read_keeps_no_other_from_being_read(
+    log: RedisLog, admin: Connection, field: dict[str, bytes]
+) -> None:
+    """Faults H27: somebody with access to the server wrote it."""
+    first, forged, last = made(1), made(2), made(3)
+    for job in (first, forged, last):
+        await accept(log, job)
+    for name, value in field.items():
+        await admin.execute("HSET", keys.job("m", forged.id), name, value)
+    await admin.execute("SADD", keys.lanes("m"), "none", "-1:0", "1:2:3")
+    with pytest.raises(InternalError, match="the record of this job cannot be read"):
+        await log.job("m", forged.id)
+    listed = [record.id for record in await log.jobs("m", ended=False)]
+    assert listed in ([first.id, last.id], [first.id, forged.id, last.id])  # its events are not listed
+    assert await log.lanes("m") == [(0, 0)]
+    await end(log, first)
+    assert (await log.job("m", first.id)).state is JobState.SUCCEEDED  # type: ignore[union-attr]

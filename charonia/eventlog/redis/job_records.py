@@ -21,6 +21,7 @@ from typing import Any
 
 import msgpack
 
+from charonia.errors import InternalError
 from charonia.jobs import JobEvent, JobRecord, JobState, NewJob
 
 from .packing import Argument
@@ -41,6 +42,10 @@ FIRST_LINE = b"0:0"
 
 FIELDS: Sequence[bytes] = (b"s", b"t", b"z", b"k", b"a", b"n", b"d", b"u", b"y", b"v", *_ABOUT)
 """What `record_of` wants."""
+
+UNREADABLE = "the record of this job cannot be read"
+_LAST_EVENT = FIELDS.index(b"v")
+_MOST_EVENTS = 1_000_000
 
 
 def fields_of(job: NewJob, durability: str, line: bytes = FIRST_LINE) -> list[Argument]:
@@ -76,7 +81,28 @@ def told(kind: str, detail: Mapping[str, Any]) -> bytes:
 def record_of(
     model: str, job_id: bytes, values: Sequence[bytes | None], events: Sequence[bytes] | None = None
 ) -> JobRecord:
-    """A job from the values of `FIELDS`; `events` are those from the second on, None for a record without events."""
+    """A job from the values of `FIELDS`; `events` are those from the second on, None for a record without events.
+
+    Raises `InternalError` for what no script has written (faults H27).
+    """
+    try:
+        return _record_of(model, job_id, values, events)
+    except Exception:
+        raise InternalError(UNREADABLE) from None
+
+
+def event_numbers(values: Sequence[bytes | None]) -> range:
+    """The numbers of the events that a record with these values has fields for. Raises as `record_of`."""
+    try:
+        last = int(values[_LAST_EVENT] or 1)
+    except ValueError:
+        raise InternalError(UNREADABLE) from None
+    if last > _MOST_EVENTS:
+        raise InternalError(UNREADABLE)
+    return range(2, last + 1)
+
+
+def _record_of(model: str, job_id: bytes, values: Sequence[bytes | None], events: Sequence[bytes] | None) -> JobRecord:
     state, accepted, size, keep, attempts, tenant, durability, ended, result, _, *about = values
     joined = b"".join([part for part in about if part])
     accepted_us = int(accepted or 0)
@@ -98,6 +124,12 @@ def record_of(
         ended_us=int(ended or 0),
         retention_s=int(keep or 0),
         durability=(durability or b"").decode() or _MEMORY,
-        about=msgpack.unpackb(joined) if joined else {},
+        about=_mapping(msgpack.unpackb(joined)) if joined else {},
         events=tuple(read),
     )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(type(value))
+    return value

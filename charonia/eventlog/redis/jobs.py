@@ -5,9 +5,11 @@ Jobs come and go in `work`'s scripts; how a record is read is `job_records`'.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from charonia import keys
+from charonia.errors import InternalError
 from charonia.eventlog.port import Entry, kept_response
 from charonia.jobs import MOVED, JobRecord
 from charonia.places import JobPlace, Line
@@ -15,10 +17,11 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands
-from .job_records import FIELDS, record_of, told
+from .job_records import FIELDS, event_numbers, record_of, told
 from .packing import Argument, pack_pieces
 
-_LAST_EVENT = FIELDS.index(b"v")
+_log = logging.getLogger(__name__)
+
 _PAGE = 200
 _MOST_LOOKED_AT = 500
 _ID_BYTES = 16
@@ -43,7 +46,7 @@ class Jobs:
         if values[0] is None:
             return None
         # events are only ever added: those up to the number just read belong to the state just read
-        numbers = range(2, int(values[_LAST_EVENT] or 1) + 1)
+        numbers = event_numbers(values)
         events = await self._commands.execute("HMGET", key, *[b"e%d" % n for n in numbers]) if numbers else []
         if None in events:
             return None  # expired in between
@@ -109,7 +112,11 @@ class Jobs:
         expired: list[int] = []
         for place, (job_id, values) in enumerate(zip(ids, records, strict=True)):
             if values[0] is not None:
-                record = record_of(model, job_id, values)
+                try:
+                    record = record_of(model, job_id, values)
+                except InternalError as error:
+                    _log.warning("job %s is left out of a list: %s", job_id.hex(), error)
+                    continue
                 if record.state.terminal == ended:  # an active one may have ended since it was listed
                     found.append(record)
             elif ended:

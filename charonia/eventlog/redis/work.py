@@ -5,6 +5,7 @@ How ids become groups is `groups`', how a job's record is written `job_records`'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -27,6 +28,7 @@ from .job_records import STATE_CODES, fields_of, told
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .statistics import amounts_of
 
+_LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""
 _MOST_FORGOTTEN = 1000
@@ -340,7 +342,8 @@ class Work:
 
     async def lanes(self, model: str) -> list[tuple[int, int]]:
         members = await self._commands.execute("SMEMBERS", keys.lanes(model))
-        return sorted((int(level), int(lane)) for level, _, lane in (member.partition(b":") for member in members))
+        # what is no lane is nothing that accepting put there (faults H27)
+        return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
 
 
 def _recorded(
