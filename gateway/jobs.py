@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,7 +133,7 @@ class Jobs:
     ) -> JobReceipt:
         """Record a job that nobody waits for; a known key gives the earlier one."""
         job = await self._prepare(request, admitted, level, served, options, b"")
-        ticket = await self._accept_traced(request, served.model, job)
+        ticket = await self._unawaited(request, job, self._accept(served.model, job))
         accepted_us = job.new.accepted_us
         if not ticket.created:
             known = await self._log.job(served.model, ticket.id)
@@ -203,7 +203,8 @@ class Jobs:
         waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
         waiter.sent = True
         timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
-        accepting = asyncio.get_running_loop().create_task(self._accept_traced(request, model, job))
+        coming = self._unawaited(request, job, self._accept(model, job))
+        accepting = asyncio.get_running_loop().create_task(coming)
         try:
             await asyncio.wait((accepting, waiter.future), return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
@@ -299,20 +300,13 @@ class Jobs:
         count(self.counts.accepted if ticket.created else self.counts.replays, model)
         return ticket
 
-    async def _accept_traced(self, request: InferenceRequest, model: str, job: _Prepared) -> JobTicket:
-        """As `_accept`, for a job that nobody here waits for: when it is traced, its report is waited for."""
-        tracer, trace = self._tracer, request.trace
-        if tracer is None or not isinstance(trace, Trace):
-            return await self._accept(model, job)
-        tracer.await_report(job.new.id, trace)
-        created = False
-        try:
-            ticket = await self._accept(model, job)
-            created = ticket.created
-            return ticket
-        finally:
-            if not created:
-                tracer.await_no_report(job.new.id)
+    def _unawaited(
+        self, request: InferenceRequest, job: _Prepared, accepting: Coroutine[Any, Any, JobTicket]
+    ) -> Coroutine[Any, Any, JobTicket]:
+        """As `accepting`, for a job that nobody here waits for: of a traced one the report is waited for."""
+        if self._tracer is None or not isinstance(request.trace, Trace):
+            return accepting
+        return self._tracer.accepted(job.new.id, request.trace, accepting)
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,9 +42,9 @@ from .handler import (
     ModelStatistics,
     ServedModel,
     ServerMetadata,
-    TensorMetadata,
 )
 from .jobs import Jobs
+from .metadata import metadata_of, parse_version
 from .metrics import GatewayMetrics, RequestCounts
 from .readiness import Readiness
 from .request_rules import SERVER_EXITING
@@ -65,23 +64,6 @@ _log = logging.getLogger(__name__)
 
 _Entrance = tuple[ServedVersion, RequestCounts, Admission]
 """A version as it is served, the counts of its requests and its gate."""
-
-_DIGITS = re.compile(r"-?[0-9]{1,18}")
-
-
-def parse_version(version: str) -> int:
-    """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`."""
-    if version in ("", "-1"):
-        return LATEST_VERSION
-    if not _DIGITS.fullmatch(version):
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{version}' (details: not a number), version "
-            "should be an integral value > 0"
-        )
-    number = int(version)
-    if number < 1:
-        raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
-    return number
 
 
 class GatewayService:
@@ -199,14 +181,7 @@ class GatewayService:
         return ServerMetadata(self._settings.server_id, SERVER_VERSION, EXTENSIONS)
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        served = self._find(name, version)
-        interface = served.interface
-        inputs, outputs = (
-            tuple(TensorMetadata(s.name, s.datatype.value, interface.client_shape(s)) for s in specs.values())
-            for specs in (interface.inputs, interface.outputs)
-        )
-        versions = tuple(str(number) for number in self._catalog.served(name))
-        return ModelMetadata(name, versions, interface.platform or interface.backend, inputs, outputs)
+        return metadata_of(self._find(name, version), self._catalog.served(name))
 
     def model_config(self, name: str, version: str) -> ModelConfig:
         return self._find(name, version).config

@@ -12,13 +12,14 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.events import Fact, TraceSettingChanged
+from charonia.jobs import JobTicket
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context, Parent, read_parent
 from charonia.traces.settings import (
     OPENTELEMETRY,
@@ -237,6 +238,18 @@ class Tracer:
                 self._writer.put(trace.finished())
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def accepted(self, job_id: bytes, trace: Trace, accepting: Awaitable[JobTicket]) -> JobTicket:
+        """Await the acceptance of a traced job that nobody waits for, and from then on its report."""
+        self.await_report(job_id, trace)
+        created = False
+        try:
+            ticket = await accepting
+            created = ticket.created
+            return ticket
+        finally:
+            if not created:
+                self.await_no_report(job_id)
 
     def await_report(self, job_id: bytes, trace: Trace) -> None:
         """The request of a trace is a job, and is answered after its call is over."""
