@@ -14,6 +14,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
+from charonia.jobs import OUTCOME_CODES, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 
 from .accounting import Executed, increments
@@ -43,7 +44,8 @@ Won = dict[int, bool]
 Outcome = list[bool] | CharoniaError
 """What the log said to a settlement: which requests were won, or why it could not be made."""
 
-_SPECIAL = FLAG_JOB | FLAG_JOURNALLED | FLAG_TIMED | FLAG_TRACED
+_SUCCEEDED = OUTCOME_CODES[JobState.SUCCEEDED]
+_SPECIAL = FLAG_JOB | FLAG_TIMED | FLAG_TRACED
 
 
 class Settler:
@@ -137,6 +139,14 @@ class Settler:
         special = executed.death is not None or executed.again or job.steps is not None or header.via_owner
         if special or job.flags & _SPECIAL or job.stream is not None or not all(executed.answers):
             return False
+        outcomes, ran, untold = b"", None, job.untold
+        if job.flags & FLAG_JOURNALLED:
+            if executed.failures or not all(record.journalled for record in records):
+                return False
+            outcomes = _SUCCEEDED * len(records)
+            ran = self._beginnings.told_with(job, range(len(records)))
+            if job.untold:
+                return False
         counted = increments(records, executed)
         answers: Sequence[bytes] = executed.answers
         if job.flags & FLAG_REPLY_BY_REFERENCE:
@@ -144,6 +154,7 @@ class Settler:
 
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:
+                job.untold = untold
                 done(outcome)
                 return
             self._metrics.settled(incarnation.model, incarnation.version, counted)
@@ -155,14 +166,18 @@ class Settler:
             done(None)
 
         finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
-        return self._log.settle_now(
+        written = self._log.settle_now(
             header.model,
             [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
             (keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash), counted),
             replies(records, answers, range(len(records))),
             (Reply(header.report_to, finished(self._executor, header.batch_id)),),
             settled,
+            outcomes=outcomes,
+            ran=ran,
         )
+        job.untold = job.untold or (untold and not written)
+        return written
 
     @staticmethod
     def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:

@@ -146,6 +146,9 @@ class ColocatedLog:
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Settled,
+        *,
+        outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
     ) -> bool:
         near, far = _parted(replies)
         near_facts, far_facts = _parted(facts)
@@ -157,7 +160,8 @@ class ColocatedLog:
                     if not self.hand(fact.stream, fact.fields):
                         self._local.append_here(fact.stream, fact.fields)
 
-        if not self._shared.settle_now(model, requests, statistics, far, far_facts, settled):
+        settlement = (model, requests, statistics, far, far_facts, settled)
+        if not self._shared.settle_now(*settlement, outcomes=outcomes, ran=ran):
             return False
         for reply in near:
             self._local.append_here(reply.stream, reply.fields)

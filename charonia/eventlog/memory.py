@@ -154,9 +154,12 @@ class MemoryLog(MemoryStreams):
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Settled,
+        *,
+        outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
     ) -> bool:
         try:
-            self.settle(model, requests, statistics, replies, facts).send(None)
+            self.settle(model, requests, statistics, replies, facts, outcomes=outcomes, ran=ran).send(None)
         except StopIteration as settled:  # nothing of it waits
             asyncio.get_running_loop().call_soon(done, settled.value)
         return True

@@ -192,11 +192,15 @@ class EventLog(Protocol):
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Settled,
+        *,
+        outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
     ) -> bool:
-        """`settle` without jobs, journal and sequences, written at once and without a task that waits for it.
+        """`settle` without jobs and sequences, written at once and without a task that waits for it.
 
-        `done` is called later in the event loop, with what `settle` would return or the error it would raise. False
-        when this cannot be done now: then nothing was done, and it is `settle`'s turn.
+        All requests are journalled when there are `outcomes`, else none. `done` is called later in the event loop, with
+        what `settle` would return or the error it would raise. False when this cannot be done now: then nothing was
+        done, and it is `settle`'s turn.
         """
 
     async def begin_attempt(

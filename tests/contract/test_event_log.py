@@ -17,6 +17,7 @@ from charonia.eventlog.port import START, Entry, EventLog, Limits, Reply, Stream
 from charonia.eventlog.redis import open_log
 from charonia.events import FIELD_FACT, LaneOpened, unpack_fact
 from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.journal import read_facts
 from charonia.sequences import SequenceStep
 
 NO_LIMITS = Limits()
@@ -520,6 +521,25 @@ async def test_a_settlement_without_waiting_is_one(subject: Subject) -> None:
     assert await subject.log.statistics(key) == {"n": 1}
     for stream, value in ((near, b"near"), (far, b"far"), (facts, b"done")):
         assert values(await subject.log.range(stream)) == [value] * 3
+
+
+async def test_a_settlement_without_waiting_is_journalled(subject: Subject) -> None:
+    torn = [os.urandom(15) + b"a", os.urandom(15) + b"b"]
+    ids = [torn[0][:-1] + b"x", torn[1], torn[0]]
+    await subject.log.accept("m", 0, 0, [(one, 5) for one in ids], [b"r", b"x"], Limits(), journalled=True)
+    requests, told = [(one, 1) for one in ids], {"outcomes": b"sfx", "ran": ("executor", "batch")}
+    for expected in ([True] * 3, [False] * 3):
+        done: asyncio.Future[list[bool] | CharoniaError] = asyncio.get_running_loop().create_future()
+        if subject.log.settle_now("m", requests, None, [], [], done.set_result, **told):
+            assert await asyncio.wait_for(done, PATIENCE_S) == expected
+        else:
+            assert await subject.log.settle("m", requests, None, [], **told) == expected
+
+    entries = await subject.log.range(keys.journal("m"))
+    accepted, started, ended = [fact for entry in entries for fact in read_facts(entry.fields)]
+    outcomes = dict(zip(ids, (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED), strict=True))
+    assert (set(accepted.ids), set(started.ids), started.executor) == (set(ids), set(ids), "executor")
+    assert dict(zip(ended.ids, ended.outcomes, strict=True)) == outcomes
 
 
 async def test_a_request_named_twice_is_won_once(subject: Subject) -> None:

@@ -263,7 +263,7 @@ class ClusterLog:
             await self.append(fact.stream, fact.fields)
         return won
 
-    def settle_now(self, *_settlement: Any) -> bool:
+    def settle_now(self, *_settlement: Any, **_journal: Any) -> bool:
         """Endpoints have slots of their own: `settle` waits for one after the other."""
         return False
 

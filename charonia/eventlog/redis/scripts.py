@@ -38,6 +38,7 @@ ACCEPT_JOB = load("accept_job")
 SETTLE = load("settle")
 SETTLE_RECORDED = load("settle_recorded")
 BEGIN_ATTEMPT = load("begin_attempt")
+BEGIN_REQUESTS = load("begin_requests")
 ADD_JOB_EVENT = load("add_job_event")
 JOB_POSITION = load("job_position")
 ADD_JOB_RESPONSES = load("add_job_responses")
@@ -57,6 +58,7 @@ ALL = (
     SETTLE,
     SETTLE_RECORDED,
     BEGIN_ATTEMPT,
+    BEGIN_REQUESTS,
     ADD_JOB_EVENT,
     JOB_POSITION,
     ADD_JOB_RESPONSES,

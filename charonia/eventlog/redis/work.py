@@ -1,6 +1,7 @@
 """Accepting, beginning and settling requests and jobs: what the port says of them, as calls of scripts.
 
-How ids become groups is `groups`', how a job's record is written `job_records`', what is sent together `commands`'.
+How ids become groups is `groups`', how a job's record is written `job_records`',
+what a settlement calls `settlements`', what is sent together `commands`'.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from charonia.eventlog.port import Fields, Limits, Reply, Settled
 from charonia.eventlog.refusals import key_reused, not_owner, over_limit
 from charonia.events import LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobTicket, NewJob
-from charonia.journal import pack_accepted, pack_batched, pack_ended
+from charonia.journal import pack_accepted, pack_batched
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from . import scripts
-from .commands import Commands, call_of, is_large
+from .commands import Commands, is_large
 from .groups import Groups, attempt_in, grouped, lasts_in, value_of
-from .job_records import STATE_CODES, fields_of, told
-from .packing import LARGE_BYTES, Argument, pack, pack_pieces
-from .statistics import amounts_of
+from .job_records import fields_of, told
+from .packing import Argument, pack, pack_pieces
+from .settlements import settle_call
 
 _LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 _MOST_FIELDS = 7000
@@ -34,11 +35,9 @@ _MOST_FIELDS = 7000
 _MOST_FORGOTTEN = 1000
 _KEY_REUSED = 5
 _FIRST_OF_MODEL = 6
-_WON, _LOST = b"10"
-_NOT_JOURNALLED = ord("-")
+_WON = ord("1")
 
 _id = itemgetter(0)
-_attempt = itemgetter(1)
 
 
 class Work:
@@ -199,28 +198,7 @@ class Work:
         if groups.order is not None:
             requests = [requests[place] for place in groups.order]
             outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
-        attempts = _joined(list(map(_attempt, requests)))
-        names = [keys.unsettled(model), keys.counters(model)]
-        sums: Argument = 0
-        amounts: list[Argument] = []
-        if statistics is not None:
-            names.append(statistics[0])
-            sums, amounts = amounts_of(statistics[1])
-        fact, told_of = _ended_fact(requests, outcomes, ran) if outcomes else (b"", b"")
-        if statistics is None and (fact or ends or sequences):
-            names.append(names[0])
-        if ends or sequences or told_of:
-            script = scripts.SETTLE_RECORDED
-            ending, more, large = _recorded(model, requests, names, ends or {}, sequences or {}, (fact, told_of))
-            command: list[Argument] = [b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums]
-            command += (*ending, *groups.names, *groups.lasts, *more, *amounts)
-            pieces: Sequence[Buffer] = pack_pieces(command) if large else (pack(command),)
-        else:
-            script = scripts.SETTLE
-            if fact:
-                names.append(keys.journal(model))
-            arguments = (len(groups.names), attempts, sums, fact, *groups.names, *groups.lasts, *amounts)
-            pieces = (call_of(script, names, arguments),)
+        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran), ends, sequences)
         result = await self._commands.settle(script, pieces, _pairs(replies), _pairs(facts))
         return _won(result, len(requests), groups)
 
@@ -232,24 +210,20 @@ class Work:
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Settled,
+        *,
+        outcomes: bytes = b"",
+        ran: tuple[str, str] | None = None,
     ) -> bool:
         groups = grouped(list(map(_id, requests)))
         if groups.order is not None:
             requests = [requests[place] for place in groups.order]
-        names = [keys.unsettled(model), keys.counters(model)]
-        sums: Argument = 0
-        amounts: list[Argument] = []
-        if statistics is not None:
-            names.append(statistics[0])
-            sums, amounts = amounts_of(statistics[1])
-        attempts = _joined(list(map(_attempt, requests)))
-        arguments = (len(groups.names), attempts, sums, b"", *groups.names, *groups.lasts, *amounts)
-        piece = call_of(scripts.SETTLE, names, arguments)
+            outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
+        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran))
 
         def answered(result: Any) -> None:
             done(result if isinstance(result, CharoniaError) else _won(result, len(requests), groups))
 
-        return self._commands.settle_now(scripts.SETTLE, (piece,), _pairs(replies), _pairs(facts), answered)
+        return self._commands.settle_now(script, pieces, _pairs(replies), _pairs(facts), answered)
 
     async def begin_attempt(
         self,
@@ -267,29 +241,24 @@ class Work:
         if groups.order is not None:
             ids = [ids[place] for place in groups.order]
         names = [keys.unsettled(model), keys.counters(model)]
-        numbers: list[int] = []
-        event = fact = mask = b""
+        fact = mask = b""
         if jobs or journalled:
             names.append(keys.journal(model))
-        if jobs:
-            places = {one: number for number, one in enumerate(ids, 1)}
-            for job_id in jobs:
-                names.append(keys.job(model, job_id))
-                numbers.append(places[job_id])
-            event = told("batched", {"executor": executor, "batch_id": batch_id} if executor else {})
         if journalled:
             wanted = set(journalled)
             told_of = [one for one in ids if one in wanted]
             fact = pack_batched(told_of, attempt, executor, batch_id)
             if len(told_of) < len(ids):
                 mask = b"".join([b"1" if one in wanted else b"0" for one in ids])
-        arguments: tuple[Argument, ...] = (
-            *(token, attempt, len(groups.names), len(numbers), event, fact, mask),
-            *groups.names,
-            *groups.lasts,
-            *numbers,
-        )
-        result = await self._commands.script(scripts.BEGIN_ATTEMPT, names, arguments)
+        arguments: tuple[Argument, ...] = (token, attempt, len(groups.names), fact, mask, *groups.names, *groups.lasts)
+        script = scripts.BEGIN_REQUESTS
+        if jobs:
+            script = scripts.BEGIN_ATTEMPT
+            names += [keys.job(model, job_id) for job_id in jobs]
+            event = told("batched", {"executor": executor, "batch_id": batch_id} if executor else {})
+            places = {one: number for number, one in enumerate(ids, 1)}
+            arguments = (len(jobs), event, *arguments, *[places[job_id] for job_id in jobs])
+        result = await self._commands.script(script, names, arguments)
         if result == 0:
             raise not_owner(model, token)
         if result == 1:
@@ -346,54 +315,6 @@ class Work:
         return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
 
 
-def _recorded(
-    model: str,
-    requests: Sequence[tuple[bytes, int]],
-    names: list[bytes],
-    ends: Mapping[bytes, JobEnd],
-    sequences: Mapping[bytes, SequenceStep],
-    journal: tuple[bytes, bytes],
-) -> tuple[tuple[Argument, ...], list[Argument], bool]:
-    """What settle_recorded.lua needs beyond settle.lua: adds to `names`; arguments before and after the groups.
-
-    The third is whether results and states are large.
-    """
-    names += (keys.journal(model), keys.active_jobs(model), keys.ended_jobs(model), keys.webhooks(model))
-    names += (keys.live_sequences(model), keys.sequence_states(model))
-    more: list[Argument] = []
-    size_bytes = 0
-    if ends:
-        for number, (request_id, _) in enumerate(requests, 1):
-            end = ends.get(request_id)
-            if end is not None:
-                names.append(keys.job(model, request_id))
-                more += (number, request_id, STATE_CODES[end.state], told(end.state.value, end.detail), end.result)
-                size_bytes += len(end.result)
-    ended = len(more) // 5
-    if sequences:
-        for number, (request_id, _) in enumerate(requests, 1):
-            step = sequences.get(request_id)
-            if step is not None:
-                state = b"" if step.state is None else step.state
-                more += (number, step.key, step.about, b"" if step.state is None else b"1", state)
-                size_bytes += len(state)
-    return (ended, *journal, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
-
-
-def _ended_fact(
-    requests: Sequence[tuple[bytes, int]], outcomes: bytes, ran: tuple[str, str] | None
-) -> tuple[bytes, bytes]:
-    """The fact about those that have an outcome, and which they are: b"" when all have, or none."""
-    mask = b""
-    if _NOT_JOURNALLED in outcomes:
-        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != _NOT_JOURNALLED]
-        if not requests:
-            return b"", b""
-        mask = bytes([_LOST if outcome == _NOT_JOURNALLED else _WON for outcome in outcomes])
-        outcomes = outcomes.replace(b"-", b"")
-    return pack_ended([one[0] for one in requests], [one[1] for one in requests], outcomes, ran), mask
-
-
 def _pairs(replies: Sequence[Reply]) -> list[tuple[bytes, Fields]]:
     return [(reply.stream, reply.fields) for reply in replies]
 
@@ -404,13 +325,6 @@ def _won(result: Any, count: int, groups: Groups) -> list[bool]:
         return [True] * count
     won = [one == _WON for one in result]
     return won if groups.order is None else _in_order(won, groups.order)
-
-
-def _joined(attempts: list[int]) -> bytes:
-    """One number when all are equal, else each after a comma."""
-    if not attempts or attempts.count(attempts[0]) == len(attempts):
-        return b"%d" % attempts[0] if attempts else b"0"
-    return b",".join([b"%d" % attempt for attempt in attempts])
 
 
 def _in_order(results: list[bool], order: list[int]) -> list[bool]:
