@@ -55,6 +55,8 @@ class Job:
     before: dict[int, Remembered | None] = field(default_factory=dict)
     unsure: bool = False
     """A settlement of it went unanswered: it may have been the one that counted."""
+    referred: Sequence[bytes] | None = None
+    """Its answers as they travel, once the large ones among them were put beside the log."""
     abandoned: bool = False
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
 

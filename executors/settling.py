@@ -99,7 +99,7 @@ class Settler:
             answers = reported(job, executed, answers, self._executor)
         whole = answers
         if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._payloads.refer(records, answers)
+            answers = self._payloads.refer(records, answers) if job.referred is None else job.referred
         answered = [] if via_owner else ending.indices
         if ending.jobs:
             answered = [index for index in answered if index not in ending.jobs]
@@ -150,7 +150,8 @@ class Settler:
         counted = increments(records, executed)
         answers: Sequence[bytes] = executed.answers
         if job.flags & FLAG_REPLY_BY_REFERENCE:
-            answers = self._payloads.refer(records, answers)
+            # should this come to nothing, `settle` must not put them there once more: nobody would take those away
+            answers = job.referred = self._payloads.refer(records, answers)
 
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:

@@ -207,10 +207,14 @@ class DataPlane:
         record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference, tenant=tenant)
         beside_bytes = reference.size_bytes if reference is not None else 0
         waiter: Waiter
-        if visible is None:
-            waiter = self.pending.add(served.model, request_id, record, beside_bytes=beside_bytes)
-        else:
-            waiter = self.pending.add_stream(served.model, request_id, record, visible, beside_bytes=beside_bytes)
+        try:
+            if visible is None:
+                waiter = self.pending.add(served.model, request_id, record, beside_bytes=beside_bytes)
+            else:
+                waiter = self.pending.add_stream(served.model, request_id, record, visible, beside_bytes=beside_bytes)
+        except CharoniaError:  # there is no room for it
+            self._take_back(reference)
+            raise
         door.open_requests += 1
         door.submit(waiter, min_interval_s)
         timer = self.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
@@ -221,8 +225,12 @@ class DataPlane:
             underway.timer.cancel()
         underway.door.open_requests -= 1
         self.pending.remove(underway.waiter)
-        if underway.reference is not None and self._payloads is not None:
-            self.spawn(self._payloads.end(underway.reference))
+        self._take_back(underway.reference)
+
+    def _take_back(self, reference: Reference | None) -> None:
+        """Nobody needs what was lent with a request any more."""
+        if reference is not None and self._payloads is not None:
+            self.spawn(self._payloads.end(reference))
 
     def _withdraw(self, waiter: Waiter, options: DeliveryOptions | None) -> None:
         """Its caller has gone."""

@@ -1,0 +1,61 @@
+"""What a gateway gives back when a request cannot go on its way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from charonia.calls.admission import Admission
+from charonia.calls.payloads import Payloads
+from charonia.errors import ResourceExhausted
+from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.inference import InferenceRequest
+from charonia.models.config import normalise
+from charonia.models.interface import ModelInterface
+from charonia.models.pbtxt import parse
+from charonia.models.served import ServedVersion
+from charonia.settings import GatewaySettings
+from charonia.tensors import Tensor
+from gateway.dataplane import DataPlane
+
+CONFIG = """
+name: "m" backend: "onnxruntime" max_batch_size: 4
+input { name: "x" data_type: TYPE_UINT8 dims: -1 }
+output { name: "y" data_type: TYPE_UINT8 dims: -1 }
+"""
+
+
+class CountingLog(MemoryLog):
+    """Knows the blobs it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[str] = set()
+
+    async def put_blob(self, blob_id: str, data: object, ttl_s: int) -> None:
+        self.held.add(blob_id)
+        await super().put_blob(blob_id, data, ttl_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_was_lent_for_a_request_without_room_is_taken_back(streamed: bool) -> None:
+    log = CountingLog()
+    settings = GatewaySettings("g", max_pending_per_gateway_bytes=BY_REFERENCE_BYTES)
+    plane = DataPlane(log, settings, payloads=Payloads(log, PayloadDirectory("", "g"), {}, "g"))
+    config = normalise(parse(CONFIG))
+    served = ServedVersion("m", 1, "h", config, ModelInterface.of(config), {}, {"e": 1})
+    tensor = Tensor.of("x", np.zeros((1, BY_REFERENCE_BYTES), np.uint8))
+    request = InferenceRequest("m", -1, [tensor])
+    admitted = Admission(served.interface, 1, "h").admit(request)
+    stream = plane.stream(request, admitted, 0, served, 0.0, None)
+    sent = anext(stream) if streamed else plane.infer(request, admitted, 0, served, 0.0)
+    with pytest.raises(ResourceExhausted):
+        await sent
+    (name,) = log.held
+    async with asyncio.timeout(10):
+        while await log.blob(name) is not None:
+            await asyncio.sleep(0)
+    await plane.close()
