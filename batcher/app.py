@@ -50,6 +50,7 @@ class BatcherApp:
         )
         self._membership.on_new_epoch.append(self._begin_anew)
         self.control.catalog.process_listeners.append(self._membership.hear)
+        self._membership.on_beat.append(self.control.on_beat)
         self.metrics = BatcherMetrics(
             self.service, self.control.catalog, settings.metrics, joint=settings.joint_metrics
         )

@@ -70,6 +70,7 @@ class GatewayApp:
         self.service = GatewayService(log, self._control, settings, self._payloads, cache_log, trace_writer(settings))
         self._membership.on_new_epoch.append(self.service.begin_anew)
         self._control.catalog.process_listeners.append(self._membership.hear)
+        self._membership.on_beat.append(self._control.on_beat)
         self._membership.say_again.append(self.service.say_weights)
         if self.service.payloads is not None:
             self._membership.say_again.append(self.service.payloads.renew)

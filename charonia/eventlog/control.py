@@ -49,8 +49,11 @@ class ControlPlane:
         self.log = log
         self.catalog = Catalog()
         self.log_up = True
-        """False while the log is lost: it ended our connections, or has left commands unanswered for too long."""
+        """False while the log is lost: it ended our connections, has left commands unanswered for too long, or writes
+        nothing (a full disk, too few replicas).
+        """
         self._following = True
+        self._writing = True
         self._answering = True
         self.epoch_changes = 0
         """How often the log was another one than before: jobs of its former contents are unknown then."""
@@ -129,9 +132,14 @@ class ControlPlane:
         self._following = up
         self._judge()
 
+    def on_beat(self, taken: bool) -> None:
+        """Whether the log took this process's last heartbeat: it may answer and yet write nothing."""
+        self._writing = taken
+        self._judge()
+
     def _judge(self) -> None:
         """One that hangs ends no connection: then only the commands that are given up tell."""
-        up = self._following and self._answering
+        up = self._following and self._answering and self._writing
         if up == self.log_up:
             return
         self.log_up = up

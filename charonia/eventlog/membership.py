@@ -62,6 +62,8 @@ class Membership:
         self.epoch_changes = 0
         self.on_new_epoch: list[Callable[[], None]] = []
         self.say_again: list[Callable[[], Awaitable[None]]] = []
+        self.on_beat: list[Callable[[bool], None]] = []
+        """Told after each beat whether the log took it."""
 
     async def start(self) -> None:
         """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
@@ -139,6 +141,8 @@ class Membership:
                 missed = True
             else:
                 missed = False
+            for listener in self.on_beat:
+                listener(not missed)
 
     async def _begin_anew(self, epoch: str) -> None:
         """Raises `LogUnavailable`; the next beat tries again then."""

@@ -43,6 +43,7 @@ class WebhooksApp:
         )
         self._membership.on_new_epoch.append(self._control.begin_anew)
         self._control.catalog.process_listeners.append(self._membership.hear)
+        self._membership.on_beat.append(self._control.on_beat)
         self._poster = Poster(allowed, timeout_s=settings.timeout_s, agent=settings.agent)
         self.sender = Sender(
             log,

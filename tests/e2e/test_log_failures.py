@@ -120,7 +120,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
     assert "Traceback" not in server.log(), server.log()
 
 
-def test_a_stalled_log_is_waited_for(repository: Path, tmp_path: Path) -> None:
+def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(repository: Path, tmp_path: Path) -> None:
     server = start(repository, tmp_path / "state", "--executors=2")
     server.wait_ready()
     (log_pid,) = server.pids("redis")
@@ -135,6 +135,16 @@ def test_a_stalled_log_is_waited_for(repository: Path, tmp_path: Path) -> None:
         assert load.successes > stalled
     assert load.failures() == [], "slow is not down"
     assert ready(server)
+
+    # it answers, but refuses to write: a full disk (F13), too few replicas
+    with redis.Redis.from_url(server.log_url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        until("readiness says so", lambda: not ready(server))
+        status, body = server.request("POST", "/v2/models/doubles/infer", BODY)
+        assert (status, b"NOREPLICAS" in body) == (503, True)
+        client.config_set("min-replicas-to-write", 0)
+    until("readiness returns", lambda: ready(server))
+    assert server.request("POST", "/v2/models/doubles/infer", BODY)[0] == 200
     assert server.stop() == 0, server.log()
     assert "is lost: its heartbeat ended" not in server.log()
     assert "lost the event log" not in server.log()

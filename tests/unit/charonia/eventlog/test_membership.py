@@ -73,17 +73,47 @@ async def test_it_joins_beats_and_leaves() -> None:
 async def test_losing_the_log_is_survived() -> None:
     log = Log()
     member = Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000)
+    taken: list[bool] = []
+    member.on_beat.append(taken.append)
     await member.start()
     await log.until_beats(2)
 
     log.away = True
     await log.until_beats(2, missed=3)
+    assert taken[-1] is False
     log.away = False
     beats = log.beats
     await log.until_beats(beats + 2)
+    assert taken[-1] is True
 
     await member.leave("drained")
     assert len(await log.facts()) == 2
+
+
+async def test_its_lease_is_sure_until_it_may_have_ended() -> None:
+    log = Log()
+    member = Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=30)
+    assert not member.is_leased()
+    renewed: list[bool] = []
+
+    async def renew() -> None:
+        renewed.append(member.is_leased())
+
+    member.say_again.append(renew)
+    await member.start()
+    assert member.is_leased()
+    log.away = True
+    await log.until_beats(1, missed=1)
+    async with asyncio.timeout(10):
+        while member.is_leased():
+            await asyncio.sleep(0.001)
+    log.away = False
+    async with asyncio.timeout(10):
+        while not member.is_leased():
+            await asyncio.sleep(0.001)
+    await member.leave()
+    assert renewed
+    assert not any(renewed[:1]), "what was said again came before it was sure"
 
 
 async def test_leaving_without_the_log_is_silent() -> None:
