@@ -19,6 +19,7 @@ from charonia.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
     VersionHealthChanged,
@@ -85,6 +86,7 @@ others: st.SearchStrategy[Fact] = st.one_of(
     st.just(ProcessJoined("gateway", "g")),
     st.just(ProcessLeft("gateway", "g", "lost")),
     st.builds(lambda w: LanesWeighed({"3": w}), st.integers(1, 4)),
+    st.builds(lambda m, r: TraceSettingChanged(m, {"rate": r}, ""), st.sampled_from(["", "a"]), st.integers(1, 3)),
     st.just(ModelRequested("load", "a", "r")),
     st.just(ModelRequestFinished("e1", "r")),
 )
@@ -114,6 +116,7 @@ def seen(catalog: Catalog) -> Any:
         sorted(catalog.processes),
         sorted(catalog.live_executors()),
         catalog.lane_weights,
+        catalog.trace_settings,
         catalog.started(),
         catalog.all_ready(),
         catalog.started(awaited=True),
