@@ -122,9 +122,10 @@ class Settler:
             self._metrics.observe(incarnation.model, incarnation.version, records, executed, won)
         self._count_unawaited(job, executed, won)
         if not via_owner and ending.jobs:
-            mine = [index for index in ending.jobs if won[index]]
-            told = reports_to_gateways(records, whole, mine) if job.flags & FLAG_TRACED else []
-            for reply in [*replies(records, answers, mine), *told]:
+            for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
+                await self._append(reply)
+        if job.flags & FLAG_TRACED:
+            for reply in reports_to_gateways(records, whole, [index for index, is_won in won.items() if is_won]):
                 await self._append(reply)
 
     def settle_plain(

@@ -106,6 +106,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = directory / "models"
     scaling(models, "double", 2, config=ONE)
     scaling(models, "triple", 3, config=ONE)
+    scaling(models, "ordered", 4, config=f"{ONE} dynamic_batching {{ preserve_ordering: true }}")
     python(models, "caller", CALLER, CALLER_IO + ONE)
     python(models, "counts", COUNTS, COUNTS_IO + ONE)
     for name, config in (("chain", CHAIN), ("outer", OUTER)):
@@ -243,6 +244,17 @@ def test_a_jobs_spans_join_the_trace_of_the_request_that_made_it(stack: Any) -> 
     assert sorted(span.name for span in spans) == sorted(
         ["InferRequest", "chain"] * 2 + ["double", "triple", "compute", "compute"]
     )
+
+
+@pytest.mark.parametrize(("model", "number"), [("double", 12), ("ordered", 13)])
+def test_the_spans_of_a_job_of_one_model(stack: Any, model: str, number: int) -> None:
+    body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, WIDTH], "data": ROW.ravel().tolist()}]}
+    headers = {**parent(number), "prefer": "respond-async"}
+    status, _ = stack.server.request("POST", f"/v2/models/{model}/infer", json.dumps(body).encode(), headers)
+    assert status == 202
+    spans = {span.name: span for span in whole(stack, f"{number:032x}", 3)}
+    assert stack.receiver.tree(f"{number:032x}") == {"InferRequest": [model], model: ["compute"]}
+    assert spans["compute"].end_ns <= spans[model].end_ns <= spans["InferRequest"].end_ns
 
 
 def test_streams_and_generate(stack: Any) -> None:
