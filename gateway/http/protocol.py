@@ -8,10 +8,13 @@ is the application's.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -36,6 +39,9 @@ BODY_MIN_BYTES = 1024
 IDLE_TIMEOUT_S = 300
 """Clients keep pools of idle connections; closing those early costs them a failed request."""
 
+MAX_WAITING = 8
+"""Requests of one connection that may wait behind the one that is answered before no more of it is read."""
+
 _JOIN_BYTES = 65_536
 """Up to here copying a body behind its head is cheaper than a second write."""
 
@@ -45,6 +51,18 @@ _PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
 _MOST_PLACES, _PLACE_BYTES = 1024, 256
 
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
+
+
+class _Flow(FlowControl):
+    """Reads no further while enough requests wait for their turn, whoever asks for more."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if self.read_paused and len(self._waiting) < MAX_WAITING:
+            super().resume_reading()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -62,16 +80,61 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._task_cycle: RequestResponseCycle | None = None
         """What the task runs; None while it waits for `_next`."""
         self._next: asyncio.Future[tuple[RequestResponseCycle, Any]] | None = None
+        self._upgrading = False
+        """The request whose headers came last asks for another protocol."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
 
     # -- parser callbacks ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        cycle, phase = self.cycle, self._phase
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data, upgrade)
+        except httptools.HttpParserError:
+            self._refuse_broken()
         if self._phase is not _IDLE:
-            self._note_partial(len(data))
+            # where in these bytes the headers begin that they end with is not known when there was something before
+            joint = phase is _BODY or cycle is not self.cycle
+            self._note_partial(len(data), joint=joint)
+
+    def _stay(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
+        """Answer requests for another protocol in this one, as anybody may who does not speak the other.
+
+        The parser has stopped before their bodies, which it takes for the other protocol: it gets the headers again,
+        without that wish.
+        """
+        rest = memoryview(data)
+        while upgrade is not None:
+            rest = rest[upgrade.args[0] :]
+            fields = [b"%b: %b\r\n" % field for field in self._fields() if field[0].lower() != b"upgrade"]
+            version = self.parser.get_http_version().encode()
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+            upgrade = None
+            try:
+                self.parser.feed_data(head)
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as another:
+                upgrade = another
+            except httptools.HttpParserError:
+                self._refuse_broken()
+
+    def _fields(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the message that is parsed."""
+        return self.headers
+
+    def _refuse_broken(self) -> None:
+        message = "Invalid HTTP request received."
+        self.logger.warning(message)
+        self.send_400_response(message)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._upgrading = False
         self._phase = _HEADERS
         self._header_bytes = 0
         self._stalled_s = 0.0
@@ -79,13 +142,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.headers) > MAX_HEADERS:
             self._refuse(431, f"request has more than {MAX_HEADERS} headers")
+        parser = self.parser
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                self._refuse(400, "this server is no proxy")
+            self._upgrading = True  # nothing of it begins before the parser stops
+            return
         self._phase = _BODY
         self._chunks = 0
         self._body_bytes = 0
         place = _PLACES.get(self.url)
-        parser = self.parser
-        if place is None or (self.cycle is not None and not self.cycle.response_complete) or parser.should_upgrade():
+        if place is None or (self.cycle is not None and not self.cycle.response_complete):
             super().on_headers_complete()
+            self.flow.resume_reading()  # uvicorn stops at the first that waits, and would not see the client leave
             if place is None and len(self.url) <= _PLACE_BYTES:
                 scope = self.scope
                 if len(_PLACES) >= _MOST_PLACES:
@@ -120,13 +189,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(400, f"request body has more than {MAX_CHUNKS} chunks")
 
     def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
         self._phase = _IDLE
         self._stalled_s = 0.0
         super().on_message_complete()
 
-    def _note_partial(self, size: int) -> None:
+    def _note_partial(self, size: int, *, joint: bool) -> None:
         if self._phase is _BODY:
             self._body_bytes += size
+            return
+        if joint:
             return
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
@@ -151,9 +224,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # pipelined requests wait for one another, so a connection runs one at a time, all in one task: a task for each
         # request costs more than what it does here
-        if cycle.keep_alive:
-            state = cycle.scope["state"]
-            state[RESPOND], state[RECEIVED] = self._respond, self._received
         following, self._next = self._next, None
         if following is not None and not following.done():
             following.set_result((cycle, app))
@@ -170,12 +240,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         assert task is not None
         while True:
             self._task_cycle = cycle
+            if cycle.keep_alive:
+                state = cycle.scope["state"]
+                state[RESPOND], state[RECEIVED] = self._respond, self._received
             await cycle.run_asgi(app)
             self._task_cycle = None
             if self.transport.is_closing() or task.cancelling():
                 return
             if self.pipeline:
                 cycle, app = self.pipeline.pop()
+                self.flow.resume_reading()
                 continue
             del cycle, app
             self._next = self.loop.create_future()
@@ -239,6 +313,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             limit_s = IDLE_TIMEOUT_S
         elif phase is _HEADERS:
             limit_s = HEADERS_TIMEOUT_S
+        elif self.flow.read_paused:  # it is we who keep it waiting
+            self._stalled_s = 0.0
+            return
         else:
             limit_s = BODY_STALL_S
             if self._body_bytes >= BODY_MIN_BYTES:
@@ -267,3 +344,6 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         self._raw_headers.append((name, value))
+
+    def _fields(self) -> list[tuple[bytes, bytes]]:
+        return self._raw_headers

@@ -188,6 +188,37 @@ class TestConnections:
         writer.close()
         assert len(handler.requests) == 8
 
+    async def test_a_burst_of_requests_is_answered(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        count = 2 * protocol.MAX_HEADER_BYTES // len(request()) + 500  # many bytes at once, which end within headers
+        writer.write(request() * count)
+        for _ in range(count):
+            assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
+        writer.close()
+
+    async def test_of_requests_that_wait_few_are_read(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        count, large = 10, 3_000_000
+        one = request(size=large)
+        writer.write(request() * (protocol.MAX_WAITING + 1) + one * count)
+        await asyncio.wait_for(handler.waiting.wait(), 10)
+        (connection,) = front._state.connections
+        assert isinstance(connection, protocol.BoundedHttpProtocol)
+        async with asyncio.timeout(10):
+            while not connection.flow.read_paused:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(connection.pipeline) < protocol.MAX_WAITING + 2
+        assert sum(len(cycle.body) for cycle, _ in connection.pipeline) < large
+        for _ in range(3):
+            connection.sweep(protocol.BODY_STALL_S - 1)  # it is not the client that stalls
+        handler.gate.set()
+        for _ in range(protocol.MAX_WAITING + 1 + count):
+            assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
+        writer.close()
+
     async def test_large_tensors(self, front: HttpFront) -> None:
         size = 4_000_000
         status, _, body = await exchange(front, request("/v2/models/identity/infer", size))
@@ -228,6 +259,41 @@ class TestConnections:
         writer.close()
         await asyncio.wait_for(handler.cancelled.wait(), 10)
 
+    async def test_a_client_that_leaves_with_a_request_waiting_is_noticed(self, front: HttpFront, handler: Any) -> None:
+        handler.gate.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request() * 2)
+        await asyncio.wait_for(handler.waiting.wait(), 10)
+        writer.close()
+        await asyncio.wait_for(handler.cancelled.wait(), 10)
+        assert len(handler.requests) == 1
+
+    @pytest.mark.parametrize("pieces", [1, 2, 3])
+    async def test_wishes_for_other_protocols_are_passed_over(self, front: HttpFront, pieces: int) -> None:
+        """What clients send that would rather speak HTTP/2: curl --http2, Java's."""
+        wish = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        head, body = request(extra=wish).split(b"\r\n\r\n", 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        parts = {
+            1: [head + b"\r\n\r\n" + body],
+            2: [head + b"\r\n\r\n", body],
+            3: [head[:90], head[90:], b"\r\n\r\n" + body],
+        }
+        for part in parts[pieces]:
+            writer.write(part)
+            assert (await exchange(front, request()))[0] == 200  # the part has arrived
+        status, _, answer = await asyncio.wait_for(read_reply(reader), 10)
+        assert (status, answer[-64:]) == (200, b"\x01" * 64)
+        writer.write((head + b"\r\n\r\n" + body) * 2 + request())
+        for _ in range(3):
+            assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+        writer.close()
+
+    async def test_a_tunnel_is_refused(self, front: HttpFront) -> None:
+        status, headers, body = await exchange(front, b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (status, headers["connection"]) == (400, "close")
+        assert json.loads(body) == {"error": "this server is no proxy"}
+
     async def test_a_percent_encoded_name(self, front: HttpFront) -> None:
         assert (await exchange(front, request("/v2/models/ident%69ty/infer")))[0] == 200
         status, _, body = await exchange(front, request("/v2/models/..%2fidentity/infer"))
@@ -243,6 +309,12 @@ class TestForwardedHeaders:
 
     async def test_names_keep_their_case(self, front: HttpFront, handler: Any) -> None:
         await exchange(front, request(extra="My-Key: a\r\nmy-key2: b\r\n"))
+        assert handler.requests[0].parameters == {"My-Key": "a"}
+
+    async def test_names_keep_their_case_beside_a_wish_for_another_protocol(
+        self, front: HttpFront, handler: Any
+    ) -> None:
+        await exchange(front, request(extra="My-Key: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nmy-key2: b\r\n"))
         assert handler.requests[0].parameters == {"My-Key": "a"}
 
 
