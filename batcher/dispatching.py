@@ -35,6 +35,7 @@ class Dispatcher:
         self._model = model
         self._token = token
         self._local_executor = local_executor
+        self._local_batches = keys.LOCAL + keys.batches(local_executor)
         self._colocated = log if isinstance(log, ColocatedLog) else None
         """The log through which an executor in this process is reached."""
         self.begins_all = False
@@ -110,7 +111,7 @@ class Dispatcher:
         if self._colocated is None or decision.executor != self._local_executor:
             return False
         header, records = self._header(decision), [request.carrier.record for request in decision.requests]
-        if not self._colocated.hand(keys.LOCAL + keys.batches(decision.executor), header, records):
+        if not self._colocated.hand(self._local_batches, header, records):
             self._colocated.append_here(*self._entry(decision))
         return True
 

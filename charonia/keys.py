@@ -58,6 +58,8 @@ from functools import lru_cache
 from urllib.parse import quote
 
 LANES = 64
+_REMEMBERED = 4096
+"""Names that each settlement and acceptance needs."""
 """Tenants share a level's queue streams, at most so many."""
 
 CONTROL = b"ctl"
@@ -92,10 +94,12 @@ def lanes(model: str) -> bytes:
     return f"ql:{tag(model)}".encode()
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def unsettled(model: str) -> bytes:
     return f"u:{tag(model)}".encode()
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def counters(model: str) -> bytes:
     return f"n:{tag(model)}".encode()
 
@@ -182,6 +186,7 @@ def sequence_states(model: str) -> bytes:
     return f"st:{tag(model)}".encode()
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def statistics(model: str, version: int, content_hash: str) -> bytes:
     return f"s:{tag(model)}:{version}:{content_hash}".encode()
 

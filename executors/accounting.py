@@ -18,11 +18,12 @@ REJECTED = "fail_REJECTED"
 CANCELED = "fail_CANCELED"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Execution:
-    """One successful run of a model. `indices` are its requests in the batch; `rows` includes failed ones' rows.
+    """One successful run of a model, never changed (see `BatchHeader`).
 
-    `start_ns` and `end_ns` are wall clock; the three durations are monotonic.
+    `indices` are its requests in the batch; `rows` includes failed ones' rows. `start_ns` and `end_ns` are wall clock;
+    the three durations are monotonic.
     """
 
     indices: tuple[int, ...]

@@ -15,9 +15,9 @@ RejectReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 """The `reason` label of the failure counter (M1). BACKEND: it ran, and its message has no prefix."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DispatchBatch:
-    """Give these requests, in this order, to an executor as one execution.
+    """Give these requests, in this order, to an executor as one execution. Never changed (see `BatchHeader`).
 
     `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner` the executor hands the replies to
     the owner, which sends them on `ReleaseReplies` (preserve_ordering, S6).

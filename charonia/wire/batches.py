@@ -13,9 +13,11 @@ from .places import WIRE_VERSION
 from .sequences import BatchPlaces
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchHeader:
     """One dispatch decision as an executor receives it. The request records follow in the same entry, in order.
+
+    Never changed; frozen it would take three times as long to make, which is done for each batch.
 
     `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`. With `via_owner` the
     executor sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6).
