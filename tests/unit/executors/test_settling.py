@@ -51,6 +51,7 @@ class TurnedAway(MemoryLog):
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Settled,
+        **_more: object,
     ) -> bool:
         if self._loses:
             done(LogUnavailable("the connection was lost"))
