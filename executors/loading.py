@@ -20,6 +20,7 @@ from charonia.models.autofill import default_max_batch_size, from_graph
 from charonia.models.config import normalise, unsupported_features, validate
 from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.models.io_validation import check_reshapes
 from charonia.models.metric_control import unknown_families
 from charonia.models.repository import ModelDirectory, content_hash, load_labels
 from charonia.wire import RequestRecord
@@ -123,6 +124,7 @@ class Loader:
         source = self._source(directory, versions[-1] if versions else 0, written)
         backend = await asyncio.to_thread(self._registry.of, source)
         config = written
+        check_reshapes(written)
         if self._auto_complete and versions:
             config = await self._probed(backend, source, written)
         wants_gpu = self._gpus > 0 and await asyncio.to_thread(prefers_gpu, backend)

@@ -28,6 +28,13 @@ def check_tensors(config: pb.ModelConfig) -> None:
         _check_unique(output.name, names, "output", config.name)
 
 
+def check_reshapes(config: pb.ModelConfig) -> None:
+    """Raises `InstanceError` for a written reshape that breaks C7, before anything is compared with it."""
+    for item, subject in [*((i, "model input") for i in config.input), *((o, "model output") for o in config.output)]:
+        if item.dims and item.HasField("reshape"):
+            _check_reshape(item.dims, item.reshape.shape, subject)
+
+
 def _check_unique(name: str, names: set[str], what: str, model_name: str) -> None:
     if name in names:
         raise InstanceError(f"{what} '{name}' is specified more than once for model '{model_name}'")

@@ -25,7 +25,8 @@ from .api.response_sender import CLOSED
 from .api.tensor import Tensor
 from .frames import Buffer, places
 
-_OWN_FILES = (__file__, importlib.__file__)
+_OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
+"""Places that say nothing about the model's code: in Triton they are not Python."""
 
 
 class ModelFailure(Exception):
@@ -332,7 +333,7 @@ def _places(trace: TracebackType | None) -> list[str]:
     while trace is not None:
         frame: FrameType = trace.tb_frame
         file = frame.f_code.co_filename
-        if file not in _OWN_FILES and not file.startswith("<frozen importlib"):
+        if not file.startswith((*_OWN_FILES, "<frozen importlib")):
             found.append(f"  {file}({trace.tb_lineno}): {frame.f_code.co_name}")
         trace = trace.tb_next
     return found[::-1]

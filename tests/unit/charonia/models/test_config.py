@@ -13,6 +13,7 @@ from charonia.models.config import (
     validate_instances,
     validate_structure,
 )
+from charonia.models.io_validation import check_reshapes
 from charonia.models.pbtxt import parse
 
 HEAD = 'name: "m" backend: "onnxruntime" '
@@ -369,3 +370,12 @@ def test_good_configurations_pass(text: str) -> None:
 
 def test_text_for_clients_of_a_structural_error() -> None:
     assert poll_failure("m") == "failed to load 'm', failed to poll from model repository"
+
+
+def test_a_reshape_is_judged_by_itself() -> None:
+    """C7 before anything is compared with it, when the rest may be missing still."""
+    check_reshapes(parse("input { name: 'a' } output { name: 'b' dims: 4 reshape { shape: [2, 2] } }"))
+    for what in ("input", "output"):
+        with pytest.raises(InstanceError) as refused:
+            check_reshapes(parse(f"{what} {{ name: 'a' dims: [2, 2] reshape {{ shape: 5 }} }}"))
+        assert refused.value.message == f"model {what} has different size for dims and reshape"
