@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
+from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog, Reply
@@ -35,7 +36,7 @@ from .settlement import (
     settlement,
     timed,
 )
-from .tracing import reported, reports_to_gateways
+from .tracing import reported
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ class Settler:
             for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
                 await self._append(reply)
         if job.flags & FLAG_TRACED:
-            for reply in reports_to_gateways(records, whole, [index for index, is_won in won.items() if is_won]):
+            mine = [(records[index], whole[index]) for index, is_won in won.items() if is_won]
+            for reply in reports_to_gateways(mine):
                 await self._append(reply)
 
     def settle_plain(

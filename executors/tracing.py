@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from charonia import keys
-from charonia.eventlog.port import Reply
-from charonia.tensors import Buffer
+from charonia.calls.reporting import inputs_of
 from charonia.traces.contexts import TENSORS
 from charonia.traces.reports import (
     BACKEND_INPUT,
@@ -29,7 +27,7 @@ from charonia.traces.reports import (
     Stamp,
     tensors_of,
 )
-from charonia.wire import BatchHeader, RequestRecord, pack_response, record_fields, report_response, unpack_response
+from charonia.wire import BatchHeader, RequestRecord, report_response, unpack_response
 
 from .accounting import Executed, Execution, Failure
 from .job import Job
@@ -85,28 +83,6 @@ def _report(
     )
 
 
-def reports_to_gateways(
-    records: Sequence[RequestRecord], answers: Sequence[bytes], indices: Sequence[int]
-) -> list[Reply]:
-    """The reports of jobs that nobody waits for, without what they answered, to the gateways that traced them."""
-    by_gateway: dict[str, list[Buffer]] = {}
-    for index in indices:
-        record = records[index]
-        if record.trace is not None and record.trace.context.report_to and not record.endpoint:
-            answer = report_only(record, answers[index])
-            if answer is not None:
-                by_gateway.setdefault(record.trace.context.report_to, []).append(answer)
-    return [Reply(keys.replies(gateway), record_fields(found)) for gateway, found in by_gateway.items()]
-
-
-def report_only(record: RequestRecord, answer: bytes) -> bytes | None:
-    """A record of nothing but the report of an answer."""
-    read = unpack_response(answer)
-    if read.report is None:
-        return None
-    return report_response(pack_response(record.id, read.model, read.version, [], {}), read.report)
-
-
 def _stamps(record: RequestRecord, execution: Execution | None, failure: Failure | None) -> tuple[Stamp, ...]:
     stamps = [(REQUEST_START, record.accepted_ns), (QUEUE_START, record.accepted_ns)]
     if execution is not None:
@@ -125,7 +101,7 @@ def _stamps(record: RequestRecord, execution: Execution | None, failure: Failure
 
 def _tensors(record: RequestRecord, answer: bytes) -> tuple[ReportedTensor, ...]:
     # what waits in the queue is what the model gets
-    inputs = record.inputs() if record.reference is None or len(record.data) == record.reference.size_bytes else []
+    inputs = inputs_of(record)
     outputs = unpack_response(answer).outputs
     return (
         *tensors_of(QUEUE_INPUT, inputs),

@@ -15,6 +15,7 @@ from batcher.carriers import carrier_of
 from batcher.scheduling.ensemble import AnswerRequest, FailRequest
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
+from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
@@ -22,7 +23,6 @@ from charonia.eventlog.port import EventLog, Reply
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.latencies import Latencies, ModelLatencies
 from charonia.tensors import Buffer, Tensor
-from charonia.traces.reports import QUEUE_START, REQUEST_END, REQUEST_START, Report
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
     RequestRecord,
@@ -30,14 +30,13 @@ from charonia.wire import (
     pack_response,
     record_fields,
     refer_response,
-    report_response,
     response_data,
-    unpack_response,
 )
 
 from .accounting import Tally, Totals
 from .outbox import Outbox
 from .submission import Spawn
+from .tracing import reported
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +179,10 @@ class Endings:
                 await self._log.add_statistics(key, increments)
         self._count(mine, now_ns)
         jobs = [end for end in mine if end.record.is_job]
-        for reply in [*self._replies(jobs), *_reports_to_gateways(jobs, self._model)]:
+        for reply in [
+            *self._replies(jobs),
+            *reports_to_gateways((end.record, self._reported(end)) for end in jobs if end.record.trace is not None),
+        ]:
             await self._log.append(reply.stream, reply.fields)
 
     def _totals(self, ending: Sequence[_End], now_ns: int) -> Totals:
@@ -229,9 +231,17 @@ class Endings:
         by_endpoint: dict[str, list[Buffer]] = {}
         for end in ending:
             if end.record.endpoint:
-                answer = end.answer if end.record.trace is None else _reported(end, self._model)
+                answer = end.answer if end.record.trace is None else self._reported(end)
                 by_endpoint.setdefault(end.record.endpoint, []).append(self._referred(end.record, answer))
         return [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
+
+    def _reported(self, end: _End) -> bytes:
+        """The answer of a traced request."""
+        try:
+            return reported(end.record, end.answer, self._model, end.tally.start_ns, end.error)
+        except Exception:  # a trace less; the answer is none the worse
+            _log.exception("what happened to a request of '%s' cannot be reported", self._model)
+            return end.answer
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         """The answer; a large one by reference where who waits for it reads the same directory."""
@@ -242,36 +252,6 @@ class Endings:
             return answer
         reference = self._directory.write([data], owner=record.endpoint)
         return answer if reference is None else refer_response(answer, reference)
-
-
-def _reported(end: _End, model: str) -> bytes:
-    """The answer with a report of its request, which is traced (N5)."""
-    record, tally = end.record, end.tally
-    assert record.trace is not None
-    report = Report(
-        record.trace.context.span_id,
-        model,
-        record.meta.version,
-        record.client_id,
-        ((REQUEST_START, record.accepted_ns), (QUEUE_START, record.accepted_ns), (REQUEST_END, wall_ns())),
-        end.error.message if end.error is not None else "",
-        (("charonia.steps_begun_after_us", max(0, tally.start_ns - record.accepted_ns) // 1000),),
-        children=tuple(record.trace.children),
-    )
-    return report_response(end.answer, report)
-
-
-def _reports_to_gateways(ended: Sequence[_End], model: str) -> list[Reply]:
-    """The reports of jobs that nobody waits for, to the gateways that traced them."""
-    found: list[Reply] = []
-    for end in ended:
-        record = end.record
-        if record.trace is not None and record.trace.context.report_to and not record.endpoint:
-            report = unpack_response(_reported(end, model)).report
-            if report is not None:
-                told = report_response(pack_response(record.id, model, record.meta.version, [], {}), report)
-                found.append(Reply(keys.replies(record.trace.context.report_to), record_fields([told])))
-    return found
 
 
 def _detail(end: _End, now_ns: int) -> dict[str, object]:

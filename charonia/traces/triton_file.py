@@ -65,9 +65,11 @@ def _text(tensor: ReportedTensor) -> str:
     array = Tensor(tensor.name, tensor.datatype, (count,), data).array()
     if tensor.datatype is DataType.BF16:
         array = array.astype(np.float32)
-    if tensor.datatype is DataType.BOOL:
-        return ",".join("1" if value else "0" for value in array.tolist())
-    return ",".join(map(str, array.tolist()))
+    elif tensor.datatype is DataType.BOOL:
+        array = array.view(np.uint8)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():  # JSON knows neither nan nor inf
+        return ",".join(map(str, array.tolist()))
+    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode()
 
 
 def _whole_elements(data: bytes) -> int:

@@ -71,6 +71,8 @@ class SpanExport:
         self._maker = SpanMaker(Resource.create(resource), version)
         # what fails is said once here; the exporter would say so for every batch
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        # callers may write what they like into a tracestate
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         self._exporter = _Counted(exporter or OTLPSpanExporter(endpoint=options.url, timeout=_TIMEOUT_S))
         self._processor = BatchSpanProcessor(
             self._exporter,
@@ -87,7 +89,12 @@ class SpanExport:
 
     def write(self, traces: Sequence[Finished]) -> None:
         for trace in traces:
-            spans = self._maker.spans(trace)
+            try:
+                spans = self._maker.spans(trace)
+            except Exception:  # one that cannot be told must not take the others with it
+                _log.exception("a trace of model '%s' cannot be sent", trace.report.model)
+                self._refused += 1
+                continue
             # the processor drops without a word; half a trace is no use to anybody
             if self._given - self._exporter.taken + len(spans) > self._most:
                 self._refused += len(spans)

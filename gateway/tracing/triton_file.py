@@ -7,6 +7,7 @@ file of that name from an earlier start is replaced.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -14,6 +15,8 @@ from charonia.traces.contexts import TIMESTAMPS
 from charonia.traces.triton_file import objects
 
 from .trace import Finished
+
+_log = logging.getLogger(__name__)
 
 
 class _Array:
@@ -53,8 +56,13 @@ class TritonFile:
     def write(self, traces: Sequence[Finished]) -> None:
         waiting: list[bytes] = []
         for trace in traces:
-            timestamps = bool(trace.context.flags & TIMESTAMPS)
-            found = objects(trace.merged(), self._next_id, timestamps=timestamps)
+            try:
+                timestamps = bool(trace.context.flags & TIMESTAMPS)
+                found = objects(trace.merged(), self._next_id, timestamps=timestamps)
+            except Exception:  # one that cannot be told must not take the others with it
+                _log.exception("a trace of model '%s' cannot be written", trace.report.model)
+                self.dropped += 1
+                continue
             if trace.log_frequency <= 0:
                 waiting += found
             else:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charonia import keys
 from charonia.errors import InvalidArgument
 from charonia.tensors import Tensor
 from charonia.traces.contexts import TENSORS, TIMESTAMPS, Context
@@ -18,14 +17,13 @@ from charonia.wire import (
     pack_failure,
     pack_request,
     pack_response,
-    records_of,
     request_meta,
     unpack_request,
     unpack_response,
 )
 from executors.accounting import OTHER, Executed, Execution, Failure
 from executors.job import Job
-from executors.tracing import reported, reports_to_gateways
+from executors.tracing import reported
 
 X = Tensor.of("x", np.ones((1, 2), np.float32))
 META = request_meta(3, "abc", [X], (), {})
@@ -109,22 +107,3 @@ def test_what_cannot_be_reported_is_answered_all_the_same(
     executed = Executed([answer(one)], [run(0)])
     assert reported(batch(one), executed, executed.answers, "e-1") == executed.answers
     assert "cannot be reported" in caplog.text
-
-
-def test_jobs_that_nobody_waits_for_are_reported_without_their_answer() -> None:
-    records = [
-        record(1, context(1, report_to="g-1"), endpoint=b""),
-        record(2, context(2, report_to="g-2")),  # answered anyhow
-        record(3, context(3), endpoint=b""),
-        record(4, None, endpoint=b""),
-        record(5, context(5, report_to="g-1"), endpoint=b""),
-    ]
-    executed = Executed([answer(one) for one in records], [run(*range(5))])
-    answers = reported(batch(*records), executed, executed.answers, "e-1")
-    (reply,) = reports_to_gateways(records, answers, range(5))
-    assert reply.stream == keys.replies("g-1")
-    told = [unpack_response(one) for one in records_of(list(reply.fields))]
-    assert [(one.id, one.outputs, one.report and one.report.span_id) for one in told] == [
-        (records[0].id, [], b"\1" * 8), (records[4].id, [], b"\5" * 8),
-    ]  # fmt: skip
-    assert reports_to_gateways(records, executed.answers, range(5)) == []

@@ -54,6 +54,11 @@ def test_tensors_are_text() -> None:
     floats = np.array([[1, 2.5]], np.float32)
     assert tensor(floats) == {"name": "x", "data": "1.0,2.5", "shape": "1,2", "dtype": "FP32"}
     assert tensor(np.array([True, False]))["data"] == "1,0"
+    assert tensor(np.array([0.1, -1e-8], np.float32))["data"] == "0.1,-1e-8"
+    assert tensor(np.array([0.1, np.nan, -np.inf]))["data"] == "0.1,nan,-inf"
+    for number in (np.float16, np.float64, np.int8, np.int16, np.uint8, np.uint16, np.uint32, np.uint64):
+        expected = "1.0,2.0" if np.dtype(number).kind == "f" else "1,2"
+        assert tensor(np.array([1, 2], number))["data"] == expected
     assert tensor(np.array([-1, 2**40], np.int64))["data"] == "-1,1099511627776"
     assert tensor(np.array([b"caf\xc3\xa9", b"\xff", b""], np.object_))["data"] == "café,\ufffd,"
     assert tensor(np.zeros((0, 4), np.float32))["data"] == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -98,6 +99,15 @@ def test_a_collector_that_hangs_costs_its_spans_and_no_memory(receiver: Receiver
     receiver.goes_on.set()
     sending.close()
     assert {span.trace_id for span in receiver.spans} == {f"{number:032x}" for number in range(1, 7)}
+
+
+def test_a_trace_that_cannot_be_told_takes_no_other_with_it(receiver: Receiver) -> None:
+    broken = replace(trace(2), report=replace(trace(2).report, stamps=()))
+    sending = export(receiver)
+    sending.write([trace(1), broken, trace(3)])
+    sending.close()
+    assert {span.trace_id for span in receiver.spans} == {f"{number:032x}" for number in (1, 3)}
+    assert sending.dropped == 1
 
 
 def test_what_a_collector_refuses_is_counted_and_said_once(

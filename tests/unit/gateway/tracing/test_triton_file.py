@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from charonia.traces.contexts import TIMESTAMPS, Context
-from charonia.traces.reports import Report
+from charonia.traces.reports import Report, ReportedTensor
 from gateway.tracing import writer as writing
 from gateway.tracing.trace import Finished
 from gateway.tracing.triton_file import TritonFile
@@ -68,6 +69,16 @@ def test_a_file_that_cannot_be_written_loses_traces_and_says_so_once(
     writer.close()
     assert (writer.written, writer.dropped) == (0, 3)
     assert caplog.text.count("traces cannot be written: FileNotFoundError") == 1
+
+
+def test_a_trace_that_cannot_be_told_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = ReportedTensor("TENSOR_QUEUE_INPUT", "x", None, (1,), b"1", 1)  # type: ignore[arg-type]
+    bad = replace(trace("b"), report=replace(trace("b").report, tensors=(broken,)))
+    file = TritonFile(str(tmp_path / "t"))
+    file.write([trace("a"), bad, trace("c")])
+    file.close()
+    assert (named(tmp_path / "t"), file.dropped) == (["a", "c"], 1)
+    assert "a trace of model 'm' cannot be written" in caplog.text
 
 
 class Slow:
