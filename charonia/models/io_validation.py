@@ -30,7 +30,9 @@ def check_tensors(config: pb.ModelConfig) -> None:
 
 def check_reshapes(config: pb.ModelConfig) -> None:
     """Raises `InstanceError` for a written reshape that breaks C7, before anything is compared with it."""
-    for item, subject in [*((i, "model input") for i in config.input), *((o, "model output") for o in config.output)]:
+    tensors: list[tuple[pb.ModelInput | pb.ModelOutput, str]] = [(item, "model input") for item in config.input]
+    tensors += [(item, "model output") for item in config.output]
+    for item, subject in tensors:
         if item.dims and item.HasField("reshape"):
             _check_reshape(item.dims, item.reshape.shape, subject)
 
