@@ -173,9 +173,14 @@ class PrivateServer:
         return self._started()
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server answers, its append-only file read back. Raises `StartupError` if it does not."""
+        """Return once the server answers, its append-only file read back. Raises `StartupError` if it does not.
+
+        A server that says that it is still reading is waited for, however large its file is.
+        """
         deadline = time.monotonic() + timeout_s
-        while not self._answers():
+        while not (answer := self._answer()).startswith(b"+PONG"):
+            if answer.startswith(b"-LOADING"):
+                deadline = time.monotonic() + timeout_s
             status = self._started().poll()
             if status is not None:
                 raise StartupError(f"the private server ended at once with status {status}: {self._last_words()}")
@@ -267,15 +272,16 @@ class PrivateServer:
             self._socket_path = path
         return self._socket_path
 
-    def _answers(self) -> bool:
+    def _answer(self) -> bytes:
+        """What the server says to a ping, b"" for nothing."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.settimeout(1.0)
                 client.connect(str(self._socket()))
                 client.sendall(b"PING\r\n")
-                return client.recv(64).startswith(b"+PONG")  # -LOADING while it reads its log back
+                return client.recv(64)
         except OSError:
-            return False
+            return b""
 
     def _last_words(self) -> str:
         try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,6 +185,32 @@ def test_a_server_that_cannot_start_says_why(state_dir: Path) -> None:
     with pytest.raises(StartupError, match=r"ended at once with status \d+: .*[Aa]ppend"):
         server.wait_ready()
     server.stop()
+
+
+def test_a_server_that_still_reads_its_log_is_waited_for(state_dir: Path) -> None:
+    server = PrivateServer(state_dir)
+    server._process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    answers = [b"-LOADING the dataset in memory\r\n"] * 60 + [b"+PONG\r\n"]
+
+    def answer() -> None:
+        for one in answers:
+            with listener.accept()[0] as client:
+                client.recv(64)
+                client.sendall(one)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(server._socket()))
+        listener.listen()
+        reading = threading.Thread(target=answer)
+        reading.start()
+        began = time.monotonic()
+        server.wait_ready(timeout_s=0.1)  # an answer every 3 ms at most
+        assert time.monotonic() - began > 0.1
+        reading.join(30)
+    with pytest.raises(StartupError, match=r"was not ready after 0.1 s"):
+        server.wait_ready(timeout_s=0.1)
+    server._process.kill()
+    server._process.wait()
 
 
 def test_a_missing_binary_is_one_sentence(state_dir: Path) -> None:
