@@ -4,8 +4,8 @@ A queue entry stays in the log until every request it carries is settled; so the
 recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
 
 Longer than most modules because it is one state: what was read, what was given out and what is settled must agree at
-every await. What could leave has: reading (`windows`), `given` batches, `held_replies`, `dispatching`, `refusals`,
-`recovery`, `upkeep` and all decisions (`scheduling`).
+every await. What could leave has: reading (`windows`, `restoring`), `capacity`, `sending` and `dispatching`, `given`
+batches, `held_replies`, `refusals`, `recovery`, `upkeep` and all decisions (`scheduling`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import monotonic_ns
-from charonia.errors import Cancelled, CharoniaError
+from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Entry, EventLog, StreamReader
 from charonia.events import (
@@ -38,19 +38,19 @@ from charonia.events import (
 )
 from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
-from charonia.wire import BatchHeader
 
 from .arrivals import arrivals
-from .carriers import CarrierEntry, Deletions, carrier_of, requests_of
+from .capacity import Capacity
+from .carriers import CarrierEntry, Deletions, carrier_of
 from .demand import Demand
 from .dispatching import Dispatcher
 from .early_cancels import EarlyCancels
 from .given import GivenBatches
 from .held_replies import HeldReplies
-from .interrupted import jobs_cut_short, without
 from .notes import Notes
 from .refusals import Refusals, Refused
-from .schedulers import is_sequential, scheduler_for, sequences_found
+from .restoring import restore_more
+from .schedulers import is_sequential, scheduler_for
 from .scheduling import observations as seen
 from .scheduling.decisions import (
     CondemnRequest,
@@ -63,6 +63,7 @@ from .scheduling.decisions import (
 )
 from .scheduling.sequence_scheduler import Delays
 from .scheduling.verbs import Scheduler
+from .sending import Sending
 from .timeline import tell_returned, waiting_jobs
 from .turns_apart import TurnsApart
 from .windows import Windows
@@ -120,14 +121,14 @@ class OwnedModel:
         self._turns = turns
         # who waits for a slot must not hide what is next of those that have one
         window_requests *= _WIDER_FOR_SEQUENCES if self.is_sequential else 1
-        self.windows = Windows(reader, window_requests, self._catch_up)
+        self.windows = Windows(reader, window_requests, lambda stream: self.spawn(restore_more(self, stream)))
         self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self.demand = Demand(model, self.dispatcher, choose, self.spawn)
         self._failure = failure
         self._reader = reader
         self._local_executor = local_executor
         self._gone = gone
-        self._find_gone = find_gone
+        self.find_gone = find_gone
         self._lost_ownership = lost_ownership
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,14 +137,14 @@ class OwnedModel:
         self._deletions = Deletions(log)
         self.held_replies = HeldReplies(log, self._deletions, self.spawn, self._keeps)
         self._refusals = Refusals(log, model, gone, self._request_settled)
+        self._sending = Sending(self, local_executor, self._refusals, turns, lost_ownership)
         self._early_cancels = EarlyCancels()
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self.streams = self.streams_once = False
         """Its requests may have several responses; they are not run again once one was seen."""
         self._policy_hash = ""
-        self._held: frozenset[int] | None = None
-        self._capacity: dict[tuple[str, int], tuple[str, int]] = {}
+        self._capacity = Capacity()
         self.called: dict[bytes, seen.RequestQueued] = {}
         """Requests that models made, by id; who looks at them forgets those that have ended (`deadlocks`)."""
         self.on_blocking: Callable[[], None] = lambda: None
@@ -218,73 +219,11 @@ class OwnedModel:
         else:
             failpoints.hit("batcher.picked")
             self.windows.read(stream, entries[-1].id)
-            self._queue(stream, entries, None)
+            self.queue(stream, entries, None)
             self.windows.pause_if_full(stream)
-        self._arm()
+        self.arm()
 
-    async def restore_queue(self, stream: bytes) -> dict[bytes, seen.RequestQueued]:
-        """Queue what is unsettled of entries written before this owner, as far as the window goes; by request id.
-
-        Entries of settled requests are deleted. The stream is open in `windows`.
-        """
-        queued: dict[bytes, seen.RequestQueued] = {}
-        while entries := await self.log.range(stream, self.windows.after(stream), _PAGE):
-            records = [record for entry in entries for record in requests_of(entry)]
-            ids = [record.id for record in records]
-            attempts = dict(zip(ids, await self.log.unsettled(self.model, ids), strict=True))
-            # after it is known what is settled: what began before that is in the log by now
-            await self.restore_sequences()
-            await self._find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
-            if self.closed:
-                return queued
-            queued |= {request.id: request for request in self._queue(stream, entries, attempts)}
-            self.windows.read(stream, entries[-1].id)
-            if self.windows.is_full(stream):
-                break
-        self.windows.fell_behind(stream, bool(entries))
-        return queued
-
-    async def restore_sequences(self) -> None:
-        """Learn of the live sequences that the log knows; those known already stay as they are."""
-        if self.is_sequential:
-            for found in sequences_found(await self.log.sequences(self.model)):
-                self.observe(found)
-
-    def _catch_up(self, stream: bytes) -> None:
-        """Read on where there was more than the window held at takeover."""
-        self.spawn(self._restore_more(stream))
-
-    async def _restore_more(self, stream: bytes) -> None:
-        try:
-            await self.restore_queue(stream)
-        except CharoniaError as error:
-            _log.warning("the rest of %s cannot be read, trying again: %s", stream.decode(), error)
-            self._loop.call_later(_RETRY_S, lambda: None if self.closed else self._catch_up(stream))
-        self._arm()
-
-    def restore_running(self, header: BatchHeader, executor: str, requests: list[seen.RequestQueued]) -> None:
-        """Recovery: an executor holds this batch of a former owner; `requests` are its unsettled members.
-
-        A batch of settled requests is finished: only its entry is not deleted yet, and its slot is free.
-        """
-        if requests:
-            self.given.add(header.batch_id, executor, requests)
-            self.given.sent(header.batch_id, elsewhere=True)
-            self.observe(
-                seen.BatchRunning(
-                    header.batch_id,
-                    executor,
-                    header.version,
-                    requests,
-                    header.via_owner,
-                    header.sequences,
-                    header.content_hash,
-                )
-            )
-
-    def _queue(
-        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
-    ) -> list[seen.RequestQueued]:
+    def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
         known = len(self.called)
         queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
@@ -292,9 +231,9 @@ class OwnedModel:
             self.on_blocking()
         now = monotonic_ns()
         decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
-        if self._held is not None and not {request.version for request in queued} <= self._held:
+        if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
             # accepted by a gateway that had not seen the unload yet
-            decisions += self.scheduler.observe(self._abandoned(self._held), now)
+            decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)
         self._apply(decisions)
         if self._gone:
             self.drop_of_gone(queued)
@@ -388,14 +327,11 @@ class OwnedModel:
 
     def instances(self) -> dict[int, dict[str, int]]:
         """How many instances a version has at each executor, where any of them takes any request."""
-        found: dict[int, dict[str, int]] = {}
-        for (executor, version), (_, slots) in self._capacity.items() if not self.is_sequential else ():
-            found.setdefault(version, {})[executor] = slots
-        return found
+        return {} if self.is_sequential else self._capacity.instances()
 
     def content_hashes(self) -> dict[int, str]:
         """By version what is served of it."""
-        return {version: content_hash for (_, version), (content_hash, _) in self._capacity.items()}
+        return self._capacity.content_hashes()
 
     def is_gone(self, endpoint: str) -> bool:
         return endpoint in self._gone
@@ -406,7 +342,7 @@ class OwnedModel:
         unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in self._gone and not r.is_job]
         if unwanted and not self.closed:
             self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
-            self._arm()
+            self.arm()
 
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
         """The catalog's newest word about this model: policy and capacity."""
@@ -426,28 +362,15 @@ class OwnedModel:
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
                 self.observe(seen.PolicyChanged(newest.interface))
-        capacity = {
-            (executor, version.version): (version.content_hash, slots)
-            for version in versions.values()
-            for executor, slots in version.slots.items()
-        }
-        news: list[seen.Observation] = [
-            seen.VersionWithdrawn(*gone) for gone in self._capacity.keys() - capacity.keys()
-        ]
-        for (executor, version), (content_hash, slots) in capacity.items():
-            if self._capacity.get((executor, version)) != (content_hash, slots):
-                news.append(seen.VersionServed(executor, version, content_hash, slots))
         # at once: what was bound to the second executor must not be moved to the first
-        self._apply(self.scheduler.observe_all(news, monotonic_ns()))
-        self._capacity = capacity
-        self._held = frozenset(versions)
+        self._apply(self.scheduler.observe_all(self._capacity.change(versions), monotonic_ns()))
         self.demand.on_served(versions)
         self._refuse_unheld()
 
     def _refuse_unheld(self) -> None:
         """What came back from an executor may be for a version that was unloaded meanwhile."""
-        if self._held is not None:
-            self.observe(self._abandoned(self._held))
+        if self._capacity.held is not None:
+            self.observe(self._abandoned(self._capacity.held))
 
     def _abandoned(self, held: frozenset[int]) -> seen.VersionsAbandoned:
         waiting = self.scheduler.queued_by_version()
@@ -470,7 +393,7 @@ class OwnedModel:
     def observe(self, event: seen.Observation) -> None:
         """Tell the scheduler one thing and do what it decides."""
         self._apply(self.scheduler.observe(event, monotonic_ns()))
-        self._arm()
+        self.arm()
 
     def _apply(self, decisions: list[Decision]) -> None:
         refused: list[Refused] = []
@@ -478,8 +401,8 @@ class OwnedModel:
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self.given.add(decision.batch_id, decision.executor, decision.requests)
-                if not self._handed_over(decision):
-                    self.spawn(self._dispatch(decision))
+                if not self._sending.hand_over(decision):
+                    self.spawn(self._sending.send(decision))
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
                 self.condemned += isinstance(decision, CondemnRequest)
@@ -505,72 +428,10 @@ class OwnedModel:
                 _log.warning("%d sequences of '%s' cannot be forgotten yet: %s", len(runs), self.model, error)
             await asyncio.sleep(_RETRY_S)
 
-    def _handed_over(self, decision: DispatchBatch) -> bool:
-        """Whether a batch went to the executor in this process, with nothing to be written before."""
-        # what has a note (`notes.concern`) is suspected, or was restored and so must begin
-        if decision.suspects or decision.executor != self._local_executor or self.dispatcher.must_begin(decision):
-            return False
-        failpoints.hit("batcher.formed")
-        if not self.dispatcher.hand_over(decision):
-            return False
-        self.given.sent(decision.batch_id, elsewhere=False)
-        failpoints.hit("batcher.dispatched")
-        return True
-
-    async def _dispatch(self, decision: DispatchBatch) -> None:
-        failpoints.hit("batcher.formed")
-        try:
-            if self.dispatcher.must_begin(decision):
-                decision, settled = await self.dispatcher.begin_attempts(decision)
-                self.requests_settled(settled)
-                if self.closed or decision.batch_id not in self.given:
-                    return  # its executor was lost meanwhile
-                if self.streams_once and (cut := await jobs_cut_short(self.log, self.model, decision)):
-                    decision = without(decision, cut)
-                    await self._refusals.settle(cut)
-                self.given.replace(decision.batch_id, decision.requests)
-                if not decision.requests:
-                    self.batch_finished(decision.batch_id, decision.executor)
-                    return
-            if decision.suspects == "apart":
-                await self._turns.take(decision.executor, decision.batch_id)
-            if self.notes.concern(decision) and decision.batch_id in self.given:
-                await self.notes.write(decision)
-            decision = self._still_wanted(decision)
-            if self.closed or decision.batch_id not in self.given:
-                return
-            await self.dispatcher.send(decision)
-            self.given.sent(decision.batch_id, elsewhere=decision.executor != self._local_executor)
-            failpoints.hit("batcher.dispatched")
-        except Cancelled:
-            self._lost_ownership(self.model)
-        except CharoniaError as error:
-            # not dispatched, or not known to be: a duplicate run is settled once
-            _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
-            self._loop.call_later(_RETRY_S, self._not_dispatched, decision)
-
-    def _still_wanted(self, decision: DispatchBatch) -> DispatchBatch:
-        """The batch without what ended while it was prepared: its executor was told of that before it has the batch.
-
-        A step of a sequence stays: those that follow build upon it.
-        """
-        ended = {request.id for request in decision.requests if request.settled}
-        if not ended or decision.sequences is not None or decision.batch_id not in self.given:
-            return decision
-        decision = decision.without(ended)
-        self.given.replace(decision.batch_id, decision.requests)
-        if not decision.requests:
-            self.batch_finished(decision.batch_id, decision.executor)
-        return decision
-
     def _batch_ended(self, batch_id: str) -> None:
         self._turns.give(batch_id)
         if self.notes.ended(batch_id) and not self.closed:
             self.spawn(self.notes.erase())
-
-    def _not_dispatched(self, decision: DispatchBatch) -> None:
-        if not self.closed:
-            self.batch_returned(decision.batch_id, decision.executor, "not sent")
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 
@@ -596,7 +457,8 @@ class OwnedModel:
     def _request_settled(self, request: seen.RequestQueued) -> None:
         self.requests_settled((request,))
 
-    def _arm(self) -> None:
+    def arm(self) -> None:
+        """Set the timer to when something is due; called after whatever may have changed that."""
         if self.demand:
             self.demand.look(self.scheduler.queued_by_version())
         wakeup_ns = self.scheduler.next_wakeup()
@@ -616,7 +478,7 @@ class OwnedModel:
         self._timer = None
         if not self.closed:
             self._apply(self.scheduler.advance(monotonic_ns()))
-            self._arm()
+            self.arm()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run something until it is done or the model is given up."""

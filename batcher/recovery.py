@@ -22,6 +22,7 @@ from charonia.wire import FIELD_HEADER, BatchHeader
 from .carriers import requests_of
 from .interrupted import visible_requests
 from .owned import OwnedModel
+from .restoring import restore_queue, restore_running, restore_sequences
 from .scheduling.observations import QueueHeld, RequestQueued, ResponsesSeen
 
 _log = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
         for stream, lane in lanes:
             owned.windows.open(stream, lane)
         for stream, _ in lanes:
-            queued |= await owned.restore_queue(stream)
+            queued |= await restore_queue(owned, stream)
     # also those of which nothing waits now
-    await owned.restore_sequences()
+    await restore_sequences(owned)
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
     await _restore_deaths(log, owned)
@@ -71,7 +72,7 @@ async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queu
                 continue
             if header.model == owned.model:
                 ids = [record.id for record in requests_of(entry)]
-                owned.restore_running(header, executor, [queued[i] for i in ids if i in queued])
+                restore_running(owned, header, executor, [queued[i] for i in ids if i in queued])
         after = entries[-1].id
 
 

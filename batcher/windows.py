@@ -2,7 +2,7 @@
 
 Every stream, that is every lane, has a window of its own: one with thousands of requests is left alone for a while, and
 another with one is still read. A stream that was longer than its window at takeover is `behind`: what follows was
-written before this owner, so it is read by pages that ask which requests are settled (`OwnedModel.restore_queue`).
+written before this owner, so it is read by pages that ask which requests are settled (`restoring.restore_queue`).
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class OwnedEnsemble(OwnedModel):
         events = [event for answer in answers if (event := self._event(answer)) is not None]
         if events:
             self._apply(self.scheduler.observe_all(events, monotonic_ns()))
-            self._arm()
+            self.arm()
 
     def _awaited(self, step_id: bytes) -> bytes | None:
         flight = self._flights.flights.get(step_id)
@@ -237,7 +237,7 @@ class OwnedEnsemble(OwnedModel):
 
     def _tell(self, event: plan.EnsembleObservation) -> None:
         self._apply(self.scheduler.observe(event, monotonic_ns()))
-        self._arm()
+        self.arm()
 
     def _several(self, request: QueuedRequest) -> bool:
         """Whether a request may have several responses (C53)."""
