@@ -53,7 +53,7 @@ from .statistics import model_statistics
 from .streaming import only, responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
-from .tracing.trace import Trace, answered, failed
+from .tracing.trace import Trace, answered, failed, left
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter
 
@@ -213,6 +213,8 @@ class GatewayService:
             raise
         except asyncio.CancelledError:
             counts.failures["CANCELED"] += 1
+            if request.trace is not None:
+                left(request.trace)
             raise
         if request.trace is not None:
             answered(request.trace, record)

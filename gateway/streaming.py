@@ -15,7 +15,7 @@ from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 
 from .metrics import RequestCounts
-from .tracing.trace import answered
+from .tracing.trace import answered, left
 from .tracing.trace import failed as trace_failed
 
 
@@ -86,6 +86,8 @@ async def responses_of(
     except (asyncio.CancelledError, GeneratorExit):
         if not counted:
             counts.failures["CANCELED"] += 1
+            if request.trace is not None:
+                left(request.trace)
         raise
     else:
         return

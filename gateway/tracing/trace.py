@@ -105,3 +105,9 @@ def failed(trace: Traced, error: CharoniaError) -> None:
     """There will be none."""
     if isinstance(trace, Trace):
         trace.ends(error.message)
+
+
+def left(trace: Traced) -> None:
+    """Its caller has gone."""
+    if isinstance(trace, Trace):
+        trace.ends("the caller has gone")

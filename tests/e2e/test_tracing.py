@@ -5,6 +5,7 @@ One server sends spans to a collector of ours; a second gateway on its log write
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -73,6 +74,29 @@ COUNTS_IO = (
     'output [ { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] } ] '
     "model_transaction_policy { decoupled: true } "
 )
+WAITS = '''
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """GATE, a file to wait for -> OPEN; `GATE`.entered is made before."""
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            gate = pb_utils.get_input_tensor_by_name(request, "GATE").as_numpy()[0].decode()
+            open(gate + ".entered", "w").close()
+            while not os.path.exists(gate) and not request.is_cancelled():
+                time.sleep(0.002)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OPEN", np.array([1], np.int32))]))
+        return responses
+'''
+WAITS_IO = (
+    'input [ { name: "GATE" data_type: TYPE_STRING dims: [ 1 ] } ] '
+    'output [ { name: "OPEN" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+)
 CHAIN = f"""
 platform: "ensemble"
 max_batch_size: 8
@@ -109,6 +133,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scaling(models, "ordered", 4, config=f"{ONE} dynamic_batching {{ preserve_ordering: true }}")
     python(models, "caller", CALLER, CALLER_IO + ONE)
     python(models, "counts", COUNTS, COUNTS_IO + ONE)
+    python(models, "waits", WAITS, WAITS_IO + ONE)
     for name, config in (("chain", CHAIN), ("outer", OUTER)):
         (models / name / "1").mkdir(parents=True)
         put(models / name / "config.pbtxt", config)
@@ -284,6 +309,20 @@ def test_what_fails_is_told(stack: Any) -> None:
     spans = whole(stack, f"{8:032x}", 2)
     assert {span.name for span in spans} == {"InferRequest", "double"}
     assert all("unexpected shape for input 'INPUT0'" in span.error for span in spans)
+
+
+def test_one_who_leaves_is_told(stack: Any) -> None:
+    with pytest.raises(InferenceServerException):  # refused before it is a request: the model cannot answer once
+        infer(stack.server, "counts", "grpc", options={"headers": parent(14)}, COUNT=np.array([1], np.int32))
+    connection = http.client.HTTPConnection(stack.server.http, timeout=60)
+    body = json.dumps({"GATE": str(stack.directory / "gate")})
+    connection.request("POST", "/v2/models/waits/generate_stream", body, parent(15))
+    until("the model waits", (stack.directory / "gate.entered").exists)
+    connection.close()
+    spans = whole(stack, f"{15:032x}", 2)
+    (stack.directory / "gate").touch()
+    assert {span.error for span in spans if span.name != "compute"} == {"the caller has gone"}
+    assert not stack.receiver.of(f"{14:032x}")
 
 
 def test_a_caller_who_is_not_sampled_counts_as_any_other(stack: Any) -> None:
