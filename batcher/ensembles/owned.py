@@ -228,6 +228,8 @@ class OwnedEnsemble(OwnedModel):
         elif isinstance(decision, plan.AnswerRequest):
             self._endings.answer(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.FailRequest):
+            if decision.missing:
+                _log.error("in ensemble '%s': Composing models did not output tensor %s", self.model, decision.missing)
             self._endings.fail(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.CancelStep):
             self._flights.cancel(decision.request.id, decision.step.index, decision.path)

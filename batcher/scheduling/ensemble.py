@@ -129,10 +129,14 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """Settle a request with an error (S50, S53); it counts with reason OTHER (M11)."""
+    """Settle a request with an error (S50, S53); it counts with reason OTHER (M11).
+
+    `missing` is an output that nobody made.
+    """
 
     request: QueuedRequest
     error: CharoniaError
+    missing: str = ""
 
 
 EnsembleDecision = Decision | BeginRequest | SubmitStep | CancelStep | AnswerRequest | FailRequest
@@ -316,14 +320,19 @@ class EnsembleScheduler:
                 if move.final:
                     self._end(known, decisions)
             elif isinstance(move, Missing):
-                self._fail(known, InternalError(DEADLOCK.format(self._name)), decisions)
+                self._fail(known, InternalError(DEADLOCK.format(self._name)), decisions, missing=move.tensor)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _fail(
-        self, known: _Request, error: CharoniaError, decisions: list[EnsembleDecision], but: Place | None = None
+        self,
+        known: _Request,
+        error: CharoniaError,
+        decisions: list[EnsembleDecision],
+        but: Place | None = None,
+        missing: str = "",
     ) -> None:
-        decisions.append(FailRequest(known.request, error))
+        decisions.append(FailRequest(known.request, error, missing))
         self._end(known, decisions, but)
 
     def _of_step(self, error: CharoniaError) -> CharoniaError:

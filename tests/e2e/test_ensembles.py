@@ -499,6 +499,7 @@ def test_an_output_that_nobody_makes(server: Server) -> None:
         "in ensemble 'branches', unexpected deadlock, at least one output is not set while no more ensemble steps "
         "can be made"
     )
+    assert "Composing models did not output tensor SUM" in server.log()
 
 
 def test_what_cannot_be_loaded_says_why(server: Server) -> None:
