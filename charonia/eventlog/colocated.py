@@ -260,6 +260,9 @@ class ColocatedLog:
 
     # -- epoch --------------------------------------------------------------------------------------------------------
 
+    async def clock_ns(self) -> int:
+        return await self._shared.clock_ns()
+
     async def epoch(self) -> str:
         return await self._shared.epoch()
 

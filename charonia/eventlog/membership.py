@@ -18,6 +18,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from charonia import keys
+from charonia.clock import agree, monotonic_ns
 from charonia.errors import LogUnavailable
 from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
@@ -59,6 +60,7 @@ class Membership:
         self._left_epoch = ""
         self._held_for_lost = False
         self._leased_until_s = 0.0
+        self._clock_is_off = False
         self.epoch_changes = 0
         self.on_new_epoch: list[Callable[[], None]] = []
         self.say_again: list[Callable[[], Awaitable[None]]] = []
@@ -71,6 +73,7 @@ class Membership:
         self._epoch = await self._log.epoch()
         began_s = loop.time()
         await self._beat()
+        await self._agree()
         await self._join()
         self._leased_until_s = began_s + self._ttl_ms / 1000
         self._beating = loop.create_task(self._keep_beating(began_s))
@@ -114,6 +117,20 @@ class Membership:
     async def _beat(self) -> None:
         await self._log.beat(self._role, self._incarnation, self._ttl_ms)
 
+    async def _agree(self) -> None:
+        """Compare the machine's clock with the log's: whose it is that deadlines go by."""
+        asked_ns = monotonic_ns()
+        log_ns = await self._log.clock_ns()
+        way_ns = monotonic_ns() - asked_ns
+        ahead_ns = agree(log_ns + way_ns // 2, way_ns)
+        if (ahead_ns == 0) == self._clock_is_off:
+            self._clock_is_off = not self._clock_is_off
+            if self._clock_is_off:
+                text = "the clock of this machine is %+.1f s from the log's: %s %s goes by the log's"
+                _logger.warning(text, ahead_ns / 1e9, self._role, self._incarnation)
+            else:
+                _logger.info("the clock of this machine shows the log's time again")
+
     async def _keep_beating(self, last_s: float) -> None:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
@@ -126,6 +143,7 @@ class Membership:
             try:
                 await self._beat()
                 now_s = loop.time()
+                await self._agree()
                 epoch = await self._log.epoch()
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)

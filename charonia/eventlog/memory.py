@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
 from charonia import keys
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
@@ -327,6 +327,9 @@ class MemoryLog(MemoryStreams):
         return sorted(self._of(model).lanes)
 
     # -- epoch --------------------------------------------------------------------------------------------------------
+
+    async def clock_ns(self) -> int:
+        return wall_ns()
 
     async def epoch(self) -> str:
         return self._epoch

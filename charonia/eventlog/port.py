@@ -319,6 +319,9 @@ class EventLog(Protocol):
 
     # -- epoch --------------------------------------------------------------------------------------------------------
 
+    async def clock_ns(self) -> int:
+        """What the log's clock shows: nanoseconds since the epoch."""
+
     async def epoch(self) -> str:
         """Names this log's contents: a flushed or exchanged log has another one. Made by the first who asks."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.errors import Cancelled, CharoniaError, ResourceExhausted
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory import MemoryLog
@@ -846,3 +847,10 @@ async def test_a_job_of_a_sequence_ends_and_steps_in_one(subject: Subject) -> No
     assert await subject.peer.sequence_states("m", [b"a"]) == [(b"about", state)]
     assert await subject.peer.job_result("m", job.id) == b"result"
     assert await subject.peer.statistics(statistics[0]) == {"success_count": 1}
+
+
+async def test_the_log_shows_a_time_that_goes_on(subject: Subject) -> None:
+    first = await subject.log.clock_ns()
+    second = await subject.peer.clock_ns()
+    assert first <= second + 1_000_000_000, "two nodes of a cluster need not agree to the last"
+    assert abs(second - wall_ns()) < 3600 * 1_000_000_000

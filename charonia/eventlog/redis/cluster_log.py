@@ -223,6 +223,9 @@ class ClusterLog:
     async def job_models(self) -> list[str]:
         return await self._at(keys.JOB_MODELS, lambda log: log.job_models())
 
+    async def clock_ns(self) -> int:
+        return await self._at(keys.EPOCH, lambda log: log.clock_ns())
+
     async def epoch(self) -> str:
         return await self._at(keys.EPOCH, lambda log: log.epoch())
 

@@ -126,6 +126,10 @@ class RedisLog(Work, Jobs):
         await self._durability.close()
         await self._connection.close()
 
+    async def clock_ns(self) -> int:
+        seconds, micros = await self._connection.execute("TIME")
+        return int(seconds) * 1_000_000_000 + int(micros) * 1000
+
     async def epoch(self) -> str:
         value = await self._connection.execute("GET", keys.EPOCH)
         while value is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 import pytest
 
-from charonia import keys
+from charonia import clock, keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.memory import MemoryLog
@@ -88,6 +89,26 @@ async def test_losing_the_log_is_survived() -> None:
 
     await member.leave("drained")
     assert len(await log.facts()) == 2
+
+
+async def test_on_a_machine_whose_clock_is_off_time_is_the_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F12."""
+    monkeypatch.setattr(clock, "_ahead_of_monotonic_ns", clock._ahead_of_monotonic_ns)  # put back afterwards
+    hour_ns, log = 3600 * 1_000_000_000, Log()
+
+    async def clock_ns() -> int:
+        return time.time_ns() + hour_ns
+
+    monkeypatch.setattr(log, "clock_ns", clock_ns)
+    member = Membership(log, "gateway", "g1", interval_ms=1, ttl_ms=60_000)
+    await member.start()
+    assert abs(clock.wall_ns() - time.time_ns() - hour_ns) < hour_ns / 100
+    await log.until_beats(4)
+    await member.leave()
+    (word,) = [record.getMessage() for record in caplog.records]
+    assert word.startswith("the clock of this machine is -36")
 
 
 async def test_its_lease_is_sure_until_it_may_have_ended() -> None:
