@@ -475,3 +475,25 @@ async def test_entries_go_by_the_names_of_the_key_table(server: PrivateServer, l
         keys.alive("batcher", "me"),
         keys.blob("b"),
     }
+
+
+async def test_what_was_consumed_while_commands_could_not_be_sent_is_deleted_all_the_same(
+    server: PrivateServer, log: RedisLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's connection lives, and nothing more comes that would make it look again."""
+    seen: list[Entry] = []
+
+    def lose_commands(_stream: bytes, entries: list[Entry]) -> None:
+        seen.extend(entries)
+        log._connection.drop()
+
+    reader = log.reader()
+    reader.start(lose_commands)
+    reader.add(b"r:1", consume=True)
+    monkeypatch.setattr("charonia.eventlog.redis.connection.random.uniform", lambda *_: 0.1)  # to come back
+    await admin(server, "XADD", "r:1", "*", "r", "x")
+    await until(lambda: len(seen) == 1)
+    async with asyncio.timeout(PATIENCE_S):
+        while await admin(server, "XLEN", "r:1"):
+            await asyncio.sleep(0.01)
+    await reader.close()

@@ -37,6 +37,7 @@ _RECENT = 256
 _RETRY_S = 0.001
 _RESOLVE_RETRY_S = 0.05
 _GATHER_S = 0.01
+_DELETE_AGAIN_S = 0.5
 
 
 class _Following:
@@ -309,7 +310,7 @@ class RedisReader:
             self._deletions.setdefault(following.stream, []).extend(ids)
 
     def _delete(self) -> None:
-        """What cannot be deleted now is again with the next, or swept up when this connection comes back."""
+        """What cannot be deleted now is again with the next, or a little later when nothing more comes."""
         if self._deleting is not None:
             self._deleting.cancel()
             self._deleting = None
@@ -335,6 +336,8 @@ class RedisReader:
         """Deletions that may not have happened; repeating one does no harm."""
         for stream, ids in deletions.items():
             self._deletions.setdefault(stream, []).extend(ids)
+        if self._deleting is None and not self._closed:
+            self._deleting = asyncio.get_running_loop().call_later(_DELETE_AGAIN_S, self._delete)
 
 
 def _last_id(info: list[Any]) -> bytes:
