@@ -58,9 +58,9 @@ from functools import lru_cache
 from urllib.parse import quote
 
 LANES = 64
+"""Tenants share a level's queue streams, at most so many."""
 _REMEMBERED = 4096
 """Names that each settlement and acceptance needs."""
-"""Tenants share a level's queue streams, at most so many."""
 
 CONTROL = b"ctl"
 DEPARTED = b"gone"
