@@ -151,6 +151,7 @@ class BatcherMetrics(Collector):
             labels=["model", "version", "reason"],
         )
         for model, owned in ensembles:
-            for version, counts in owned.counted.items():
+            for version in self._catalog.held(model):
+                counts = owned.counted.get(version, {})
                 failures.add_metric([model, str(version), "OTHER"], counts.get("unawaited_failures", 0))
         yield failures

@@ -136,10 +136,8 @@ class Latencies:
         self._caches = caches
         self._joint = joint
         self._models: dict[tuple[str, int], ModelLatencies] = {}
-
-    @property
-    def measures(self) -> bool:
-        return self._settings.summaries or self._settings.histograms
+        self.measures = settings.summaries or settings.histograms
+        """Whether anything is measured at all."""
 
     def of(self, model: str, version: int) -> ModelLatencies | None:
         """What is measured of a version that was added."""

@@ -86,6 +86,8 @@ class ExecutorMetrics(Collector):
         """`caches` and `joint` as `Latencies` has them."""
         self._settings = settings or MetricsSettings()
         self._latencies = Latencies(self._settings, caches=caches, joint=joint)
+        self.measures = self._latencies.measures
+        """Whether single durations are measured."""
         self._tags: dict[tuple[str, int], Mapping[str, str]] = {}
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
@@ -112,11 +114,6 @@ class ExecutorMetrics(Collector):
         settled = self._of(model, version).settled
         for name in _SETTLED:
             settled[name] = settled.get(name, 0) + increments.get(name, 0)
-
-    @property
-    def measures(self) -> bool:
-        """Whether single durations are measured."""
-        return self._latencies.measures
 
     def observe(
         self, model: str, version: int, records: Sequence[RequestRecord], executed: Executed, won: Mapping[int, bool]

@@ -109,6 +109,7 @@ class OwnedEnsemble(OwnedModel):
         if not self.closed:
             for gone in self._served.keys() - versions.keys():
                 self._latencies.drop(self.model, gone)
+                self.counted.pop(gone, None)
             self._served = versions
             for version, served in versions.items():
                 self._latencies.add(version, served.config, decoupled=served.interface.decoupled)
