@@ -9,7 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from charonia.backend import Array, BatchInstance, CancellableInstance, InstanceDied, ModelRequest, RequestInstance
+from charonia.backend import (
+    Array,
+    BatchInstance,
+    CancellableInstance,
+    InstanceDied,
+    ModelRequest,
+    ModelResponse,
+    RequestInstance,
+)
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
@@ -188,8 +196,39 @@ class Batch:
 
     async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
-        requests: list[ModelRequest] = []
+        sent, requests = self._requests_of(run)
+        if not sent:
+            return
+        indices = [index for index, _ in sent]
+        joined = monotonic_ns()
+        self._running = [(self.records[index].id, request) for index, request in zip(indices, requests, strict=True)]
+        try:
+            responses = await self._ask(instance, indices, requests)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self.fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._model)
+            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        finally:
+            self._running = []
+        inferred = monotonic_ns()
+        if len(responses) != len(sent):
+            text = f"model '{self._model}' answered {len(responses)} of {len(sent)} requests"
+            self.fail(indices, InternalError(text), BACKEND)
+            return
+        succeeded = self._keep(sent, responses)
+        if succeeded:
+            rows = sum(plan.rows for _, plan in sent)
+            self._count(succeeded, rows, start_wall, (started, joined, inferred))
+
+    def _requests_of(self, run: list[Planned]) -> tuple[list[Planned], list[ModelRequest]]:
+        """What is to be asked of an instance, and for which requests: those with bad strings fail here."""
         sent: list[Planned] = []
+        requests: list[ModelRequest] = []
         for index, plan in run:
             record = self.records[index]
             if record.id in self._cancelled:
@@ -203,36 +242,23 @@ class Batch:
             requests.append(model_request(record, plan, inputs))
             if self.steps is not None:
                 self.steps.tell(index, requests[-1])
-        if not sent:
-            return
-        joined = monotonic_ns()
-        self._running = [(self.records[index].id, request) for (index, _), request in zip(sent, requests, strict=True)]
-        try:
-            if self.steps is None:
-                responses = await instance.execute_requests(requests)
-            else:
-                if self.steps.vacates:
-                    await self._run_null_requests(instance, self.steps, requests[0])
-                spread = self.steps.spread([index for index, _ in sent], requests)
-                found = await instance.execute_requests(spread)
-                real = {id(request) for request in requests}
-                responses = [response for request, response in zip(spread, found, strict=False) if id(request) in real]
-        except InstanceDied:
-            raise
-        except CharoniaError as error:
-            self.fail([index for index, _ in sent], error, BACKEND)
-            return
-        except Exception as error:
-            _log.exception("model %r failed to execute a batch", self._model)
-            self.fail([index for index, _ in sent], InternalError(f"{type(error).__name__}: {error}"), BACKEND)
-            return
-        finally:
-            self._running = []
-        inferred = monotonic_ns()
-        if len(responses) != len(sent):
-            text = f"model '{self._model}' answered {len(responses)} of {len(sent)} requests"
-            self.fail([index for index, _ in sent], InternalError(text), BACKEND)
-            return
+        return sent, requests
+
+    async def _ask(
+        self, instance: RequestInstance, indices: list[int], requests: list[ModelRequest]
+    ) -> Sequence[ModelResponse]:
+        """The model's responses to these requests; a sequence batcher asks for its empty slots as well (S33)."""
+        if self.steps is None:
+            return await instance.execute_requests(requests)
+        if self.steps.vacates:
+            await self._run_null_requests(instance, self.steps, requests[0])
+        spread = self.steps.spread(indices, requests)
+        found = await instance.execute_requests(spread)
+        real = {id(request) for request in requests}
+        return [response for request, response in zip(spread, found, strict=False) if id(request) in real]
+
+    def _keep(self, sent: list[Planned], responses: Sequence[ModelResponse]) -> list[int]:
+        """Pack what the model answered; the requests that succeeded and need no other turn."""
         succeeded: list[int] = []
         for (index, plan), response in zip(sent, responses, strict=True):
             try:
@@ -252,9 +278,7 @@ class Batch:
             packed = pack_response(record.id, self._model, self.version, tensors, response.parameters)
             self.executed.answers[index] = packed
             succeeded.append(index)
-        if succeeded:
-            rows = sum(plan.rows for _, plan in sent)
-            self._count(succeeded, rows, start_wall, (started, joined, inferred))
+        return succeeded
 
     async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
         """`_run_nothing` over requests."""

@@ -80,16 +80,7 @@ class ExecutorService:
         self._repository = ModelRepository(settings.model_repository, config_name=settings.model_config_name or None)
         self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
         self._directory = PayloadDirectory(settings.shm_dir, self._me)
-        self._membership = Membership(
-            log,
-            "executor",
-            self._me,
-            pool=settings.pool,
-            hosts_batcher=settings.hosts_batcher,
-            payloads=self._directory,
-            interval_ms=log_settings.heartbeat_interval_ms,
-            ttl_ms=log_settings.heartbeat_ttl_ms,
-        )
+        self._membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
@@ -118,18 +109,7 @@ class ExecutorService:
         if loader.turnstile is not None:
             metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))
         self._capabilities = capabilities
-        self._on_demand: OnDemand | None = None
-        if settings.model_memory_budget_bytes or settings.max_loaded_models:
-            self._on_demand = OnDemand(
-                log,
-                self._me,
-                room=Room(budget_bytes=settings.model_memory_budget_bytes, most_models=settings.max_loaded_models),
-                deployment=self._deployment,
-                lifecycle=self._lifecycle,
-                announcer=self._announcer,
-                describe=self._describe,
-                concurrent_loads=settings.model_load_thread_count,
-            )
+        self._on_demand = self._make_on_demand()
         self._intake = Intake(
             log,
             self._me,
@@ -144,6 +124,35 @@ class ExecutorService:
         self._polling: asyncio.Task[None] | None = None
         self._names: tuple[str, ...] = ()
         self._joined = False
+
+    def _make_membership(self, log_settings: LogSettings) -> Membership:
+        settings = self._settings
+        return Membership(
+            self._log,
+            "executor",
+            self._me,
+            pool=settings.pool,
+            hosts_batcher=settings.hosts_batcher,
+            payloads=self._directory,
+            interval_ms=log_settings.heartbeat_interval_ms,
+            ttl_ms=log_settings.heartbeat_ttl_ms,
+        )
+
+    def _make_on_demand(self) -> OnDemand | None:
+        """None where all models are loaded at all times."""
+        settings = self._settings
+        if not settings.model_memory_budget_bytes and not settings.max_loaded_models:
+            return None
+        return OnDemand(
+            self._log,
+            self._me,
+            room=Room(budget_bytes=settings.model_memory_budget_bytes, most_models=settings.max_loaded_models),
+            deployment=self._deployment,
+            lifecycle=self._lifecycle,
+            announcer=self._announcer,
+            describe=self._describe,
+            concurrent_loads=settings.model_load_thread_count,
+        )
 
     def _waiting(self) -> Iterator[tuple[str, int, int]]:
         """Requests of loaded versions that wait for their instance's turn (M2)."""

@@ -21,6 +21,7 @@ from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
 from .adaptive_batching import AdaptiveBatching
+from .arrivals import Arrivals
 from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
 from .dispatch import Dispatching
 from .due_times import NEVER_NS
@@ -29,12 +30,11 @@ from .ledger import (
     DEADLINE_PASSED_RUNNING,
     LOAD_FAILED,
     NOT_READY,
-    QUEUE_FULL,
     TIMED_OUT,
     cut_short,
 )
 from .model_state import ModelState
-from .model_version import Batch, ModelVersion
+from .model_version import Batch
 from .observations import (
     BatchDied,
     BatchFinished,
@@ -91,7 +91,7 @@ class ModelScheduler:
         self._recalls = Recalls(self._state)
         self._dispatching = Dispatching(self._state, batch_prefix)
         self._dispatching.waits_for = waits_for
-        self._next_order = 0
+        self._arrivals = Arrivals(self._state, self._decide)
         self._next_recovered = FIRST_RECOVERED_ORDER
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
@@ -108,10 +108,10 @@ class ModelScheduler:
         if due.nearest_ns <= now_ns:
             self._expire(now_ns, decisions)
         if type(events) is list and len(events) > 1:  # most of what arrives together is alike
-            events = events[self._enqueue_alike(events) :]
+            events = events[self._arrivals.enqueue_alike(events) :]
         for event in events:
             if type(event) is RequestQueued:
-                self._enqueue(event, now_ns, decisions)
+                self._arrivals.enqueue(event, now_ns, decisions)
             else:
                 self._fold(event, now_ns, decisions)
         if state.changed or state.paused or state.fresh_waits or due.nearest_ns <= now_ns:
@@ -230,96 +230,7 @@ class ModelScheduler:
             case PolicyChanged():
                 self._change_policy(event.interface, now_ns, decisions)
             case RequestQueued():
-                self._enqueue(event, now_ns, decisions)
-
-    def _enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
-        ledger = self._state.ledger
-        if request.id in ledger.known:
-            return
-        queueing = ledger.queueing
-        level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(request.level)
-        request.queue_level = level
-        limit = policy.max_queue_size
-        # A request that has been in a batch was admitted once (by another owner): the limit is for new ones.
-        if limit and not request.attempt and ledger.levels.get(level, 0) >= limit:
-            self._decide(now_ns, decisions)  # what came with it may leave room
-            if ledger.levels.get(level, 0) >= limit:
-                ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
-                return
-        request.order = self._next_order
-        self._next_order += 1
-        # The other reasons do not exist for a new request, and one row always fits.
-        if request.deadline_ns or request.rows > 1:
-            ledger.has_deadlines |= request.deadline_ns > 0
-            if not ledger.admit(request, now_ns, decisions):
-                return
-        ledger.known[request.id] = request
-        version = self._state.versions.get(request.version) or self._state.version(request.version)
-        if request.lane:
-            self._state.set_lane(request)
-        is_last = version.queue.append(request)
-        ledger.levels[level] = ledger.levels.get(level, 0) + 1
-        ledger.queued += 1
-        timeout_us = policy.default_timeout_us and policy.timeout_us(request.timeout_us)
-        if timeout_us:
-            request.timeout_ns = request.enqueued_ns + timeout_us * 1000
-        if timeout_us or request.deadline_ns:
-            ledger.due.arm(request)
-        self._grown(version, request.signature, is_last)
-
-    def _enqueue_alike(self, events: list[Observation]) -> int:
-        """`_enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
-
-        That is where one level has neither bound nor time-out, and they have one row and no deadline.
-        """
-        ledger = self._state.ledger
-        policy = ledger.queueing.only
-        first = events[0]
-        if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
-            return 0
-        queued: list[QueuedRequest] = []
-        number, signature, lane = first.version, first.signature, first.lane
-        known, order = ledger.known, self._next_order
-        for request in events:
-            if type(request) is not RequestQueued:
-                break
-            request_id = request.id
-            if (
-                request.rows != 1
-                or request.deadline_ns
-                or request.signature != signature
-                or request.version != number
-                or request.lane != lane
-                or request_id in known
-            ):
-                break
-            known[request_id] = request
-            request.queue_level = 0
-            request.order = order
-            order += 1
-            queued.append(request)
-        count = len(queued)
-        if not count:
-            return 0
-        self._next_order = order
-        if lane:
-            for request in queued:
-                self._state.set_lane(request)
-        version = self._state.version(number)
-        is_last = version.queue.extend(queued)
-        ledger.levels[0] = ledger.levels.get(0, 0) + count
-        ledger.queued += count
-        self._grown(version, signature, is_last)
-        return count
-
-    def _grown(self, version: ModelVersion, signature: int, is_last: bool) -> None:
-        """Look at the queue of a version if what was queued, with this signature, may make a batch."""
-        pause = version.pause
-        if pause is None:
-            if version.instances.best() is not None:
-                self._state.changed[version.number] = None
-        elif not is_last or version.queue.rows >= pause.until_rows or signature != pause.signature:
-            self._state.touch(version.number)
+                self._arrivals.enqueue(event, now_ns, decisions)
 
     def _finish(self, event: BatchFinished, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state
