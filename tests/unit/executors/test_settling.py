@@ -16,8 +16,10 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Limits, Reply, Settled
+from charonia.journal import read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (
+    FLAG_JOURNALLED,
     FLAG_REPLY_BY_REFERENCE,
     BatchHeader,
     pack_request,
@@ -26,6 +28,7 @@ from charonia.wire import (
     unpack_request,
 )
 from executors.accounting import Executed, Execution
+from executors.assembly import RequestPlan
 from executors.beginnings import Beginnings
 from executors.job import Job
 from executors.loading import Incarnation
@@ -58,7 +61,7 @@ class TurnedAway(MemoryLog):
         return self._loses
 
 
-async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes) -> None:
+async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes, flags: int = 0) -> None:
     """As the intake does it."""
     packed = pack_request(
         REQUEST_ID,
@@ -70,7 +73,7 @@ async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes) -> 
         signature=0,
         level=0,
         accepted_ns=1,
-        flags=FLAG_REPLY_BY_REFERENCE,
+        flags=FLAG_REPLY_BY_REFERENCE | flags,
     )
     record = unpack_request(packed)
     job = Job([record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags)
@@ -79,6 +82,9 @@ async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes) -> 
     beginnings = Beginnings(log, "executor-1")
     settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), beginnings)
     outcomes: list[Outcome | None] = []
+    if flags & FLAG_JOURNALLED:
+        beginnings.watch(job)
+        job.planned = [(0, cast(RequestPlan, None))]
     taken = settler.settle_plain(job, executed, incarnation, outcomes.append)
     while taken and not outcomes:
         await asyncio.sleep(0)
@@ -103,4 +109,21 @@ async def test_a_large_answer_is_put_beside_the_log_once(tmp_path: Path, what: s
     assert await log.range(keys.replies("gateway-1"))
     beside = [file for file in (tmp_path / "gateway-1").iterdir() if file.name != "token"]
     assert len(beside) == 1
+    assert await log.pending("m") == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])
+async def test_the_journal_hears_of_a_short_batch_once(tmp_path: Path, what: str) -> None:
+    log = MemoryLog() if what in ("plain", "fenced") else TurnedAway(loses=what == "lost")
+    requests = [(REQUEST_ID, 4)]
+    await log.accept("m", 0, 0, requests, [b"r", b""], Limits(0, 0), journalled=True)
+    if what == "fenced":
+        await log.settle("m", [(REQUEST_ID, 0)], None, [], outcomes=b"c")
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), FLAG_JOURNALLED)
+    told = [fact for entry in await log.range(keys.journal("m")) for fact in read_facts(entry.fields)]
+    # who comes too late has run all the same
+    expected = ["accepted", "ended", "started"] if what == "fenced" else ["accepted", "started", "ended"]
+    assert [fact.kind for fact in told] == expected
     assert await log.pending("m") == (0, 0)
