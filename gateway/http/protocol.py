@@ -245,7 +245,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 state[RESPOND], state[RECEIVED] = self._respond, self._received
             await cycle.run_asgi(app)
             self._task_cycle = None
-            if self.transport.is_closing() or task.cancelling():
+            if self.transport.is_closing():
+                return
+            if task.cancelling():  # whoever did it meant this request; the next ones must not suffer from it
+                self._task = None
+                if self.pipeline:
+                    self._start_asgi_task(*self.pipeline.pop())
                 return
             if self.pipeline:
                 cycle, app = self.pipeline.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -258,6 +259,26 @@ class TestConnections:
         await asyncio.wait_for(handler.waiting.wait(), 10)
         writer.close()
         await asyncio.wait_for(handler.cancelled.wait(), 10)
+
+    async def test_a_request_whose_task_was_cancelled_takes_no_other_along(
+        self, front: HttpFront, handler: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        infer = handler.infer
+
+        async def cancelled_within(*arguments: Any, **more: Any) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            return await infer(*arguments, **more)
+
+        monkeypatch.setattr(handler, "infer", cancelled_within)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request() * 3)
+        for _ in range(3):
+            assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+        writer.close()
 
     async def test_a_client_that_leaves_with_a_request_waiting_is_noticed(self, front: HttpFront, handler: Any) -> None:
         handler.gate.clear()
