@@ -15,7 +15,7 @@ from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import START, EventLog
-from charonia.events import FIELD_FACT, ExecutionUnwanted, VersionWanted, pack_fact
+from charonia.events import FIELD_FACT, ExecutionUnwanted, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
@@ -94,6 +94,14 @@ class Dispatcher:
             stream = keys.LOCAL + stream
         with contextlib.suppress(CharoniaError):
             await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
+
+    async def tell_responses_wanted(self, executor: str, batch_id: str, request_id: bytes, count: int) -> None:
+        """Tell an executor how many responses of a request are wanted, if the log is there: its caller repeats it."""
+        stream = keys.batches(executor)
+        if executor == self._local_executor:
+            stream = keys.LOCAL + stream
+        with contextlib.suppress(CharoniaError):
+            await self._log.append(stream, [FIELD_FACT, pack_fact(ResponsesWanted(batch_id, request_id, count))])
 
     async def tell_wanted(self, executor: str, version: int) -> bool:
         """Tell an executor that requests wait for a version it would load; False when the log does not take it."""

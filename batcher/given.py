@@ -68,6 +68,13 @@ class GivenBatches:
         lost = [batch_id for batch_id, (holder, _) in self._batches.items() if holder == executor]
         return [request for batch_id in lost for request in self.end(batch_id)]
 
+    def holder(self, request_id: bytes) -> tuple[str, str] | None:
+        """The executor that has a request, and in which batch."""
+        for batch_id, (executor, requests) in self._batches.items():
+            if batch_id not in self._unsent and any(request.id == request_id for request in requests):
+                return executor, batch_id
+        return None
+
     def requests(self, batch_id: str) -> list[RequestQueued]:
         return self._batches[batch_id][1] if batch_id in self._batches else []
 

@@ -11,6 +11,7 @@ batches, `held_replies`, `refusals`, `recovery`, `upkeep` and all decisions (`sc
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
@@ -34,6 +35,7 @@ from charonia.events import (
     RequestsMoved,
     RequestsRescheduled,
     ResponsesBegun,
+    ResponsesWanted,
     SlotFreed,
 )
 from charonia.models.catalog import ServedVersion
@@ -73,6 +75,8 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _PAGE = 500
 _WIDER_FOR_SEQUENCES = 8
+_numbers = itertools.count(1)
+"""Batches are told apart by the number of their owner in its process: two models may have the same token."""
 
 
 class OwnedModel:
@@ -110,7 +114,7 @@ class OwnedModel:
         self.log = log
         self.is_sequential = is_sequential(interface)
         self.scheduler: Scheduler = scheduler_for(
-            interface, f"{incarnation}-{token}", token, prefetch, lane_weights, delays
+            interface, f"{incarnation}-{next(_numbers)}", token, prefetch, lane_weights, delays
         )
         self.settled_requests = 0
         self.condemned = 0
@@ -139,6 +143,8 @@ class OwnedModel:
         self._refusals = Refusals(log, model, gone, self._request_settled)
         self._sending = Sending(self, local_executor, self._refusals, turns, lost_ownership)
         self._early_cancels = EarlyCancels()
+        self.wanted: dict[bytes, int] = {}
+        """How many responses are wanted of requests whose callers say so (S55)."""
         self._facts_after = START
         self._keeps_facts: bool | None = None
         self.streams = self.streams_once = False
@@ -251,6 +257,8 @@ class OwnedModel:
             self.observe(seen.SlotFreed(fact.batch_id, fact.executor))
         elif isinstance(fact, ResponsesBegun):
             self.observe(seen.ResponsesBegun(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
+        elif isinstance(fact, ResponsesWanted):
+            self.on_wanted(fact)
         elif isinstance(fact, RequestsRescheduled):
             self.observe(seen.RequestsRescheduled(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
@@ -272,6 +280,19 @@ class OwnedModel:
         fact = fields[1]
         assert isinstance(fact, BatchFinished)
         self.batch_finished(fact.batch_id, fact.executor)
+
+    def on_wanted(self, fact: ResponsesWanted) -> None:
+        """More responses of a request are wanted: whoever runs it, now or later, is told."""
+        if self.scheduler.find(fact.id) is not None:
+            self.wanted[fact.id] = max(fact.count, self.wanted.get(fact.id, 0))
+            self.tell_wanted([fact.id])
+
+    def tell_wanted(self, ids: Iterable[bytes]) -> None:
+        """Tell who runs these requests how many responses of theirs are wanted."""
+        for request_id in ids:
+            count, holder = self.wanted.get(request_id), self.given.holder(request_id)
+            if count is not None and holder is not None:
+                self.spawn(self.dispatcher.tell_responses_wanted(*holder, request_id, count))
 
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
         """Every request of a batch is settled."""
@@ -442,6 +463,8 @@ class OwnedModel:
             carrier = request.carrier
             if not carrier.settled:
                 carrier.settled = True
+                if self.wanted:
+                    self.wanted.pop(request.id, None)
                 entries.append(carrier.entry)
         if not entries:
             return

@@ -53,6 +53,8 @@ class Sending:
         if not owner.dispatcher.hand_over(decision):
             return False
         owner.given.sent(decision.batch_id, elsewhere=False)
+        if owner.wanted:
+            owner.tell_wanted([request.id for request in decision.requests])
         failpoints.hit("batcher.dispatched")
         return True
 
@@ -82,6 +84,8 @@ class Sending:
                 return
             await owner.dispatcher.send(decision)
             owner.given.sent(decision.batch_id, elsewhere=decision.executor != self._local_executor)
+            if owner.wanted:
+                owner.tell_wanted([request.id for request in decision.requests])
             failpoints.hit("batcher.dispatched")
         except Cancelled:
             self._lost_ownership(owner.model)

@@ -101,6 +101,8 @@ class ModelRequest:
     origin: object = None
     trace: Traced | None = None
     """Its trace, when it is traced: calls that its model makes with it are part of that (N5, P17)."""
+    window: int = 0
+    """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is told of more."""
 
 
 @dataclass(slots=True)
@@ -202,6 +204,10 @@ class ResponseStream(Protocol):
     def full(self) -> bool:
         """Whether `drain` would wait."""
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a request had as many responses as are wanted for now."""
+
     async def drain(self) -> None:
         """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones.
 
@@ -226,6 +232,17 @@ class StreamingInstance(Protocol):
 
     async def close_instance(self) -> None:
         """Give up what the instance holds; a second call does nothing. Calls under way end."""
+
+
+@runtime_checkable
+class WindowedInstance(Protocol):
+    """What a `StreamingInstance` may be besides: one that itself holds back a model that gives too many responses.
+
+    It heeds `ModelRequest.window`. With any other instance `drain` waits while a request of the call is `blocked`.
+    """
+
+    def allow_responses(self, request: ModelRequest, count: int) -> None:
+        """So many responses may be given to a request that is being executed, from its first on. Must not block."""
 
 
 @runtime_checkable
@@ -321,4 +338,5 @@ __all__ = [
     "SelfCheckingInstance",
     "StreamingInstance",
     "TensorSignature",
+    "WindowedInstance",
 ]

@@ -360,6 +360,19 @@ class ExecutionUnwanted:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponsesWanted:
+    """Of a request with a window (S55): responses below index `count` are wanted, perhaps not for the first time.
+
+    Its caller to the model's owner, with an empty `batch_id`; the owner to the executor that has it in this batch.
+    """
+
+    kind: ClassVar[str] = "responses_wanted"
+    batch_id: str
+    id: bytes
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueCommanded:
     """An operator's word to a model's owner: `action` is pause or resume; the state lies in `n:{m}` (`paused`)."""
 
@@ -427,6 +440,7 @@ Fact = (
     | BatchDiedInCompany
     | SlotFreed
     | ResponsesBegun
+    | ResponsesWanted
     | OwnerChanged
     | ExecutorDescribed
     | ExecutorDraining

@@ -48,6 +48,7 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
         flags=0 if mark is None else mark.flags,
         origin=record,
         trace=record.trace,
+        window=record.window,
     )
 
 

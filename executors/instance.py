@@ -176,6 +176,12 @@ class InstancePool:
             if isinstance(worker, TaskWorker | StreamWorker):
                 worker.cancel(job, ids)
 
+    def allow(self, job: Job, request_id: bytes, count: int) -> None:
+        """Responses below index `count` of a request of a batch are wanted (S55)."""
+        for worker in self._workers:
+            if isinstance(worker, StreamWorker):
+                worker.allow(job, request_id, count)
+
     def take_back(self) -> list[Job]:
         """The batches no instance has begun; they will not be executed here."""
         taken = self._take_queued()

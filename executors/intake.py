@@ -23,6 +23,7 @@ from charonia.events import (
     BatchReturned,
     ExecutionUnwanted,
     OwnerChanged,
+    ResponsesWanted,
     VersionWanted,
     pack_fact,
 )
@@ -217,6 +218,10 @@ class Intake:
             if isinstance(fact, VersionWanted):
                 if self.on_wanted is not None:
                     self.on_wanted(fact.model, fact.version)
+                continue
+            if isinstance(fact, ResponsesWanted):
+                if (running := self._taken.get(fact.batch_id)) is not None:
+                    running[1].pool.allow(running[0], fact.id, fact.count)
                 continue
             taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
             if taken is not None and isinstance(fact, ExecutionUnwanted):

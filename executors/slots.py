@@ -73,6 +73,10 @@ class _AtSlots:
     def full(self) -> bool:
         return self._responses.full
 
+    @property
+    def blocked(self) -> bool:
+        return self._responses.blocked
+
     async def drain(self) -> None:
         await self._responses.drain()
 
@@ -83,7 +87,7 @@ class _AtSlots:
 class _Nowhere:
     """A `ResponseStream` nobody reads."""
 
-    full = False
+    full = blocked = False
 
     def __init__(self) -> None:
         self.freed = asyncio.Event()

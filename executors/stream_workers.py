@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints
-from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, SelfCheckingInstance, StreamingInstance
+from charonia.backend import (
+    InstanceDied,
+    InstanceSpec,
+    ModelRequest,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
@@ -85,6 +91,11 @@ class StreamWorker(Worker):
         """Tell the model, if it has this batch, that these requests are no longer wanted."""
         if job.stream is not None and job in self._open.values():
             job.stream.cancel(ids, self._instance)
+
+    def allow(self, job: Job, request_id: bytes, count: int) -> None:
+        """So many responses of a request are wanted, if it is here."""
+        if job.stream is not None and job in self._open.values():
+            job.stream.allow(request_id, count)
 
     @property
     def checking(self) -> SelfCheckingInstance | None:
@@ -232,8 +243,8 @@ class StreamWorker(Worker):
             done, _ = await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
-            if self._flow.full:
-                streamed.heard_ns = monotonic_ns()  # the log is slow, not the model
+            if self._flow.full or streamed.blocked:
+                streamed.heard_ns = monotonic_ns()  # who reads its responses is slow, not the model
             elif (monotonic_ns() - streamed.heard_ns) / 1e9 >= most_s:
                 name = streamed.batch.interface.name
                 text = f"model '{name}' sent no response for {ceiling_s:g} s (charonia.max_execution_s)"
@@ -259,8 +270,8 @@ class StreamWorker(Worker):
             requests.append(model_request(record, plan, inputs))
         if not sent:
             return
-        run.begin(sent, requests)
         instance = self._instance
+        run.begin(sent, requests, instance)
         if instance is None:
             raise InstanceDied(died(self.spec.name).message, blameless=True)
         failure: CharoniaError

@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance
+from charonia.backend import (
+    CancellableInstance,
+    ModelRequest,
+    ModelResponse,
+    StreamingInstance,
+    WindowedInstance,
+)
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
@@ -84,14 +90,29 @@ class Writer(Protocol):
 class _Answering:
     """How far one request is."""
 
-    __slots__ = ("attempt", "begun", "cut", "ended", "error", "index", "place", "plan", "record", "request")
+    __slots__ = (
+        "attempt",
+        "begun",
+        "cut",
+        "ended",
+        "error",
+        "first",
+        "index",
+        "place",
+        "plan",
+        "record",
+        "request",
+        "window",
+    )
 
     def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int, place: int) -> None:
         self.index = index
         self.plan = plan
         self.record = record
         self.attempt = attempt
-        self.place = place
+        self.place = self.first = place
+        self.window = record.window
+        """The first index that is not wanted yet; 0: all are (S55)."""
         self.begun = False
         self.ended = False
         self.cut = False
@@ -99,6 +120,11 @@ class _Answering:
         self.error: CharoniaError | None = None
         """Of the last response that said anything."""
         self.request: ModelRequest | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it has given all responses that are wanted for now."""
+        return 0 < self.window <= self.place and not self.ended
 
 
 class StreamedBatch:
@@ -126,6 +152,9 @@ class StreamedBatch:
         self._order: ResponseOrder[Outgoing] | None = ResponseOrder(len(batch.records)) if self.ordered else None
         self._counted: set[int] = set()
         """Runs, by their start, that are counted with a request already."""
+        self.instance: object = None
+        """Which has been called with its requests."""
+        self._allowed = asyncio.Event()
         numbers = list(attempts)
         steps = batch.steps
         self._answering: dict[int, _Answering] = {
@@ -151,6 +180,7 @@ class StreamedBatch:
     def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
         """These requests are settled by somebody else: their responses are wanted no more, and the model is told."""
         self._unwanted.update(ids)
+        self._look_again()
         self.tell_cancelled(instance, ids)
         for one in self._answering.values():
             if one.record.id in ids and not one.ended and one.request is None:  # it will not start
@@ -163,6 +193,35 @@ class StreamedBatch:
         requests = [one.request for one in found if one.request is not None]
         if requests and isinstance(instance, CancellableInstance):
             instance.cancel_requests(requests)
+
+    def allow(self, request_id: bytes, count: int) -> None:
+        """Responses below index `count` of a request are wanted (S55)."""
+        for one in self._answering.values():
+            if one.record.id == request_id and count > one.window > 0:
+                one.window = count
+                self._tell_window(one)
+        self._look_again()
+
+    def _tell_window(self, one: _Answering) -> None:
+        """The instance counts what it gives, from the first response of this turn on."""
+        if one.request is not None and one.window:
+            one.request.window = one.window - one.first
+            if isinstance(self.instance, WindowedInstance):
+                self.instance.allow_responses(one.request, one.request.window)
+
+    def _look_again(self) -> None:
+        allowed, self._allowed = self._allowed, asyncio.Event()
+        allowed.set()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether an open request waits until more of it is wanted."""
+        return any(one.blocked for one in self._answering.values())
+
+    async def unblocked(self, answering: Collection[_Answering]) -> None:
+        """Wait until none of these does."""
+        while any(one.blocked and self.wanted(one.index) for one in answering):
+            await self._allowed.wait()
 
     def is_open(self, index: int) -> bool:
         return not self._answering[index].ended
@@ -198,6 +257,8 @@ class StreamedBatch:
                 return False
             if response is not None and not self._is_for_caller(one, response):
                 if not final:
+                    one.first -= 1
+                    self._tell_window(one)
                     return False
                 response = None
             record = self._packed(one, response, final=final)
@@ -339,6 +400,7 @@ class StreamRun:
 
     def __init__(self, batch: StreamedBatch, planned: dict[int, _Answering]) -> None:
         self._batch = batch
+        self._windows = False
         self._planned = planned
         self._answering: list[_Answering] = []
         self._start_ns = wall_ns()
@@ -347,11 +409,15 @@ class StreamRun:
         self._rows = 0
         self.freed = asyncio.Event()
 
-    def begin(self, indices: list[int], requests: list[ModelRequest]) -> None:
+    def begin(self, indices: list[int], requests: list[ModelRequest], instance: object = None) -> None:
         """The instance is called with these requests now, which stand at `indices` of the batch."""
+        self._batch.instance = instance
         self._answering = [self._planned[index] for index in indices]
         for one, request in zip(self._answering, requests, strict=True):
             one.request = request
+            if one.window:
+                request.window = one.window - one.first
+                self._windows = not isinstance(instance, WindowedInstance)
         self._rows = sum(one.plan.rows for one in self._answering)
         self._batch.heard_ns = self._begun_ns = monotonic_ns()
 
@@ -370,8 +436,14 @@ class StreamRun:
     def full(self) -> bool:
         return self._batch.flow.full
 
+    @property
+    def blocked(self) -> bool:
+        return any(one.blocked for one in self._answering)
+
     async def drain(self) -> None:
         await self._batch.flow.room()
+        if self._windows:
+            await self._batch.unblocked(self._answering)
 
     def free(self) -> None:
         self.freed.set()

@@ -23,6 +23,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry
+from charonia.events import ResponsesWanted
 from charonia.latencies import Latencies
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
@@ -224,6 +225,8 @@ class OwnedEnsemble(OwnedModel):
     def _carry_out(self, decision: plan.EnsembleDecision) -> None:
         if isinstance(decision, plan.SubmitStep):
             self._submit(decision)
+        elif isinstance(decision, plan.WantResponses):
+            self._flights.want(decision.request.id, decision.step.index, decision.path, decision.count)
         elif isinstance(decision, plan.BeginRequest):
             self._begin(decision.request)
         elif isinstance(decision, plan.AnswerRequest):
@@ -304,7 +307,10 @@ class OwnedEnsemble(OwnedModel):
             _log.warning("a request's payload is gone: %s", error)
             self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
             return
-        self._tell(plan.RequestBegun(request.id, inputs, record.meta.outputs, size_of(inputs)))
+        begun = plan.RequestBegun(request.id, inputs, record.meta.outputs, size_of(inputs), record.window)
+        self._tell(begun)
+        if (count := self.wanted.get(request.id)) is not None:
+            self._tell(plan.ResponsesAllowed(request.id, count))
 
     def _inputs(self, record: RequestRecord) -> dict[str, Value]:
         reference = record.reference if record.flags & FLAG_REFERENCE else None
@@ -346,8 +352,14 @@ class OwnedEnsemble(OwnedModel):
         """Whether the answer of a step lies in the stream, a little before its reader."""
         return await self._answers.has(step_id)
 
+    def on_wanted(self, fact: ResponsesWanted) -> None:
+        """As a step of another ensemble, it gives no more responses than are wanted."""
+        super().on_wanted(fact)
+        self._tell(plan.ResponsesAllowed(fact.id, fact.count))
+
     async def look_after(self) -> None:
         """Ask again for steps the log lost; forget answers nobody will ask for. Raises what the log raises."""
+        self._flights.remind()
         if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
             self._answers.forget_aside()
         if monotonic_ns() >= self._swept_ns + _SWEEP_NS:

@@ -27,7 +27,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
+from charonia.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import Catalog, ServedVersion
 from charonia.wire import (
@@ -82,6 +82,10 @@ class Flight:
     """Where the answer of a step lies that waits for the cache to take it."""
     visible: Visible = field(default_factory=lambda: Visible(repeatable=False))
     """What of a decoupled step's responses was followed up."""
+    wanted: int = 0
+    """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
+    told: int = 0
+    telling: bool = False
 
     @property
     def model(self) -> str:
@@ -201,6 +205,38 @@ class Submission:
                 return  # it waited for another's answer
         self._spawn(self._tell(flight))
 
+    def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
+        """So many responses of a step are wanted from now on."""
+        flight = self.flights.get(step_id(request_id, step, path))
+        if flight is not None:
+            flight.wanted = count
+            self._tell_wanted(flight)
+
+    def remind(self) -> None:
+        """Say again how many are wanted: an owner that is new, or was lost since, may not know."""
+        for flight in self.flights.values():
+            if flight.wanted:
+                flight.told = 0
+                self._tell_wanted(flight)
+
+    def _tell_wanted(self, flight: Flight) -> None:
+        if not flight.telling:
+            flight.telling = True
+            self._spawn(self._say_wanted(flight))
+
+    async def _say_wanted(self, flight: Flight) -> None:
+        """One at a time: what is wanted meanwhile goes with the next."""
+        try:
+            while flight.told < flight.wanted and flight.id in self.flights and not self.closed:
+                count = flight.wanted
+                fact = ResponsesWanted("", flight.id, count)
+                await self._log.append(keys.facts(flight.model), [FIELD_FACT, pack_fact(fact)])
+                flight.told = count
+        except CharoniaError as error:
+            _log.warning("how much is wanted of a step of model '%s' could not be said yet: %s", flight.model, error)
+        finally:
+            flight.telling = False
+
     async def _tell(self, flight: Flight) -> None:
         fact = RequestCancelled(flight.id)
         try:
@@ -262,6 +298,7 @@ class Submission:
             lineage=self._lineage(record),
             sequence=_mark(record, asked, flight.id, admitted),
             trace=record.trace.context.child(flight.id[:8]) if record.trace is not None else None,
+            window=flight.decision.window,
         )
 
     def _lineage(self, record: RequestRecord) -> Lineage | None:

@@ -22,7 +22,7 @@ from charonia.errors import CharoniaError, ErrorCode, InternalError
 from charonia.models.ensemble import EnsembleGraph, Step
 
 from .decisions import Decision, RejectReason, RejectRequest
-from .ensemble_run import DEADLOCK, Emit, Missing, Moves, Path, Place, Run, Start
+from .ensemble_run import DEADLOCK, Emit, Missing, Moves, Path, Place, Run, Start, Want
 from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NOT_READY
 from .observations import (
     Observation,
@@ -54,6 +54,8 @@ class RequestBegun:
     inputs: Mapping[str, Any]
     wanted: tuple[str, ...]
     size_bytes: int
+    window: int = 0
+    """How many responses it may have before more are wanted, 0 for any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,17 @@ class StepFailed:
     error: CharoniaError
 
 
-EnsembleObservation = Observation | GraphKnown | RequestBegun | BeginFailed | StepAnswered | StepFailed
+@dataclass(frozen=True, slots=True)
+class ResponsesAllowed:
+    """Of a request with a window: whoever reads it wants responses below index `count`."""
+
+    id: bytes
+    count: int
+
+
+EnsembleObservation = (
+    Observation | GraphKnown | RequestBegun | BeginFailed | StepAnswered | StepFailed | ResponsesAllowed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,18 @@ class SubmitStep:
     path: Path
     inputs: Mapping[str, Any]
     outputs: tuple[str, ...]
+    window: int = 0
+    """How many responses it may give before more are wanted, 0 for any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantResponses:
+    """Let a step give responses below index `count` (S55)."""
+
+    request: QueuedRequest
+    step: Step
+    path: Path
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +163,7 @@ class FailRequest:
     missing: str = ""
 
 
-EnsembleDecision = Decision | BeginRequest | SubmitStep | CancelStep | AnswerRequest | FailRequest
+EnsembleDecision = Decision | BeginRequest | SubmitStep | WantResponses | CancelStep | AnswerRequest | FailRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +270,10 @@ class EnsembleScheduler:
                 known = self._known.get(event.id)
                 if known is not None and known.run is not None and (event.step, event.path) in known.run.in_flight():
                     self._fail(known, self._of_step(event.error), decisions, but=(event.step, event.path))
+            case ResponsesAllowed():
+                known = self._known.get(event.id)
+                if known is not None and known.run is not None:
+                    self._follow(known, known.run.allowed(event.count), decisions)
             case BeginFailed():
                 known = self._known.get(event.id)
                 if known is not None:
@@ -298,7 +326,7 @@ class EnsembleScheduler:
         known = self._known.get(event.id)
         if known is None or known.run is not None or known.graph is None:
             return
-        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true)
+        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true, event.window)
         self._hold(known, event.size_bytes)
         self._follow(known, known.run.begin(), decisions)
 
@@ -314,7 +342,9 @@ class EnsembleScheduler:
         request = known.request
         for move in moves:
             if isinstance(move, Start):
-                decisions.append(SubmitStep(request, move.step, move.path, move.inputs, move.outputs))
+                decisions.append(SubmitStep(request, move.step, move.path, move.inputs, move.outputs, move.window))
+            elif isinstance(move, Want):
+                decisions.append(WantResponses(request, move.step, move.path, move.count))
             elif isinstance(move, Emit):
                 decisions.append(AnswerRequest(request, move.outputs, move.index, move.final))
                 if move.final:

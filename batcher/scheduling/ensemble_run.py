@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from charonia.models.ensemble import ROOT, EnsembleGraph, Step, needs
+from charonia.models.ensemble import ROOT, EnsembleGraph, Step
+
+from .ensemble_plan import plan_of
 
 Path = tuple[int, ...]
 Place = tuple[int, Path]
@@ -35,6 +36,8 @@ class Start:
     path: Path
     inputs: Mapping[str, Any]
     outputs: tuple[str, ...]
+    window: int = 0
+    """How many responses it may give before more are wanted; 0 for any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,71 +50,29 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Want:
+    """A decoupled step may give responses below index `count`; it was started with a `window` of that meaning (S55)."""
+
+    step: Step
+    path: Path
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """An output that was wanted cannot be had any more (S50)."""
 
     tensor: str
 
 
-Moves = list[Start | Emit | Missing]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What some outputs need: the steps, what each gives, and the scope whose responses are the request's."""
-
-    wanted: tuple[str, ...]
-    steps: tuple[Step, ...]
-    gives: dict[int, tuple[str, ...]]
-    """By step, the outputs of its model."""
-    makes: dict[int, tuple[tuple[str, str], ...]]
-    """By step, (output of its model, tensor)."""
-    by_scope: dict[int, tuple[Step, ...]]
-    chain: tuple[int, ...]
-    """Decoupled steps, outermost first, that lead to the responses; empty: there is one."""
-
-
-@lru_cache(maxsize=1024)
-def _plan(key: _Key) -> Plan:
-    graph, wanted = key.graph, key.wanted
-    tensors = set(wanted)
-    chosen: set[int] = set()
-    found = True
-    while found:
-        found = False
-        for step in graph.steps:
-            if step.index not in chosen and not tensors.isdisjoint(step.outputs.values()):
-                chosen.add(step.index)
-                tensors |= needs(step)
-                found = True
-    steps = tuple(step for step in graph.steps if step.index in chosen)
-    makes = {s.index: tuple((o, t) for o, t in s.outputs.items() if t in tensors) for s in steps}
-    by_scope: dict[int, tuple[Step, ...]] = {}
-    for step in steps:
-        by_scope[step.scope] = (*by_scope.get(step.scope, ()), step)
-    scope = next((graph.scopes[t] for t in wanted if graph.scopes[t] != ROOT), ROOT)
-    gives = {index: tuple(output for output, _ in made) for index, made in makes.items()}
-    return Plan(wanted, steps, gives, makes, by_scope, graph.chain(scope))
-
-
-class _Key:
-    """A graph, by identity, and what is wanted of it."""
-
-    __slots__ = ("graph", "wanted")
-
-    def __init__(self, graph: EnsembleGraph, wanted: tuple[str, ...]) -> None:
-        self.graph = graph
-        self.wanted = wanted
-
-    def __hash__(self) -> int:
-        return hash((id(self.graph), self.wanted))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.graph is other.graph and self.wanted == other.wanted
+Moves = list[Start | Emit | Want | Missing]
 
 
 class Run:
-    """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all)."""
+    """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all).
+
+    With a `window` it may itself give only so many responses, until more are `allowed`.
+    """
 
     def __init__(
         self,
@@ -119,11 +80,15 @@ class Run:
         inputs: Mapping[str, Any],
         wanted: tuple[str, ...],
         is_true: Callable[[Any], bool],
+        window: int = 0,
     ) -> None:
         self.graph = graph
-        self._plan = _plan(_Key(graph, wanted or graph.outputs))
+        self._limit = min(filter(None, (graph.max_inflight_requests, window)), default=0)
+        self._allowed = window
+        self._told: dict[Place, int] = {}
+        self._plan = plan_of(graph, wanted)
         self._is_true = is_true
-        self._tensors: dict[tuple[str, Path], Any] = {(name, ()): inputs.get(name, ABSENT) for name in graph.inputs}
+        self._tensors: dict[Path, dict[str, Any]] = {(): {name: inputs.get(name, ABSENT) for name in graph.inputs}}
         self._open: dict[Path, list[Step]] = {}
         self._flying: dict[Place, None] = {}
         """Steps under way, in the order they were started."""
@@ -132,6 +97,11 @@ class Run:
         """How many responses a decoupled step has given in all, once that is known."""
         self._held: dict[Place, deque[tuple[int, Mapping[str, Any]]]] = {}
         self._running: dict[Place, set[Path]] = {}
+        """Of decoupled steps: the responses that are followed up."""
+        self._load: dict[Path, int] = {}
+        """How many steps are open or under way at a path or below."""
+        self._quiet: dict[Path, Place] = {}
+        """Of those responses: where nothing is open or under way any more."""
         self._changed: dict[Path, None] = {}
         """Paths whose open steps are to be looked at again."""
         self._cursor = [0] * len(self._plan.chain)
@@ -143,6 +113,14 @@ class Run:
         moves: Moves = []
         self._enter(ROOT, ())
         self._settle(moves)
+        return moves
+
+    def allowed(self, count: int) -> Moves:
+        """Responses below index `count` may be given."""
+        moves: Moves = []
+        if count > self._allowed > 0 and not self.ended:
+            self._allowed = count
+            self._settle(moves)
         return moves
 
     def in_flight(self) -> list[Place]:
@@ -157,7 +135,7 @@ class Run:
             return moves
         known = self.graph.steps[step]
         if not known.decoupled:
-            del self._flying[place]
+            self._land(place)
             self._made(known, path, outputs)
         else:
             seen = self._seen.setdefault(place, set())
@@ -169,7 +147,7 @@ class Run:
                     self._counts[place] = index if not outputs else index + 1
             count = self._counts.get(place)
             if count is not None and len([i for i in seen if i < count]) == count:
-                del self._flying[place]
+                self._land(place)
             self._let_in(place)
         self._settle(moves)
         return moves
@@ -182,6 +160,31 @@ class Run:
         if steps:
             self._open[path] = list(steps)
             self._changed[path] = None
+            self._weigh(path, 1)
+
+    def _weigh(self, path: Path, change: int) -> None:
+        """A step more or less is open or under way there."""
+        for depth in range(1, len(path) + 1):
+            at = path[:depth]
+            left = self._load.get(at, 0) + change
+            if left:
+                self._load[at] = left
+            else:
+                self._load.pop(at, None)
+                self._rest(at)
+
+    def _rest(self, path: Path) -> None:
+        """Nothing is open or under way there."""
+        for step in self._plan.steps:
+            place = (step.index, path[:-1])
+            if path in self._running.get(place, ()):
+                self._quiet[path] = place
+                return
+
+    def _land(self, place: Place) -> None:
+        """A step has given its last response."""
+        del self._flying[place]
+        self._weigh(place[1], -1)
 
     def _look(self, moves: Moves) -> None:
         """Start, or pass over, what can be decided now."""
@@ -213,11 +216,14 @@ class Run:
                     inputs[name] = value
             if pending and absence is not ABSENT_BY_CONDITION:
                 return
-        self._close(step, path)
         if absence is None:
             self._flying[(step.index, path)] = None
-            moves.append(Start(step, path, inputs, self._plan.gives[step.index]))
+            self._weigh(path, 1)
+            window = self._limit if step.decoupled else 0
+            self._close(step, path)
+            moves.append(Start(step, path, inputs, self._plan.gives[step.index], window))
         else:
+            self._close(step, path)
             self._pass_over(step, path, absence)
             self._touch(path)
 
@@ -226,6 +232,7 @@ class Run:
         left.remove(step)
         if not left:
             del self._open[path]
+            self._weigh(path, -1)
 
     def _pass_over(self, step: Step, path: Path, absence: object) -> None:
         place = (step.index, path)
@@ -237,13 +244,14 @@ class Run:
             path = (*path, 0)
             self._counts[place], self._seen[place] = 1, {0}
             self._enter(step.index, path)
-        for _, tensor in self._plan.makes[step.index]:
-            self._tensors[(tensor, path)] = absence
+        self._keep(path, dict.fromkeys((tensor for _, tensor in self._plan.makes[step.index]), absence))
 
     def _made(self, step: Step, path: Path, outputs: Mapping[str, Any]) -> None:
-        for output, tensor in self._plan.makes[step.index]:
-            self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
+        self._keep(path, {t: outputs.get(output, ABSENT) for output, t in self._plan.makes[step.index]})
         self._touch(path)
+
+    def _keep(self, path: Path, tensors: Mapping[str, Any]) -> None:
+        self._tensors.setdefault(path, {}).update(tensors)
 
     def _touch(self, path: Path) -> None:
         """What a step of the request made may be awaited by every path, what a path's did by that path."""
@@ -254,7 +262,8 @@ class Run:
 
     def _value(self, tensor: str, path: Path) -> Any:
         """None while it is pending."""
-        return self._tensors.get((tensor, path if self.graph.scopes[tensor] != ROOT else ()))
+        known = self._tensors.get(path if self.graph.scopes[tensor] != ROOT else ())
+        return known.get(tensor) if known is not None else None
 
     # -- decoupled steps ----------------------------------------------------------------------------------------------
 
@@ -263,17 +272,18 @@ class Run:
 
         Whether there was one.
         """
-        step, limit = self.graph.steps[place[0]], self.graph.max_inflight_requests
+        step, limit = self.graph.steps[place[0]], self._limit
         held = self._held.get(place)
         running = self._running.setdefault(place, set())
         before = len(running)
         while held and not (limit and len(running) >= limit):
             index, outputs = held.popleft()
             path = (*place[1], index)
-            for output, tensor in self._plan.makes[step.index]:
-                self._tensors[(tensor, path)] = outputs.get(output, ABSENT)
+            self._keep(path, {t: outputs.get(output, ABSENT) for output, t in self._plan.makes[step.index]})
             running.add(path)
             self._enter(step.index, path)
+            if path not in self._load:
+                self._quiet[path] = place
         return len(running) > before
 
     def _settle(self, moves: Moves) -> None:
@@ -281,17 +291,34 @@ class Run:
         while not self.ended:
             self._look(moves)
             self._emit(moves)
+            quiet, self._quiet = self._quiet, {}
+            for path, place in quiet.items():
+                if self._busy(path):
+                    self._quiet[path] = place  # its answer is not given yet
+                else:
+                    self._running[place].discard(path)
             more = False
-            for place, running in self._running.items():
-                for path in [path for path in running if not self._busy(path)]:
-                    running.discard(path)
+            for place in [place for place, held in self._held.items() if held]:
                 more = self._let_in(place) or more
             if not more:
-                return
+                break
+        if self._limit and not self.ended:
+            self._want(moves)
+
+    def _want(self, moves: Moves) -> None:
+        """Of each decoupled step that goes on, as many more responses as were gone through (S55)."""
+        for place, running in self._running.items():
+            if place in self._flying:
+                through = len(self._seen.get(place, ())) - len(self._held.get(place, ())) - len(running)
+                count = self._limit + through
+                if count > self._told.get(place, self._limit):
+                    self._told[place] = count
+                    moves.append(Want(self.graph.steps[place[0]], place[1], count))
 
     def _busy(self, path: Path) -> bool:
-        depth = len(path)
-        return any(at[:depth] == path for at in self._open) or any(at[:depth] == path for _, at in self._flying)
+        if path in self._load:
+            return True
+        return self._allowed > 0 and path >= tuple(self._cursor[: len(path)])
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -303,6 +330,8 @@ class Run:
         while not self.ended:
             path = self._next_path()
             if path is None:
+                return
+            if self._allowed and self._emitted >= self._allowed and path:
                 return
             if path == ():
                 self.ended = True
@@ -359,6 +388,6 @@ class Run:
 
     def _drop(self, path: Path) -> None:
         """Nobody needs the tensors of an answered path, nor those its steps would still make."""
-        self._open.pop(path, None)
-        for key in [key for key in self._tensors if key[1] == path]:
-            del self._tensors[key]
+        if self._open.pop(path, None) is not None:
+            self._weigh(path, -1)
+        self._tensors.pop(path, None)

@@ -33,6 +33,10 @@ class KeptResponses:
     def full(self) -> bool:
         return False
 
+    @property
+    def blocked(self) -> bool:
+        return False
+
     async def drain(self) -> None:
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Request records: header | endpoint | client id | sequence | lineage | trace context | meta | tensor bytes.
+"""Request records: header | endpoint | client id | sequence | lineage | trace context | window | meta | tensor bytes.
 
 Meta is [version, content hash, inputs, outputs, parameters].
 """
@@ -36,6 +36,7 @@ from .sequences import SequenceMark
 _REQUEST = struct.Struct("<BBHHHII16sQQQQQ")
 _ALIKE_BYTES = 12
 """The header up to its lengths, before what is each request's own."""
+_WINDOW = struct.Struct("<I")
 
 MAX_CLIENT_ID_BYTES = 65535
 
@@ -53,6 +54,8 @@ FLAG_TIMED = 32
 """Who waits for the answer counts how long its execution took (S56)."""
 FLAG_TRACED = 64
 """The record has a trace context: what happens to the request is reported (N1)."""
+FLAG_WINDOW = 128
+"""The record has a window: who waits for the responses says when more of them are wanted (S55)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class RequestRecord:
     lineage: Lineage | None = None
     trace: Traced | None = None
     """Where what is reported of it is gathered, when it is traced."""
+    window: int = 0
+    """How many responses are wanted before more are asked for (`charonia.events.ResponsesWanted`); 0: all there are."""
 
     @property
     def is_job(self) -> bool:
@@ -158,6 +163,7 @@ def pack_request(
     sequence: SequenceMark | None = None,
     lineage: Lineage | None = None,
     trace: Context | None = None,
+    window: int = 0,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
@@ -175,6 +181,9 @@ def pack_request(
     if trace is not None:
         flags |= FLAG_TRACED
         descent += trace.pack()
+    if window:
+        flags |= FLAG_WINDOW
+        descent += _WINDOW.pack(window)
     header = _REQUEST.pack(
         WIRE_VERSION,
         flags,
@@ -227,6 +236,9 @@ def unpack_request(record: Buffer) -> RequestRecord:
     if flags & FLAG_TRACED:
         context, meta_at = Context.unpack(view, meta_at)
         trace = Traced(context)
+    window = 0
+    if flags & FLAG_WINDOW:
+        window, meta_at = _window(view, meta_at)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
@@ -270,10 +282,11 @@ def unpack_request(record: Buffer) -> RequestRecord:
         SequenceMark.unpack(bytes(raw[client_end:mark_end])) if mark_length else None,
         lineage,
         trace,
+        window,
     )
 
 
-_PARTS = FLAG_REFERENCE | FLAG_LINEAGE | FLAG_TRACED
+_PARTS = FLAG_REFERENCE | FLAG_LINEAGE | FLAG_TRACED | FLAG_WINDOW
 """Of a record with more parts than most."""
 
 
@@ -332,6 +345,13 @@ def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
         found.append(record)
         start, data_at = end, data_at + size
     return found
+
+
+def _window(view: memoryview, at: int) -> tuple[int, int]:
+    try:
+        return _WINDOW.unpack_from(view, at)[0], at + _WINDOW.size
+    except struct.error as error:
+        raise InvalidRecord(f"request record of {len(view)} bytes is cut short: {error}") from None
 
 
 _REQUEST_METAS: dict[bytes, RequestMeta] = {}

@@ -36,6 +36,7 @@ from charonia.events import (
     RequestsMoved,
     RequestsRescheduled,
     ResponsesBegun,
+    ResponsesWanted,
     SlotFreed,
     TraceSettingChanged,
     VersionAnnounced,
@@ -137,6 +138,7 @@ FACTS: list[Fact] = [
     BatchDiedInCompany("e-1", "owner-7-1", "killed by signal 11", "last line", "m_0", ID),
     SlotFreed("e-1", "owner-7-1"),
     ResponsesBegun("e-1", "owner-7-1", ID),
+    ResponsesWanted("owner-7-1", ID, 70000),
     OwnerChanged("m"),
 ]
 
@@ -217,6 +219,20 @@ def written() -> dict[str, bytes]:
             accepted_ns=11,
             lineage=LINEAGE,
             trace=CONTEXT,
+        ),
+        "wire/v1-request-windowed.hex": pack_request(
+            ID,
+            b"ensemble.e",
+            b"",
+            meta,
+            [t.data for t in INPUTS],
+            rows=2,
+            signature=1,
+            level=0,
+            accepted_ns=11,
+            lineage=LINEAGE,
+            trace=CONTEXT,
+            window=70000,
         ),
         "wire/v1-response-reported.hex": report_response(
             time_response(pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)), REPORT
@@ -303,6 +319,15 @@ def test_traces_are_read() -> None:
     answer = unpack_response(kept("wire/v1-response-reported.hex"))
     assert (answer.report, answer.place, answer.times) == (REPORT, (2, 7), (11, 2**40, 13))
     assert answer.outputs == [OUTPUT]
+
+
+def test_a_window_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-windowed.hex"))
+    assert record.trace is not None
+    assert (record.window, record.trace.context, record.inputs()) == (70000, CONTEXT, INPUTS)
+    assert unpack_request(kept("wire/v1-request-traced.hex")).window == 0
+    with pytest.raises(InvalidRecord):
+        unpack_request(kept("wire/v1-request-windowed.hex")[:140])
 
 
 def test_a_response_by_reference_is_read() -> None:

@@ -478,3 +478,44 @@ async def test_a_model_that_is_not_decoupled_frees_its_instance_too(load: Load) 
 
 async def test_an_instance_whose_code_has_no_senders_does_not_answer_later(load: Load) -> None:
     assert not (await load("def execute(self, requests):\n    return []", TENSORS)).answers_later
+
+
+@pytest.mark.parametrize("where", ["execute", "thread"])
+async def test_a_sender_waits_until_more_is_wanted(load: Load, where: str) -> None:
+    """S55: within its window a model sends, then it waits; a cancel lets it go."""
+    instance = await load(
+        """
+        def execute(self, requests):
+            for request in requests:
+                work = (request.get_response_sender(), int(value_of(request)))
+                if "WHERE" == "thread":
+                    threading.Thread(target=self.answer, args=work, daemon=True).start()
+                else:
+                    self.answer(*work)
+
+        def answer(self, sender, count):
+            for number in range(count):
+                if sender.is_cancelled():
+                    break
+                sender.send(response(number))
+            sender.send(flags=FINAL)
+    """.replace("WHERE", where)
+    )
+    asked, free = request(10, window=3), request(6)
+    responses = Responses(2)
+    call = asyncio.create_task(instance.execute_stream([asked, free] if where == "thread" else [asked], responses))
+    await responses.until(lambda: len(responses.responses[0]) == 3)
+    if where == "thread":
+        await responses.until(lambda: responses.ended[1])
+        assert len(responses.responses[1]) == 6, "the other one is not held back"
+    assert not call.done()
+    instance.allow_responses(asked, 5)
+    await responses.until(lambda: len(responses.responses[0]) == 5)
+    assert not responses.ended[0]
+    instance.allow_responses(asked, 4)
+    instance.cancel_requests([asked])
+    await responses.until(lambda: responses.ended[0])
+    assert responses.told(0)[:5] == [0, 1, 2, 3, 4]
+    assert len(responses.responses[0]) <= 6
+    async with asyncio.timeout(PATIENCE_S):
+        await call

@@ -73,8 +73,13 @@ class World:
 class Course:
     """One request on its way through a planner; `pending` are the answers that have not been told yet."""
 
-    def __init__(self, graph: EnsembleGraph, world: World, flag: bool, wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, graph: EnsembleGraph, world: World, flag: bool, wanted: tuple[str, ...] = (), window: int = 0
+    ) -> None:
         self.graph = graph
+        self.window = window
+        self.unsent: dict[tuple[int, tuple[int, ...]], list[plan.StepAnswered]] = {}
+        """What decoupled steps may not send yet (S55)."""
         self.world = world
         self.flag = flag
         self.wanted = wanted
@@ -92,13 +97,17 @@ class Course:
         for decision in decisions:
             if isinstance(decision, plan.BeginRequest):
                 inputs = {INPUT: "x", FLAG: self.flag}
-                self.do(self.scheduler.observe(plan.RequestBegun(self.request.id, inputs, self.wanted, 1), 0))
+                self.do(self.scheduler.observe(self.begun(inputs), 0))
             elif isinstance(decision, plan.SubmitStep):
                 answers = self.world.answers(decision.step, decision.path, dict(decision.inputs), decision.outputs)
-                for index, outputs, final in answers:
-                    self.pending.append(
-                        plan.StepAnswered(self.request.id, decision.step.index, decision.path, outputs, 1, index, final)
-                    )
+                place = (decision.step.index, decision.path)
+                self.unsent[place] = [
+                    plan.StepAnswered(self.request.id, *place, outputs, 1, index, final)
+                    for index, outputs, final in answers
+                ]
+                self.send(place, decision.window)
+            elif isinstance(decision, plan.WantResponses):
+                self.send((decision.step.index, decision.path), decision.count)
             elif isinstance(decision, plan.AnswerRequest):
                 self.results.append(decision)
             elif isinstance(decision, plan.FailRequest):
@@ -107,6 +116,15 @@ class Course:
                 self.cancelled.append((decision.step.index, decision.path))
             elif isinstance(decision, RejectRequest):
                 self.failures.append(f"rejected {decision.reason}")
+
+    def begun(self, inputs: dict[str, Any]) -> plan.RequestBegun:
+        return plan.RequestBegun(self.request.id, inputs, self.wanted, 1, self.window)
+
+    def send(self, place: tuple[int, tuple[int, ...]], count: int) -> None:
+        """A step sends what is wanted; a final flag alone needs no leave."""
+        unsent = self.unsent[place]
+        while unsent and (not count or unsent[0].index < count or not unsent[0].outputs):
+            self.pending.append(unsent.pop(0))
 
     def tell(self, event: plan.StepAnswered) -> None:
         self.told.append(event)
@@ -176,8 +194,9 @@ def test_a_new_owner_goes_on_where_the_last_one_was(
     for _ in range(data.draw(st.integers(0, 12), label="answers told before")):
         if first.pending:
             first.tell_any(data)
-    known = {(event.step, event.path): [] for event in first.told + first.pending}
-    for event in first.told + first.pending:
+    given_ = [*first.told, *first.pending, *(event for unsent in first.unsent.values() for event in unsent)]
+    known = {(event.step, event.path): [] for event in given_}
+    for event in given_:
         known[(event.step, event.path)].append(event)
 
     class Resumed(World):
@@ -251,10 +270,35 @@ def test_no_more_responses_are_followed_up_than_allowed(data: st.DataObject, lim
     course = Course(graph, World(4), True)
     while course.pending:
         assert len({event.path for event in course.pending if event.step != 0}) <= limit
+        ahead = {event.index for event in course.pending if event.step == 0 and event.outputs}
+        ahead |= {event.path[0] for event in course.pending if event.step != 0}
+        assert len(ahead) <= limit, "the producer is blocked beyond it"
         course.tell_any(data)
     assert [dict(r.outputs) for r in course.results[:-1]] == [
         {"c": f"2.o0(i0=1.o0(i0=0.o0#{index}(i0=x)))"} for index in range(4)
     ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.booleans(), st.integers(1, 3), st.integers(0, 5))
+def test_a_window_holds_answers_back_and_changes_none(
+    data: st.DataObject, flag: bool, window: int, responses: int
+) -> None:
+    """As a step of another ensemble: no more responses than are wanted, and no deadlock."""
+    graph = data.draw(graphs(decoupled=True))
+    expected = straight(graph, World(responses), flag).seen()
+    course = Course(graph, World(responses), flag, window=window)
+    allowed = window
+    while course.pending or (not course.ends and allowed < 20):
+        if course.pending and data.draw(st.booleans(), label="an answer first"):
+            course.tell_any(data)
+        elif allowed < 20:
+            allowed += data.draw(st.integers(1, 3), label="more are wanted")
+            course.do(course.scheduler.observe(plan.ResponsesAllowed(course.request.id, allowed), 0))
+        elif course.pending:
+            course.tell_any(data)
+        assert len([result for result in course.results if result.outputs]) <= allowed
+    assert course.seen() == expected
 
 
 def test_an_answered_response_does_not_hold_up_the_next() -> None:

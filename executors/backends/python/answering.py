@@ -27,6 +27,10 @@ class Sends(Protocol):
 
     def cancelled(self, call: int, index: int) -> bool: ...
 
+    def limit(self, call: int, index: int, count: int) -> None: ...
+
+    def wait_for_window(self, call: int, index: int, sent: int) -> None: ...
+
     def finished(self, call: int) -> None: ...
 
     def lingers(self, call: int) -> None: ...
@@ -50,6 +54,7 @@ class Execution:
         self._abandoned = abandoned
         self._describe = describe
         self._lock = threading.Lock()
+        self._limited = False
         self._open = 0
         self._returned = False
         self._answered = False
@@ -60,6 +65,16 @@ class Execution:
 
     def is_cancelled(self, index: int) -> bool:
         return self._channel.cancelled(self.call, index)
+
+    def limit(self, index: int, count: int) -> None:
+        """The request at `index` may be given so many responses for now."""
+        self._limited = True
+        self._channel.limit(self.call, index, count)
+
+    def wait_for_window(self, index: int, sent: int) -> None:
+        """Wait until one more than `sent` are wanted, or none at all."""
+        if self._limited:
+            self._channel.wait_for_window(self.call, index, sent)
 
     def outcome(self, index: int, names: list[str]) -> Outcome:
         """The outcome of the request at `index`, which is to be answered through it; `names` are its outputs."""
@@ -123,6 +138,9 @@ class _Answers:
 
     def respond(self, response: Any, *, final: bool) -> None:
         self._execution.respond(self._index, self._names, response, final=final)
+
+    def wait_for_window(self, sent: int) -> None:
+        self._execution.wait_for_window(self._index, sent)
 
     def closed(self) -> None:
         self._execution.ended()

@@ -18,6 +18,8 @@ from .frames import Buffer, Frame, FrameReader, Kind, pack
 
 _MAX_BUFFERS_PER_WRITE = 512
 _ANSWERS = (Kind.ANSWER, Kind.LAST_ANSWER)
+_OF_REQUESTS = (Kind.CANCEL, Kind.WINDOW)
+_LOOK_S = 0.05
 
 
 class ChannelClosed(Exception):
@@ -40,6 +42,11 @@ class Channel:
         self._starting = threading.Lock()
         self._cancelled: dict[int, set[int]] = {}
         self._finished = 0
+        self._windows: dict[int, dict[int, int]] = {}
+        """By call and index of a request: how many responses it may be given."""
+        self._news = threading.Condition()
+        """Told of cancels and windows that come, and of the end."""
+        self._over = False
         self._lingering: set[int] = set()
         """Calls that were answered, of whose requests responses are still to come."""
         # A forked child of the model must neither write into the stream nor keep it open after our end.
@@ -96,6 +103,9 @@ class Channel:
                     self._read(0)
         except Exception as error:
             self._frames.put(error)
+            with self._news:
+                self._over = True
+                self._news.notify_all()
             if self._ended is not None:
                 self._ended()
 
@@ -111,6 +121,34 @@ class Channel:
                 self._receiving.release()
         return index in self._cancelled.get(call, ())
 
+    def limit(self, call: int, index: int, count: int) -> None:
+        """The request at `index` of an EXECUTE may be given so many responses for now."""
+        known = self._windows.setdefault(call, {})
+        known[index] = max(count, known.get(index, 0))
+
+    def wait_for_window(self, call: int, index: int, sent: int) -> None:
+        """Wait until more than `sent` responses are wanted, or the request is cancelled; the end is told by a send.
+
+        Where no thread receives for all, whoever waits does. Raises `ChannelClosed`.
+        """
+        while not self._may_send(call, index, sent):
+            if not self._background and self._receiving.acquire(blocking=False):
+                try:
+                    # who had it before may have read what is waited for
+                    if not self._background and not self._may_send(call, index, sent):
+                        self._read(0)
+                finally:
+                    self._receiving.release()
+                continue
+            with self._news:
+                # who receives now may stop, and does not say so
+                if not self._may_send(call, index, sent):
+                    self._news.wait(_LOOK_S)
+
+    def _may_send(self, call: int, index: int, sent: int) -> bool:
+        window = self._windows.get(call, {}).get(index, 0)
+        return not 0 < window <= sent or index in self._cancelled.get(call, ()) or self._over
+
     def finished(self, call: int) -> None:
         """An EXECUTE has been answered: what is cancelled of it is of no interest any more."""
         if call in self._lingering:
@@ -118,6 +156,7 @@ class Channel:
         else:
             self._finished = call
         self._cancelled.pop(call, None)
+        self._windows.pop(call, None)
 
     def lingers(self, call: int) -> None:
         """The model has returned from an EXECUTE; responses are to come, so cancels of it still matter."""
@@ -138,10 +177,16 @@ class Channel:
             if frame.kind in _ANSWERS:
                 if self._answered is not None:
                     self._answered(frame)
-            elif frame.kind is not Kind.CANCEL:
+            elif frame.kind not in _OF_REQUESTS:
                 self._frames.put(frame)
             elif frame.call in self._lingering or frame.call != self._finished:  # else it crossed the answer
-                self._cancelled.setdefault(frame.call, set()).update(frame.content())
+                if frame.kind is Kind.CANCEL:
+                    self._cancelled.setdefault(frame.call, set()).update(frame.content())
+                else:
+                    for index, count in frame.content():
+                        self.limit(frame.call, index, count)
+                with self._news:
+                    self._news.notify_all()
 
     def _drop_after_fork(self) -> None:
         self._socket.close()

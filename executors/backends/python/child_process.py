@@ -43,6 +43,10 @@ class StreamOf(Protocol):
 
     def died(self, death: InstanceDied) -> None: ...
 
+    @property
+    def blocked(self) -> bool:
+        """Whether no more responses are wanted for now."""
+
 
 class ChildProcess:
     """Made by `spawn`. `call` is the only way in; after `InstanceDied` every further call raises it as well."""
@@ -265,7 +269,9 @@ class ChildProcess:
 
         One that gives responses is given time anew with each; and it cannot while nobody reads them.
         """
-        heard_s = self._loop.time() if self._unread else self._heard_s.get(call, 0.0)
+        stream = self._streams.get(call)
+        waits = self._unread or (stream is not None and stream.blocked)
+        heard_s = self._loop.time() if waits else self._heard_s.get(call, 0.0)
         left_s = heard_s + ceiling_s - self._loop.time()
         if left_s > 0:
             self._timers[call] = self._loop.call_later(left_s, self._expire, call, ceiling_s, ceiling)

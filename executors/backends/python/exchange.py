@@ -3,12 +3,14 @@
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]; of
-                   traced ones also span id and the JSON text of the context or nil
+                   traced ones also span id and JSON text of the context or nil; of others with a window b"" and nil;
+                   of those with a window then also how many responses it may be given for now
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
                                                       a final one with `again` asks for another turn
     CANCEL         [index of a request, ...]          no reply
+    WINDOW         [[index of a request, how many responses it may be given], ...]  no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
     FINALIZE       nil                                DONE  nil
     FAILED         [code, message]                    LOG   [level, file, line, message]
@@ -43,7 +45,7 @@ from .frames import Frame, FrameError, places
 
 def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[Buffer]]:
     """Content and data of EXECUTE."""
-    content = []
+    content: list[Any] = []
     data = []
     for request in requests:
         tensors = []
@@ -51,7 +53,7 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             tensors.append((tensor.name, tensor.datatype.number, tensor.shape, len(tensor.data)))
             data.append(tensor.data)
         parameters = json.dumps(request.parameters, separators=(",", ":")) if request.parameters else ""
-        item = (
+        item: tuple[Any, ...] = (
             request.id,
             request.correlation_id,
             request.outputs,
@@ -60,7 +62,9 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             request.flags,
             tensors,
         )
-        content.append(item if request.trace is None else (*item, *_traced(request.trace.context)))
+        if request.trace is not None or request.window:
+            item = (*item, *(_traced(request.trace.context) if request.trace is not None else (b"", None)))
+        content.append((*item, request.window) if request.window else item)
     return content, data
 
 

@@ -39,9 +39,9 @@ _JOIN_BYTES = 128 << 10
 class Kind(IntEnum):
     """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
 
-    CANCEL has the call number of the EXECUTE it is about and gets no reply; RESPONSE answers one request of an EXECUTE,
-    before its DONE or after it. What a model asks of its executor (CALL, CONTROL) it numbers itself; it is answered by
-    ANSWERs and one LAST_ANSWER of that number.
+    CANCEL and WINDOW have the call number of the EXECUTE they are about and get no reply; RESPONSE answers one request
+    of an EXECUTE, before its DONE or after it. What a model asks of its executor (CALL, CONTROL) it numbers itself; it
+    is answered by ANSWERs and one LAST_ANSWER of that number.
     """
 
     AUTO_COMPLETE = 1
@@ -50,6 +50,7 @@ class Kind(IntEnum):
     FINALIZE = 4
     CANCEL = 5
     HEALTH = 6
+    WINDOW = 7
     ANSWER = 8
     LAST_ANSWER = 9
     READY = 16

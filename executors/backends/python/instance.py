@@ -161,6 +161,12 @@ class PythonInstance:
             if left <= 0:
                 self._asked.cancel_those_of(call)
 
+    def allow_responses(self, request: ModelRequest, count: int) -> None:
+        """Let its senders give so many responses; those that wait for it go on."""
+        at = self._executing.get(id(request))
+        if at is not None:
+            self._child.tell(Kind.WINDOW, at[0], [[at[1], count]])
+
     async def check_health(self) -> bool:
         """What `is_ready` says. An answer that does not come is waited for on, no second question is asked meanwhile.
 

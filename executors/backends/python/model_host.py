@@ -29,6 +29,10 @@ _OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
 """Places that say nothing about the model's code: in Triton they are not Python."""
 
 
+_TRACE, _WINDOW = 7, 9
+"""Where an EXECUTE says of a request what its trace is, and how many responses it may be given."""
+
+
 class ModelFailure(Exception):
     """What the executor is told: `code` of item E1 and the exact text."""
 
@@ -128,6 +132,8 @@ class ModelHost:
             requests += [self._request(item) for item in content]
             for index, request in enumerate(requests):
                 request.belongs_to(execution, index)
+                if len(content[index]) > _WINDOW:
+                    execution.limit(index, content[index][_WINDOW])
             self._attach(requests, content, data)
             if not hasattr(self._model, "execute"):
                 raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
@@ -210,7 +216,8 @@ class ModelHost:
         return self._class
 
     def _request(self, item: list[Any]) -> InferenceRequest:
-        request_id, correlation_id, outputs, parameters, timeout_us, flags, _, *traced = item
+        request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
+        traced = item[_TRACE:_WINDOW]
         return InferenceRequest(
             model_name=self._location.name,
             requested_output_names=outputs or self._outputs,
@@ -220,7 +227,7 @@ class ModelHost:
             flags=flags,
             timeout=timeout_us,
             parameters=parameters or "{}",
-            trace=InferenceTrace(*traced) if traced else None,
+            trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
 
     @staticmethod

@@ -44,6 +44,11 @@ class Stream:
             self._child.read(False)
             self._waiting = asyncio.get_running_loop().create_task(self._drain())
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a sender waits until more responses are wanted."""
+        return self._responses.blocked
+
     def returned(self, responses: Sequence[ModelResponse | None]) -> None:
         """What `execute` of a model that is not decoupled returned; None stands for what a sender answers.
 
@@ -92,6 +97,8 @@ class SingleResponses:
             raise FrameError("a response that is none")
         self._found[index] = response
         self._tell()
+
+    blocked = False
 
     def died(self, death: InstanceDied) -> None:
         self._death = death

@@ -27,6 +27,9 @@ class Answers(Protocol):
     def respond(self, response: Any, *, final: bool) -> None:
         """One response, or None for a final flag alone. Blocks while the executor takes none."""
 
+    def wait_for_window(self, sent: int) -> None:
+        """Block while no more than `sent` responses are wanted."""
+
     def closed(self) -> None:
         """The request is answered otherwise."""
 
@@ -57,6 +60,8 @@ class Outcome:
             raise TritonModelException(UNSUPPORTED_FLAG)
         if response is None and flags == 0:
             raise TritonModelException(NO_RESPONSE)
+        if response is not None and self._decoupled:
+            self._answers.wait_for_window(self._sent)
         # held while it is sent, so that the order of the responses is that of the calls
         with self._lock:
             if not self._decoupled and response is not None and self._sent > 0:
@@ -94,7 +99,8 @@ class ResponseSender:
     def send(self, response: Any = None, flags: int = 0) -> None:
         """Send a response, with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or that flag alone.
 
-        Waits while responses are made faster than they are taken. Raises `TritonModelException` (P11).
+        Waits while responses are made faster than they are taken, or more than are wanted for now (S55). Raises
+        `TritonModelException` (P11).
         """
         self._outcome.send(response, flags)
 
