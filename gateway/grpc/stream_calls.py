@@ -37,6 +37,7 @@ ENDS_ON_ERROR = ("triton_grpc_error", "true")
 """Metadata by which the first error ends the stream with its status (G25)."""
 
 _NOTHING = pb.ModelInferRequest()
+_SEQUENCE = "sequence_id"
 
 
 class Inferring(Protocol):
@@ -68,8 +69,8 @@ class StreamCalls:
         self._jobs = jobs
         self._context = context
         self._ends_on_error = ENDS_ON_ERROR in metadata_of(context)
-        self._last: dict[str, asyncio.Event] = {}
-        """By model that preserves ordering: when the last request was answered to its end."""
+        self._last: dict[tuple[str, bytes], asyncio.Event] = {}
+        """By model, and by sequence of a model that has them: when the last request is answered to its end."""
 
     def answer(self, data: bytes) -> Answering:
         """The answers to one message, as `streams.AnswerStream` takes them."""
@@ -83,7 +84,8 @@ class StreamCalls:
             served = self._handler.served_model(message.model_name, message.model_version)
             if served.interface.decoupled:
                 told = self._told(named(message), self._responses(message, served))
-                return self._in_turn(served, told) if _is_ordered(served) else told
+                row = _row_of(message, served)
+                return told if row is None else self._in_turn(row, told)
         except CharoniaError as error:
             return self._refused(error, message)
         except Exception:
@@ -146,14 +148,18 @@ class StreamCalls:
             return None
         return begin_trace(tracer, message.model_name, metadata_of(self._context), wall_ns())
 
-    def _in_turn(self, served: ServedModel, answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
+    def _in_turn(self, row: tuple[str, bytes], answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
         """The answers once those of the request before are written (S6): its batcher gives them in this order."""
-        before = self._last.get(served.interface.name)
-        done = self._last[served.interface.name] = asyncio.Event()
-        return self._after(before, answers, done)
+        before = self._last.get(row)
+        done = self._last[row] = asyncio.Event()
+        return self._after(row, before, answers, done)
 
     async def _after(
-        self, before: asyncio.Event | None, answers: AsyncGenerator[Answer], done: asyncio.Event
+        self,
+        row: tuple[str, bytes],
+        before: asyncio.Event | None,
+        answers: AsyncGenerator[Answer],
+        done: asyncio.Event,
     ) -> AsyncGenerator[Answer]:
         try:
             async with contextlib.aclosing(answers):
@@ -165,6 +171,8 @@ class StreamCalls:
                 await before.wait()
         finally:
             done.set()
+            if self._last.get(row) is done:
+                del self._last[row]
 
     async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
         """The answers, and what is raised as the last one."""
@@ -188,9 +196,15 @@ class StreamCalls:
         return stream_error(error.message, message)
 
 
-def _is_ordered(served: ServedModel) -> bool:
-    block = served.interface.dynamic_batching
-    return block is not None and block.preserve_ordering
+def _row_of(message: pb.ModelInferRequest, served: ServedModel) -> tuple[str, bytes] | None:
+    """What answers of a decoupled model keep an order with: all of the model, of its sequence, or nothing."""
+    interface = served.interface
+    block = interface.dynamic_batching
+    if block is not None and block.preserve_ordering:
+        return interface.name, b""
+    if interface.sequence_batching is not None and _SEQUENCE in message.parameters:
+        return interface.name, message.parameters[_SEQUENCE].SerializeToString()
+    return None
 
 
 def named(message: pb.ModelInferRequest) -> pb.ModelInferRequest:
