@@ -223,6 +223,7 @@ def test_what_ends_a_request_early_cancels_its_steps(data: st.DataObject, decoup
     if course.ends or not course.pending:
         return
     flying = {(event.step, event.path) for event in course.pending}
+    flying |= {place for place, unsent in course.unsent.items() if unsent}
     failing = course.pending[0]
     now_ns = 0
     events: list[Any] = [
