@@ -279,6 +279,9 @@ class Sequence:
 
 def every_feature_works(gateway: Any) -> None:
     """A model that calls models, an ensemble of it, responses one by one to a caller and to a job, answers as jobs."""
+    for count, told in (("5", "5"), (None, "-1")):  # counted in the log
+        status, answer = gateway.ask("POST", "/v2/trace/setting", json.dumps({"trace_count": count}).encode())
+        assert (status, answer["trace_count"]) == (200, told)
     four = json.dumps(numbers("X", [4], [1.0, 2.0, 3.0, 4.0])).encode()
     for model, factor in (("calls", 4.0), ("pipeline", 8.0)):
         expected = [factor, 2 * factor, 3 * factor, 4 * factor]
