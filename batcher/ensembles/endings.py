@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _End:
     """How one request ends: its answer, and the error when it failed."""
 
@@ -51,6 +51,8 @@ class _End:
     answer: bytes
     tally: Tally
     error: CharoniaError | None
+    sent: bytes = b""
+    """The answer as it travels, once it was made: a repetition must not put it beside the log again."""
 
     @property
     def record(self) -> RequestRecord:
@@ -231,8 +233,10 @@ class Endings:
         by_endpoint: dict[str, list[Buffer]] = {}
         for end in ending:
             if end.record.endpoint:
-                answer = end.answer if end.record.trace is None else self._reported(end)
-                by_endpoint.setdefault(end.record.endpoint, []).append(self._referred(end.record, answer))
+                if not end.sent:
+                    answer = end.answer if end.record.trace is None else self._reported(end)
+                    end.sent = self._referred(end.record, answer)
+                by_endpoint.setdefault(end.record.endpoint, []).append(end.sent)
         return [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
 
     def _reported(self, end: _End) -> bytes:
