@@ -8,10 +8,9 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from charonia import keys
 from charonia.calls.cached_calls import CachedCalls
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InvalidRecord
+from charonia.errors import CharoniaError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
@@ -22,7 +21,7 @@ from charonia.models.interface import ModelInterface
 from charonia.settings import BatcherSettings
 
 from . import ownership
-from .deadlocks import DeadlockWatch
+from .deadlock_looks import DeadlockLooks
 from .demand import has_room, most_room
 from .departed import Departed, streams_of
 from .ensembles.owned import OwnedEnsemble
@@ -33,7 +32,6 @@ from .scheduling.sequence_scheduler import NO_DELAYS, Delays
 from .tidying import ControlTidying
 from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
-from .waiting import TTL_S, Waiting
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
@@ -67,7 +65,9 @@ class BatcherService:
         self._departed = Departed(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
-        self._deadlocks = DeadlockWatch()
+        self._deadlocks = DeadlockLooks(
+            *(log, settings.incarnation, self._owned.values, partial(ownership.live_batchers, self._catalog))
+        )
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
         """Of ensembles: nobody else runs them."""
@@ -84,7 +84,6 @@ class BatcherService:
         self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
         """The log was away: it may have forgotten what it had taken."""
-        self._looking: asyncio.TimerHandle | None = None
         self._closing = False
 
     async def start(self) -> None:
@@ -99,6 +98,7 @@ class BatcherService:
     async def drain(self) -> None:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
         self._closing = True
+        self._deadlocks.close()
         taking = list(self._taking.values())
         for task in taking:
             task.cancel()
@@ -205,7 +205,7 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
-        owned.on_blocking = self._look_soon
+        owned.on_blocking = self._deadlocks.soon
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(remote) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
@@ -336,7 +336,7 @@ class BatcherService:
                         owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
                 for upkeep in list(self._upkeep.values()):
                     await upkeep.look()
-                await self._look_for_deadlocks()
+                await self._deadlocks.look()
                 await self._tidy()
             except CharoniaError:
                 self._forgotten = True
@@ -350,31 +350,6 @@ class BatcherService:
             )
             if latencies is not None:
                 latencies.observe(what, duration_ns, monotonic_ns())
-
-    def _look_soon(self) -> None:
-        """Calls came whose callers do nothing else: they must not wait for long for what cannot be."""
-        if self._looking is None and not self._closing:
-            pause_s = self._deadlocks.pause_ns / 1e9
-            self._looking = asyncio.get_running_loop().call_later(pause_s, self._look_at_once)
-
-    def _look_at_once(self) -> None:
-        self._looking = None
-        if not self._closing:
-            self._deadlocks.look_at_once(self._owned.values())
-
-    async def _look_for_deadlocks(self) -> None:
-        """Raises what the log raises."""
-        mine = self._deadlocks.waiting(self._owned.values(), monotonic_ns())
-        others: dict[str, Waiting] = {}
-        batchers = ownership.live_batchers(self._catalog) - {self._settings.incarnation}
-        if mine.calls and batchers:
-            await self._log.put_note(keys.waiting(self._settings.incarnation), mine.pack(), TTL_S)
-            names = sorted(batchers)
-            for name, note in zip(names, await self._log.notes([keys.waiting(name) for name in names]), strict=True):
-                with contextlib.suppress(InvalidRecord):  # of another release
-                    if note is not None:
-                        others[name] = Waiting.unpack(note)
-        self._deadlocks.look(self._owned.values(), mine, others)
 
     async def _expire(self) -> None:
         """Keep the deadlines of what no window has room for."""

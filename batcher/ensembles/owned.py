@@ -35,7 +35,8 @@ from .accounting import Tally
 from .answers import Answer, Answers
 from .cached_steps import CachedSteps
 from .endings import Endings
-from .submission import Flight, Submission
+from .flights import Flight
+from .submission import Submission
 from .tensors import Value, is_true, size_of, values_of
 
 _log = logging.getLogger(__name__)

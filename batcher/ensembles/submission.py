@@ -1,6 +1,6 @@
 """Steps of an ensemble on their way into the queues of their models, and which of them are under way.
 
-A step is an ordinary request of its model: checked by `charonia.calls.admission`, accepted into its queue, answered to
+A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to
 the ensemble's reply stream. Its id is made of the request's id and its place in the graph, so whoever owns the ensemble
 asks for the same step under the same id, and the log says whether it was asked for before.
 """
@@ -8,44 +8,32 @@ asks for the same step under the same id, and the log says whether it was asked 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from batcher.carriers import carrier_of
 from batcher.scheduling.ensemble import SubmitStep
 from batcher.scheduling.ensemble_run import Path
-from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
-from charonia.calls.admission import Admission, Admitted
-from charonia.calls.packing import mark_of
-from charonia.calls.splicing import Visible
-from charonia.clock import monotonic_ns, wall_ns
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog, Limits
 from charonia.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
-from charonia.inference import InferenceRequest
-from charonia.models.catalog import Catalog, ServedVersion
+from charonia.models.catalog import Catalog
 from charonia.wire import (
     FILE,
-    FLAG_JOURNALLED,
-    FLAG_REPLY_BY_REFERENCE,
-    FLAG_TIMED,
-    Lineage,
     Reference,
     RequestRecord,
     ResponseRecord,
-    SequenceMark,
-    pack_request,
     record_fields,
 )
 
 from .cached_steps import CachedSteps
-from .tensors import renamed
+from .flights import Flight, step_id
+from .step_packing import StepPacker
 
 _log = logging.getLogger(__name__)
 
@@ -59,52 +47,6 @@ _Door = tuple[str, int, int, str]
 """Model, level, lane and tenant: what an entry of a queue has in common."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
-
-
-def step_id(request_id: bytes, step: int, path: Path) -> bytes:
-    """The request id of a step: the same whoever asks."""
-    place = ",".join(map(str, (step, *path))).encode()
-    return hashlib.blake2b(request_id + place, digest_size=16).digest()
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One step that is awaited. `asked` once the log has it; `record` until then, `beside_bytes` lie elsewhere."""
-
-    id: bytes
-    decision: SubmitStep
-    level: int = 0
-    record: bytes = b""
-    beside_bytes: int = 0
-    asked: bool = False
-    since_ns: int = 0
-    reference: Reference | None = None
-    """Where the answer of a step lies that waits for the cache to take it."""
-    visible: Visible = field(default_factory=lambda: Visible(repeatable=False))
-    """What of a decoupled step's responses was followed up."""
-    wanted: int = 0
-    """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
-    told: int = 0
-    telling: bool = False
-
-    @property
-    def model(self) -> str:
-        return self.decision.step.model
-
-    @property
-    def request(self) -> QueuedRequest:
-        return self.decision.request
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A step as its model is asked for it; `shared`: its executors read the ensemble's payload directory."""
-
-    request: InferenceRequest
-    served: ServedVersion
-    admitted: Admitted
-    shared: bool
-    reference: Reference | None
 
 
 class Submission:
@@ -125,15 +67,13 @@ class Submission:
         self._ended = ended
         self.cached = cached
         self._log = log
-        self._ensemble = model
         self._catalog = catalog
-        self._directory = directory
+        self._packer = StepPacker(model, catalog, directory, own)
         self._spawn = spawn
         self._own = own
         self._endpoint = keys.ensemble_endpoint(model).encode()
         self.flights: dict[bytes, Flight] = {}
         self._doors: dict[_Door, list[Flight]] = {}
-        self._admissions: dict[tuple[str, int], tuple[ServedVersion, Admission, bool]] = {}
         self._scheduled = False
         self.closed = False
 
@@ -151,12 +91,12 @@ class Submission:
     def ask(self, flight: Flight) -> None:
         """Send the step. Raises the `CharoniaError` its model's callers would get; then it is not awaited any more."""
         try:
-            step = self._checked(flight)
+            step = self._packer.check(flight)
             rules = None
             if self.cached is not None and not flight.decision.step.decoupled and not self.cached.waits(flight.id):
                 rules = self.cached.rules(step.request, step.served)
             if self.cached is None or rules is None:
-                self._pack(flight, step)
+                self._packer.pack(flight, step)
         except CharoniaError:
             self.flights.pop(flight.id, None)
             raise
@@ -165,7 +105,7 @@ class Submission:
             return
 
         def send() -> None:
-            self._pack(flight, step)
+            self._packer.pack(flight, step)
             self._send(flight)
 
         lineage = carrier_of(flight.request).record.lineage
@@ -243,95 +183,6 @@ class Submission:
             await self._log.append(keys.facts(flight.model), [FIELD_FACT, pack_fact(fact)])
         except CharoniaError as error:
             _log.warning("a step of model '%s' runs although nobody wants it: %s", flight.model, error)
-
-    # -- packing ------------------------------------------------------------------------------------------------------
-
-    def _checked(self, flight: Flight) -> _Checked:
-        """Raises what its model's callers would get."""
-        decision = flight.decision
-        step, record = decision.step, carrier_of(decision.request).record
-        served, admission, shared = self._admission(step.model, step.version)
-        tensors, reference = renamed(decision.inputs)
-        asked = InferenceRequest(
-            step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
-        )
-        asked.deadline_ns, asked.timeout_us = record.deadline_ns, record.timeout_us
-        if record.sequence is not None:
-            mark = record.sequence
-            asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
-        flight.level = admission.level(record.level)
-        return _Checked(asked, served, admission.admit(asked), shared, reference)
-
-    def _pack(self, flight: Flight, step: _Checked) -> None:
-        request = flight.request
-        record = carrier_of(request).record
-        asked, admitted, shared, reference = step.request, step.admitted, step.shared, step.reference
-        tensors = asked.inputs
-        flags = FLAG_TIMED
-        durable = record.is_job or record.journalled
-        if record.journalled and not record.is_job:
-            flags |= FLAG_JOURNALLED
-        if shared and not durable:
-            flags |= FLAG_REPLY_BY_REFERENCE
-        if durable or (reference is not None and not shared):
-            reference = None
-        elif reference is None and shared and admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
-            # named after the step, so that a successor knows what it inherits
-            reference = self._directory.write([tensor.data for tensor in tensors], name=flight.id.hex())
-            if reference is not None:
-                self._own(request.id, reference)
-        flight.beside_bytes = reference.size_bytes if reference is not None else 0
-        flight.record = pack_request(
-            flight.id,
-            self._endpoint,
-            record.client_id.encode(),
-            admitted.meta,
-            [tensor.data for tensor in tensors],
-            rows=admitted.rows,
-            signature=admitted.signature,
-            level=flight.level,
-            accepted_ns=wall_ns(),
-            deadline_ns=record.deadline_ns,
-            timeout_us=record.timeout_us,
-            flags=flags,
-            reference=reference,
-            lineage=self._lineage(record),
-            sequence=_mark(record, asked, flight.id, admitted),
-            trace=record.trace.context.child(flight.id[:8]) if record.trace is not None else None,
-            window=flight.decision.window,
-        )
-
-    def _lineage(self, record: RequestRecord) -> Lineage | None:
-        """Of the steps of a request that a model made; else only its tenant goes on."""
-        lineage = record.lineage
-        if lineage is None or not lineage.ancestors:
-            return lineage
-        # an ensemble can end before a step of it only by failing
-        return lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
-
-    def _admission(self, model: str, version: int) -> tuple[ServedVersion, Admission, bool]:
-        """What a version is checked by, and whether its executors share the payload directory.
-
-        A version that is being unloaded still takes the steps of requests that were accepted before (R27).
-        """
-        held = self._catalog.held(model)
-        accepting = self._catalog.served(model) or held
-        number = version if version in held or version > 0 else max(accepting, default=-1)
-        served = held.get(number)
-        if served is None:
-            served = self._catalog.find(model, version)
-        known = self._admissions.get((model, served.version))
-        if known is None or known[0] is not served:
-            admission = Admission(served.interface, served.version, served.content_hash)
-            known = self._admissions[(model, served.version)] = (served, admission, self._shared_with_all(served))
-        return known
-
-    def _shared_with_all(self, served: ServedVersion) -> bool:
-        joined = [self._catalog.processes.get(executor) for executor in served.slots]
-        return bool(joined) and all(
-            process is not None and self._directory.shares_with(process.incarnation, process.payload_token)
-            for process in joined
-        )
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -447,13 +298,6 @@ class Submission:
                 attempts = await self._log.unsettled(model, [flight.id for flight in part])
                 found += [flight for flight, attempt in zip(part, attempts, strict=True) if attempt < 0]
         return found
-
-
-def _mark(record: RequestRecord, asked: InferenceRequest, step_id: bytes, admitted: Admitted) -> SequenceMark | None:
-    """The ensemble's own (S52)."""
-    if record.sequence is None:
-        return mark_of(asked, step_id, admitted, record.lineage.tenant if record.lineage is not None else "")
-    return record.sequence
 
 
 def _is_journalled(flight: Flight) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import text_format
 
 from batcher.ensembles import owned as shell
-from batcher.ensembles.submission import step_id
+from batcher.ensembles.flights import step_id
 from batcher.service import BatcherService
 from charonia import keys
 from charonia.clock import wall_ns
