@@ -220,7 +220,11 @@ class ResponseStream(Protocol):
 
 @runtime_checkable
 class StreamingInstance(Protocol):
-    """An instance over single requests that are answered zero, one or many times (decoupled models)."""
+    """An instance over single requests that are answered zero, one or many times (decoupled models).
+
+    The statistics of a decoupled model tell of its responses one by one (X5), unless it has an attribute
+    `reports_responses = False`.
+    """
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
         """Answer through `responses`; return when each request has had its final response.

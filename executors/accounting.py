@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from charonia.errors import CharoniaError
 from charonia.wire import RequestRecord
+
+MOST_PLACES = 1000
+"""Responses beyond so many of one request are not counted one by one."""
 
 BACKEND = "fail_BACKEND"
 OTHER = "fail_OTHER"
@@ -75,6 +79,8 @@ class Executed:
     death: Death | None = None
     again: set[int] = field(default_factory=set)
     """Requests whose model wants another turn (S41): they have no answer yet."""
+    responses: dict[int, dict[str, int]] = field(default_factory=dict)
+    """What to count of the single responses to a request, where that is told (X5)."""
 
 
 def increments(
@@ -92,7 +98,25 @@ def increments(
             _add(totals, "fail_count", 1)
             _add(totals, "fail_ns", max(0, waited))
             _add(totals, failure.reason, 1)
+    for index, counts in executed.responses.items():
+        if won is None or won[index]:
+            for name, value in counts.items():
+                _add(totals, name, value)
     return totals
+
+
+def count_response(
+    counts: dict[str, int], place: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
+) -> None:
+    """Count the response of index `place` to one request (X5); the output of one without any took no time."""
+    if place >= MOST_PLACES:
+        return
+    added = {"infer": infer_ns, kind: infer_ns + output_ns}
+    if kind != "empty" and output_ns:
+        added["output"] = output_ns
+    for name, spent_ns in added.items():
+        _add(counts, f"r{place}_{name}_count", 1)
+        _add(counts, f"r{place}_{name}_ns", spent_ns)
 
 
 def _add_execution(

@@ -25,8 +25,9 @@ from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
 from .accounting import Executed
 from .announcing import insist
 from .job import Job
+from .outgoing import Outgoing
 from .payloads import Payloads
-from .streaming import Outgoing, StreamedBatch
+from .streaming import StreamedBatch
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,10 @@ from .accounting import OTHER, Death, Executed
 from .assembly import request_inputs
 from .execution import Planned, model_request
 from .job import Job, died, take_all
+from .outgoing import Flow, Outgoing
 from .slots import execute_steps
-from .streaming import Flow, Outgoing, StreamedBatch, StreamRun
+from .stream_run import StreamRun
+from .streaming import StreamedBatch
 from .workers import Worker, able_to_tell, finalize
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import Literal
 
 from charonia.backend import (
     CancellableInstance,
@@ -23,71 +23,16 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
-from .accounting import BACKEND, Executed, Execution, Failure
+from .accounting import BACKEND, Executed, Failure, count_response
 from .answers import request_outputs
 from .assembly import RequestPlan
 from .execution import Batch, Planned
+from .outgoing import Flow, Outgoing, Writer
 from .response_order import MOST_HELD_BYTES, ResponseOrder
-
-MOST_WAITING_BYTES = 4 << 20
-"""Bytes of responses that one instance may have on their way to the log; past it the instance is to wait."""
-_RECORD_BYTES = 256
-"""What a response counts for beside its record."""
+from .stream_run import StreamRun
 
 
-class Flow:
-    """The responses of one instance that are on their way to the log."""
-
-    def __init__(self) -> None:
-        self._waiting_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-
-    @property
-    def full(self) -> bool:
-        return not self._room.is_set()
-
-    def add(self, record: bytes) -> None:
-        self._waiting_bytes += len(record) + _RECORD_BYTES
-        if self._waiting_bytes > MOST_WAITING_BYTES:
-            self._room.clear()
-
-    def written(self, record: bytes) -> None:
-        self._waiting_bytes -= len(record) + _RECORD_BYTES
-        if self._waiting_bytes <= MOST_WAITING_BYTES // 2:
-            self._room.set()
-
-    async def room(self) -> None:
-        await self._room.wait()
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
-
-    An empty record says only that the request has ended: nobody wants its response.
-    """
-
-    batch: StreamedBatch
-    index: int
-    place: int
-    record: bytes
-    final: bool
-    begins: bool = False
-    again: bool = False
-    """It has not ended: the model wants another turn (S41)."""
-
-
-class Writer(Protocol):
-    """Takes responses to where they go, in order."""
-
-    def put(self, outgoing: Outgoing) -> None: ...
-
-    def freed(self, batch: StreamedBatch) -> None:
-        """The batch's instance is free although the batch has not ended."""
-
-
-class _Answering:
+class Answering:
     """How far one request is."""
 
     __slots__ = (
@@ -97,6 +42,7 @@ class _Answering:
         "ended",
         "error",
         "first",
+        "heard_ns",
         "index",
         "place",
         "plan",
@@ -111,6 +57,8 @@ class _Answering:
         self.record = record
         self.attempt = attempt
         self.place = self.first = place
+        self.heard_ns = 0
+        """When it was given to the instance, or had its last response."""
         self.window = record.window
         """The first index that is not wanted yet; 0: all are (S55)."""
         self.begun = False
@@ -152,13 +100,15 @@ class StreamedBatch:
         self._order: ResponseOrder[Outgoing] | None = ResponseOrder(len(batch.records)) if self.ordered else None
         self._counted: set[int] = set()
         """Runs, by their start, that are counted with a request already."""
+        self.reports = False
+        """Whether its single responses are counted (X5)."""
         self.instance: object = None
         """Which has been called with its requests."""
         self._allowed = asyncio.Event()
         numbers = list(attempts)
         steps = batch.steps
-        self._answering: dict[int, _Answering] = {
-            index: _Answering(
+        self._answering: dict[int, Answering] = {
+            index: Answering(
                 index, plan, batch.records[index], numbers[index], steps.steps[index].given if steps is not None else 0
             )
             for index, plan in batch.planned
@@ -202,7 +152,7 @@ class StreamedBatch:
                 self._tell_window(one)
         self._look_again()
 
-    def _tell_window(self, one: _Answering) -> None:
+    def _tell_window(self, one: Answering) -> None:
         """The instance counts what it gives, from the first response of this turn on."""
         if one.request is not None and one.window:
             one.request.window = one.window - one.first
@@ -218,7 +168,7 @@ class StreamedBatch:
         """Whether an open request waits until more of it is wanted."""
         return any(one.blocked for one in self._answering.values())
 
-    async def unblocked(self, answering: Collection[_Answering]) -> None:
+    async def unblocked(self, answering: Collection[Answering]) -> None:
         """Wait until none of these does."""
         while any(one.blocked and self.wanted(one.index) for one in answering):
             await self._allowed.wait()
@@ -239,9 +189,10 @@ class StreamedBatch:
 
     # -- for runs ------------------------------------------------------------------------------------------------------
 
-    def respond(self, one: _Answering, response: ModelResponse | None, *, final: bool) -> bool:
+    def respond(self, one: Answering, response: ModelResponse | None, *, final: bool) -> bool:
         """One response of a request that is open; whether it was the final one."""
-        self.heard_ns = monotonic_ns()
+        since_ns, self.heard_ns = one.heard_ns, monotonic_ns()
+        one.heard_ns = self.heard_ns
         final = final or not self.several
         if not self.wanted(one.index):
             if final:
@@ -265,12 +216,19 @@ class StreamedBatch:
         except CharoniaError as error:
             one.error = error
             record = self._failure(one, error, final=final)
+        if self.reports and response is not None:
+            kind: Literal["success", "fail", "empty"] = "success" if response.outputs else "empty"
+            counts = self.batch.executed.responses.setdefault(one.index, {})
+            count_response(
+                *(counts, one.place, kind if one.error is None else "fail"),
+                *(self.heard_ns - since_ns, monotonic_ns() - self.heard_ns),
+            )
         if final and one.error is not None:
             self._count_failure(one, one.error)
         self._answer(one, record, final=final)
         return final
 
-    def _packed(self, one: _Answering, response: ModelResponse | None, *, final: bool) -> bytes:
+    def _packed(self, one: Answering, response: ModelResponse | None, *, final: bool) -> bytes:
         record, interface = one.record, self.batch.interface
         if response is None:
             if not self.several:
@@ -289,12 +247,12 @@ class StreamedBatch:
             place=self._place(one),
         )
 
-    def _failure(self, one: _Answering, error: CharoniaError, *, final: bool) -> bytes:
+    def _failure(self, one: Answering, error: CharoniaError, *, final: bool) -> bytes:
         error.__traceback__ = None
         name, version = self.batch.interface.name, self.batch.version
         return pack_failure(one.record.id, name, version, error, final=final, place=self._place(one))
 
-    def _is_for_caller(self, one: _Answering, response: ModelResponse) -> bool:
+    def _is_for_caller(self, one: Answering, response: ModelResponse) -> bool:
         """Keep the states that a response brings; whether there is more in it. Raises `InternalError`."""
         steps = self.batch.steps
         if steps is None or response.error is not None:
@@ -304,7 +262,7 @@ class StreamedBatch:
         steps.keep(one.index, response)
         return True
 
-    def _turn(self, one: _Answering) -> None:
+    def _turn(self, one: Answering) -> None:
         """The model wants another turn of this request (S41). Raises `InternalError` where there are none."""
         self.batch.check_again()
         if self.batch.steps is not None:
@@ -314,10 +272,10 @@ class StreamedBatch:
         one.ended = True
         self._put(Outgoing(self, one.index, one.place, b"", True, again=True))
 
-    def _place(self, one: _Answering) -> tuple[int, int] | None:
+    def _place(self, one: Answering) -> tuple[int, int] | None:
         return (one.attempt, one.place) if self.several else None
 
-    def _answer(self, one: _Answering, record: bytes, *, final: bool) -> None:
+    def _answer(self, one: Answering, record: bytes, *, final: bool) -> None:
         if not self.wanted(one.index):
             record = b""
         if record and self._too_much(one, record):
@@ -329,7 +287,7 @@ class StreamedBatch:
             one.begun = True
         one.place += 1
 
-    def _end_answering(self, one: _Answering, record: bytes) -> None:
+    def _end_answering(self, one: Answering, record: bytes) -> None:
         one.ended = True
         self._end(one.index, one.place, record)
 
@@ -348,7 +306,7 @@ class StreamedBatch:
         if self._open == 0:
             self.over.set()
 
-    def _too_much(self, one: _Answering, record: bytes) -> bool:
+    def _too_much(self, one: Answering, record: bytes) -> bool:
         """Whether a response cannot be held until it is its turn: then its request has ended."""
         order = self._order
         if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MOST_HELD_BYTES:
@@ -361,7 +319,7 @@ class StreamedBatch:
         self._end_answering(one, self._failure(one, one.error, final=True))
         return True
 
-    def _count_failure(self, one: _Answering, error: CharoniaError, reason: str = BACKEND) -> None:
+    def _count_failure(self, one: Answering, error: CharoniaError, reason: str = BACKEND) -> None:
         self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
 
     # -- for the writer ------------------------------------------------------------------------------------------------
@@ -385,6 +343,7 @@ class StreamedBatch:
                 part.executions.append(replace(one, first=one.start_ns not in self._counted))
                 self._counted.add(one.start_ns)
         executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
+        part.responses = {index: executed.responses.pop(index) for index in finals if index in executed.responses}
         return part
 
     def freed_now(self) -> None:
@@ -393,70 +352,3 @@ class StreamedBatch:
             self.freed.set()
             if not self.all_ended:
                 self._writer.freed(self)
-
-
-class StreamRun:
-    """The responses of one call of an instance (`charonia.backend.ResponseStream`)."""
-
-    def __init__(self, batch: StreamedBatch, planned: dict[int, _Answering]) -> None:
-        self._batch = batch
-        self._windows = False
-        self._planned = planned
-        self._answering: list[_Answering] = []
-        self._start_ns = wall_ns()
-        self._started_ns = monotonic_ns()
-        self._begun_ns = self._started_ns
-        self._rows = 0
-        self.freed = asyncio.Event()
-
-    def begin(self, indices: list[int], requests: list[ModelRequest], instance: object = None) -> None:
-        """The instance is called with these requests now, which stand at `indices` of the batch."""
-        self._batch.instance = instance
-        self._answering = [self._planned[index] for index in indices]
-        for one, request in zip(self._answering, requests, strict=True):
-            one.request = request
-            if one.window:
-                request.window = one.window - one.first
-                self._windows = not isinstance(instance, WindowedInstance)
-        self._rows = sum(one.plan.rows for one in self._answering)
-        self._batch.heard_ns = self._begun_ns = monotonic_ns()
-
-    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
-        if response is None and not final:
-            raise ValueError("neither a response nor a final flag")
-        one = self._answering[index]
-        if one.ended:
-            if not one.cut and self._batch.several:
-                raise InternalError("a response came after the final one of its request")
-            return
-        if self._batch.respond(one, response, final=final) and one.error is None and self._batch.wanted(one.index):
-            self._count(one)
-
-    @property
-    def full(self) -> bool:
-        return self._batch.flow.full
-
-    @property
-    def blocked(self) -> bool:
-        return any(one.blocked for one in self._answering)
-
-    async def drain(self) -> None:
-        await self._batch.flow.room()
-        if self._windows:
-            await self._batch.unblocked(self._answering)
-
-    def free(self) -> None:
-        self.freed.set()
-
-    def _count(self, one: _Answering) -> None:
-        now_ns = monotonic_ns()
-        execution = Execution(
-            (one.index,),
-            self._rows,
-            self._start_ns,
-            self._start_ns + now_ns - self._started_ns,
-            self._begun_ns - self._started_ns,
-            now_ns - self._begun_ns,
-            0,
-        )
-        self._batch.batch.executed.executions.append(execution)

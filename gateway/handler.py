@@ -82,6 +82,21 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseStatistics:
+    """The responses of one index to the requests of a decoupled model (X5)."""
+
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    empty_response: Duration = Duration()
+    cancel: Duration = Duration()
+
+
+RESPONSE_DURATIONS = tuple(ResponseStatistics.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """X1, X2: one loaded version, cluster-wide. `last_inference_ms` is ms since the epoch, 0 for never."""
 
@@ -100,6 +115,8 @@ class ModelStatistics:
     cache_miss: Duration = Duration()
     batches: tuple[BatchStatistics, ...] = ()
     failures: dict[str, int] = field(default_factory=dict)
+    responses: dict[str, ResponseStatistics] = field(default_factory=dict)
+    """By index of the response, as text."""
 
 
 @dataclass(slots=True)

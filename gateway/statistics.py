@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .handler import BatchStatistics, Duration, ModelStatistics
+from .handler import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 
 _BATCH_FIELD = re.compile(r"b(\d+)_count")
+_RESPONSE_FIELD = re.compile(r"r(\d+)_infer_count")
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
@@ -50,4 +51,24 @@ def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> Mode
         cache_miss=duration("cache_miss"),
         batches=tuple(batches),
         failures={reason: get(f"fail_{reason}", 0) for reason in FAILURE_REASONS},
+        responses=_responses(fields),
     )
+
+
+def _responses(fields: Mapping[str, int]) -> dict[str, ResponseStatistics]:
+    """X5: only of models whose backend tells."""
+    places = sorted({int(match[1]) for match in map(_RESPONSE_FIELD.fullmatch, fields) if match})
+
+    def duration(place: int, what: str) -> Duration:
+        return Duration(fields.get(f"r{place}_{what}_count", 0), fields.get(f"r{place}_{what}_ns", 0))
+
+    return {
+        str(place): ResponseStatistics(
+            compute_infer=duration(place, "infer"),
+            compute_output=duration(place, "output"),
+            success=duration(place, "success"),
+            fail=duration(place, "fail"),
+            empty_response=duration(place, "empty"),
+        )
+        for place in places
+    }

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import InvalidArgument
-from gateway.handler import Duration, ModelIndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
+from gateway.handler import (
+    RESPONSE_DURATIONS,
+    Duration,
+    ModelIndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    ServerMetadata,
+)
 from gateway.log_settings import TYPES, LogSwitches
 from protos import grpc_service_pb2 as pb
 
@@ -46,6 +53,9 @@ def model_statistics(statistics: list[ModelStatistics]) -> pb.ModelStatisticsRes
             "cache_miss",
         ):
             _duration(getattr(target.inference_stats, field), getattr(one, field))
+        for place, response in one.responses.items():
+            for field in RESPONSE_DURATIONS:
+                _duration(getattr(target.response_stats[place], field), getattr(response, field))
         for batch in one.batches:
             row = target.batch_stats.add(batch_size=batch.batch_size)
             _duration(row.compute_input, batch.compute_input)

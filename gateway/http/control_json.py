@@ -7,7 +7,15 @@ import binascii
 from typing import Any
 
 from charonia.errors import InternalError, InvalidArgument
-from gateway.handler import Duration, ModelIndexEntry, ModelMetadata, ModelStatistics, ServerMetadata, TensorMetadata
+from gateway.handler import (
+    RESPONSE_DURATIONS,
+    Duration,
+    ModelIndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    ServerMetadata,
+    TensorMetadata,
+)
 from gateway.log_settings import TYPES
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
@@ -157,7 +165,10 @@ def _statistics(s: ModelStatistics) -> dict[str, Any]:
             "cache_hit": _duration(s.cache_hit),
             "cache_miss": _duration(s.cache_miss),
         },
-        "response_stats": {},
+        "response_stats": {
+            place: {name: _duration(getattr(one, name)) for name in RESPONSE_DURATIONS}
+            for place, one in s.responses.items()
+        },
         "batch_stats": [
             {
                 "batch_size": b.batch_size,

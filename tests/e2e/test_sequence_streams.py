@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e_asking import infer, until
-from e2e_models import python
+from e2e_models import put, python
 from e2e_server import Server, serving
 from tritonclient.utils import InferenceServerException
 
@@ -143,6 +143,45 @@ class TritonPythonModel:
 '''
 
 
+MAKES = '''
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """X -> so many responses, and in the file of the parameter `sent` how many it could send so far."""
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            path = json.loads(request.parameters())["sent"]
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "X").as_numpy().ravel()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([[number]], np.int32))]))
+                with open(path, "a") as file:
+                    file.write(".")
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+'''
+LOOKS = '''
+import json, os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """NUMBER -> how far the producer is ahead of it."""
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            number = int(pb_utils.get_input_tensor_by_name(request, "NUMBER").as_numpy().ravel()[0])
+            sent = os.path.getsize(json.loads(request.parameters())["sent"])
+            told = np.array([[number, sent - number, 0, 0, 0, 0]], np.int32)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", told)]))
+        return responses
+'''
+
+
 def build(repository: Path) -> None:
     python(repository, "talks", TALKS, TALKS_IO + f"sequence_batching {{ {LONG} direct {{ }} {CONTROLS} {READY} }}")
     oldest = f"sequence_batching {{ {LONG} oldest {{ max_candidate_sequences: 8 }} {CONTROLS} {STATE} }}"
@@ -160,6 +199,20 @@ def build(repository: Path) -> None:
     )
     ordered = TALKS_IO.replace("count: 1", "count: 2")
     python(repository, "ordered", TALKS, ordered + "dynamic_batching { preserve_ordering: true }")
+    number = "data_type: TYPE_INT32 dims: 1 }"
+    making = f'max_batch_size: 4 input {{ name: "X" {number} output {{ name: "NUMBER" {number}'
+    python(repository, "makes", MAKES, making + " model_transaction_policy { decoupled: true }")
+    told = 'output { name: "TOLD" data_type: TYPE_INT32 dims: 6 }'
+    python(repository, "looks", LOOKS, f'max_batch_size: 4 input {{ name: "NUMBER" {number} {told}')
+    maps = 'input_map {{ key: "{0}" value: "{1}" }} output_map {{ key: "{2}" value: "{3}" }}'
+    first = f'step {{ model_name: "makes" model_version: -1 {maps.format("X", "X", "NUMBER", "n")} }}'
+    second = f'step {{ model_name: "looks" model_version: -1 {maps.format("NUMBER", "n", "TOLD", "TOLD")} }}'
+    put(repository / "bounded" / "1" / "empty", "")
+    put(
+        repository / "bounded" / "config.pbtxt",
+        f'platform: "ensemble" max_batch_size: 4 input {{ name: "X" {number} {told} '
+        f"ensemble_scheduling {{ max_inflight_requests: 2 {first} {second} }}",
+    )
     corrid = 'control_input [ { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } ] } ]'
     python(
         repository,
@@ -366,6 +419,15 @@ def test_a_start_shows_the_model_that_the_sequence_before_is_over(server: Server
     assert len(step(5, 4, "e")) == 5
     assert len(step(5, 5, "s")) == 6, "it had ended"
     assert step(6, 6, "e")[6] == [[0, 0, 0, 0, 0], [0, 1, 1, 6, 6]]
+
+
+def test_a_producer_waits_for_the_steps_after_it(stream: Stream, tmp_path: Path) -> None:
+    """S55: `send` returns for no more than two responses that are not gone through."""
+    (tmp_path / "sent").touch()
+    stream.ask("bounded", 30, "a", parameters={"sent": str(tmp_path / "sent")})
+    answers = stream.several(30)
+    assert [answer[1][0] for answer in answers] == list(range(30))
+    assert max(answer[1][1] for answer in answers) <= 2
 
 
 def kill_executor(server: Server, models: Path) -> None:

@@ -45,6 +45,8 @@ class PythonInstance:
         self._limits = limits
         self.answers_later = False
         """Whether its code has response senders, whose responses may come after `execute` has returned."""
+        self.reports_responses = False
+        """Triton's python backend does not tell of single responses (X5)."""
         self.checks_health = False
         """Whether the model has a function that tells of its health."""
         self._check: asyncio.Future[Frame] | None = None

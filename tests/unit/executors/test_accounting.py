@@ -7,7 +7,7 @@ import numpy as np
 from charonia.errors import InternalError
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.accounting import BACKEND, Executed, Execution, Failure, increments
+from executors.accounting import BACKEND, Executed, Execution, Failure, count_response, increments
 
 
 def record(accepted_ns: int, rows: int = 1) -> RequestRecord:
@@ -73,3 +73,30 @@ def test_a_clock_that_is_behind_never_makes_a_negative_duration() -> None:
     executed = Executed([b""], [Execution((0,), 1, 5, 6, 0, 0, 0)])
     counted = increments(late, executed)
     assert counted["queue_ns"] == counted["success_ns"] == 0
+
+
+def test_single_responses_count_with_the_end_of_their_request() -> None:
+    """X5."""
+    counts: dict[str, int] = {}
+    count_response(counts, 0, "success", 5, 2)
+    count_response(counts, 0, "fail", 5, 0)
+    count_response(counts, 1, "empty", 3, 1)
+    count_response(counts, 100_000, "success", 3, 1)
+    assert counts == {
+        "r0_infer_count": 2,
+        "r0_infer_ns": 10,
+        "r0_output_count": 1,
+        "r0_output_ns": 2,
+        "r0_success_count": 1,
+        "r0_success_ns": 7,
+        "r0_fail_count": 1,
+        "r0_fail_ns": 5,
+        "r1_infer_count": 1,
+        "r1_infer_ns": 3,
+        "r1_empty_count": 1,
+        "r1_empty_ns": 4,
+    }
+    executed = Executed([b"a", b"b"], responses={0: counts, 1: {"r0_infer_count": 1}})
+    records = [record(0), record(0)]
+    assert increments(records, executed)["r0_infer_count"] == 3
+    assert increments(records, executed, [False, True]) == {"r0_infer_count": 1}

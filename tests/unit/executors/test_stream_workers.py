@@ -105,3 +105,5 @@ async def test_a_warm_up_runs_without_a_batcher(config: str) -> None:
     assert len(executed.executions) == 1
     final = unpack_response(executed.answers[0])
     assert (final.final, final.place) == (True, (1, 1) if config else None)
+    kinds = {name for counts in executed.responses.values() for name in counts if name.endswith("success_count")}
+    assert kinds == ({"r0_success_count", "r1_success_count"} if config else set()), "X5"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.handler import BatchStatistics, Duration
+from gateway.handler import BatchStatistics, Duration, ResponseStatistics
 from gateway.statistics import model_statistics
 
 
@@ -47,3 +47,20 @@ def test_every_counter_has_its_place() -> None:
         BatchStatistics(10, Duration(1, 2), Duration(1, 3), Duration(1, 4)),
     )
     assert found.failures == {"REJECTED": 4, "CANCELED": 0, "BACKEND": 0, "OTHER": 5}
+
+
+def test_single_responses_are_told_of_where_they_are_counted() -> None:
+    """X5."""
+    fields = {
+        f"r{place}_{what}_{of}": 10 * place + 1
+        for place in (0, 10)
+        for what in ("infer", "success")
+        for of in ("count", "ns")
+    }
+    fields |= {"r0_output_count": 3, "r0_output_ns": 4, "r10_empty_count": 5, "r10_empty_ns": 6}
+    found = model_statistics("m", 1, fields).responses
+    assert list(found) == ["0", "10"]
+    assert found["0"] == ResponseStatistics(Duration(1, 1), Duration(3, 4), Duration(1, 1))
+    assert found["10"].empty_response == Duration(5, 6)
+    assert (found["10"].cancel, found["10"].fail) == (Duration(), Duration())
+    assert model_statistics("m", 1, {}).responses == {}
