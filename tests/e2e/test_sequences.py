@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -219,6 +220,8 @@ def test_a_direct_sequence_is_told_what_it_is(sequences: Any, kind: str) -> None
 
 def test_an_empty_slot_gets_a_request_that_is_not_ready(sequences: Any) -> None:
     """S34: a python model gets it as a request like any other, but for READY."""
+    none_lives = re.compile(r'^charonia_live_sequences\{model="direct"\} 0(\.0)?$', re.M)
+    until("the slots are free", lambda: none_lives.search(sequences.scrape()))
     step(sequences, "direct", 51, 1, "s")
     step(sequences, "direct", 52, 10, "s")
     step(sequences, "direct", 51, 1, "e")
