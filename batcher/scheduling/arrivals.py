@@ -60,7 +60,7 @@ class Arrivals:
             request.timeout_ns = request.enqueued_ns + timeout_us * 1000
         if timeout_us or request.deadline_ns:
             ledger.due.arm(request)
-        self._grown(version, request.signature, is_last)
+        self._grown(version, request.signature, is_last, request.enqueued_ns)
 
     def enqueue_alike(self, events: list[Observation]) -> int:
         """`enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
@@ -104,14 +104,20 @@ class Arrivals:
         is_last = version.queue.extend(queued)
         ledger.levels[0] = ledger.levels.get(0, 0) + count
         ledger.queued += count
-        self._grown(version, signature, is_last)
+        enqueued_ns = min([r.enqueued_ns for r in queued]) if version.pause is not None else first.enqueued_ns
+        self._grown(version, signature, is_last, enqueued_ns)
         return count
 
-    def _grown(self, version: ModelVersion, signature: int, is_last: bool) -> None:
+    def _grown(self, version: ModelVersion, signature: int, is_last: bool, enqueued_ns: int) -> None:
         """Look at the queue of a version if what was queued, with this signature, may make a batch."""
         pause = version.pause
         if pause is None:
             if version.instances.best() is not None:
                 self._state.changed[version.number] = None
-        elif not is_last or version.queue.rows >= pause.until_rows or signature != pause.signature:
+        elif (
+            not is_last
+            or version.queue.rows >= pause.until_rows
+            or signature != pause.signature
+            or enqueued_ns < pause.oldest_ns
+        ):
             self._state.touch(version.number)

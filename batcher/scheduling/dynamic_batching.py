@@ -59,8 +59,8 @@ class Formation(NamedTuple):
     """The verdict: send the first `size` requests, or, with `size` 0, look again.
 
     `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Look again at
-    `until_ns`, or when the queue holds `until_rows` rows, or when a request of another signature than `signature` or
-    with a higher priority comes.
+    `until_ns`, or when the queue holds `until_rows` rows, or when a request of another signature than `signature`, with
+    a higher priority, or accepted before `oldest_ns` comes.
     """
 
     size: int
@@ -68,6 +68,7 @@ class Formation(NamedTuple):
     until_ns: int
     until_rows: int
     signature: int
+    oldest_ns: int = 0
 
 
 NOTHING = Formation(0, False, 0, 0, 0)
@@ -113,4 +114,4 @@ def form_batch(
     if saturated or delay_passed or not delay_ns:
         return Formation(count, saturated, 0, 0, signature)
     until_rows = min(size for size in preferred if size > rows)
-    return Formation(0, False, oldest_ns + delay_ns, until_rows, signature)
+    return Formation(0, False, oldest_ns + delay_ns, until_rows, signature, oldest_ns)
