@@ -63,7 +63,15 @@ class DeadLetter:
 
 
 async def letters(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
-    """Oldest first."""
+    """Oldest first, each once: who takes a model over may write again what its predecessor wrote."""
+    seen: set[bytes] = set()
+    async for letter in _entries(log, model):
+        if not letter.id or letter.id not in seen:
+            seen.add(letter.id)
+            yield letter
+
+
+async def _entries(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
     after = START
     while entries := await log.range(keys.dead_letters(model), after, _PAGE):
         after = entries[-1].id
@@ -170,9 +178,12 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
 
 
 async def drop(log: EventLog, chosen: Sequence[DeadLetter]) -> list[str]:
-    """Delete letters; their ids."""
-    for letter in chosen:
-        await log.delete_entries(keys.dead_letters(letter.model), [letter.entry_id])
+    """Delete letters, with what was written of them again; their ids."""
+    for model in {letter.model for letter in chosen}:
+        ids = {letter.id for letter in chosen if letter.model == model} - {b""}
+        entries = {letter.entry_id for letter in chosen if letter.model == model}
+        entries |= {letter.entry_id async for letter in _entries(log, model) if letter.id in ids}
+        await log.delete_entries(keys.dead_letters(model), sorted(entries))
     return [letter.id.hex() for letter in chosen]
 
 

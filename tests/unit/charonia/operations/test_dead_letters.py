@@ -94,6 +94,18 @@ async def test_replay_and_drop_take_all_of_a_model(yard: Any, ids: Ids) -> None:
     assert await yard.log.range(keys.dead_letters("m")) == []
 
 
+async def test_a_letter_that_was_written_twice_is_one(yard: Any, ids: Ids) -> None:
+    for _ in range(2):
+        await yard.letter(ids(1))
+    await yard.letter(ids(2))
+    document, _, _ = await yard.run("dlq", "ls")
+    assert [row["id"] for row in document["letters"]] == [ids(1).hex(), ids(2).hex()]
+    document, _, _ = await yard.run("dlq", "replay", "m", "--all")
+    assert [row["id"] for row in document["replayed"]] == [ids(1).hex(), ids(2).hex()]
+    await yard.run("dlq", "drop", "m", ids(1).hex())
+    assert [row["id"] for row in (await yard.run("dlq", "ls"))[0]["letters"]] == [ids(2).hex()]
+
+
 async def test_an_unknown_letter_changes_nothing(yard: Any, ids: Ids) -> None:
     await yard.letter(ids(1))
     for words in (("drop", "m", ids(1).hex(), ids(9).hex()), ("replay", ids(1).hex()), ("show", "m", "x")):
