@@ -28,7 +28,7 @@ from charonia.events import (
 )
 from charonia.jobs import JobEnd, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, records_of, unpack_response
-from executors import registry, streaming
+from executors import outgoing, registry
 
 DURABLE = FLAG_JOB | FLAG_JOURNALLED
 MODEL = "repeat"
@@ -366,7 +366,7 @@ class StalledLog(MemoryLog):
 
 
 async def test_a_model_is_slowed_while_the_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(outgoing, "MOST_WAITING_BYTES", 10_000)
     log = StalledLog()
     async with running(tmp_path, log=log) as bench:
         reader = Reader(bench)
