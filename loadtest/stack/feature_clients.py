@@ -135,15 +135,10 @@ class FeatureClient(LoadClient):
         client = self._channel()
         client.start_stream(lambda result, error: answers.put((result, error)))
         try:
-            name = uuid.uuid4().int % 2**63 + 1
-            for step in range(1, STEPS + 1):
-                tensor = triton.InferInput("X", [1, 1], "FP32")
-                tensor.set_data_from_numpy(np.array([[step]], np.float32))
-                marks = {"sequence_start": step == 1, "sequence_end": step == STEPS}
-                client.async_stream_infer("sums", [tensor], request_id="sums", sequence_id=name, **marks)
-            tensor = triton.InferInput("N", [1], "INT32")
-            tensor.set_data_from_numpy(np.array([COUNT], np.int32))
-            client.async_stream_infer("counts", [tensor], request_id="counts")
+            try:
+                _send_all(client)
+            except InferenceServerException as error:  # it was cut off before everything was sent
+                raise Refused(f"{error.status()} {error.message()}") from None
             found: dict[str, list[float]] = {"sums": [], "counts": []}
             for _ in range(STEPS + COUNT):
                 try:
@@ -164,6 +159,19 @@ class FeatureClient(LoadClient):
         if not hasattr(self, "_made"):
             self._made = triton.InferenceServerClient(self._grpc_address)
         return self._made
+
+
+def _send_all(client: triton.InferenceServerClient) -> None:
+    """A whole sequence, and one request that has many answers, on the stream that is open."""
+    name = uuid.uuid4().int % 2**63 + 1
+    for step in range(1, STEPS + 1):
+        tensor = triton.InferInput("X", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.array([[step]], np.float32))
+        marks = {"sequence_start": step == 1, "sequence_end": step == STEPS}
+        client.async_stream_infer("sums", [tensor], request_id="sums", sequence_id=name, **marks)
+    tensor = triton.InferInput("N", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([COUNT], np.int32))
+    client.async_stream_infer("counts", [tensor], request_id="counts")
 
 
 def streamed(address: str, count: int, headers: dict[str, str]) -> list[int]:
