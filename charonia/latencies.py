@@ -45,9 +45,9 @@ def range_of(value: int) -> int:
     return int(log(value) * _PER_LOG) + 1 if value >= 1 else 0
 
 
-def middle_of(number: int) -> int:
-    """What stands for the values of a range."""
-    return round(2 * _GROWTH**number / (_GROWTH + 1)) if number else 0
+def middle_of(number: int) -> float:
+    """What stands for the values of a range: the middle of the whole numbers it holds."""
+    return (ceil(_GROWTH ** (number - 1)) + ceil(_GROWTH**number) - 1) / 2 if number else 0.0
 
 
 def quantile(within: Mapping[int, int], wanted: float) -> float:
@@ -56,7 +56,7 @@ def quantile(within: Mapping[int, int], wanted: float) -> float:
     for number in sorted(within):
         rank -= within[number]
         if rank <= 0:
-            return float(middle_of(number))
+            return middle_of(number)
     return nan
 
 

@@ -229,10 +229,13 @@ class Test:
 
     def check(self) -> None:
         """Nothing is left in the queue, every job has the end its caller was told, and the journal adds up."""
-        wait_for(
-            lambda: not sum(int(q["requests"]) for q in self._stack.charonia("queue", "ls")["queues"]),
-            "the queue is empty",
-        )
+        try:
+            wait_for(lambda: not self._waiting(), "the queue is empty")
+        except LoadTestError as error:
+            self.told.problem(str(error))
+            for model in self._waiting():
+                left = self._stack.charonia("queue", "inspect", model)["requests"]
+                self.told.problem(f"left of model '{model}': {json.dumps(left)}")
         client = Client(self.http)
         lost = 0
         for job, said in self.told.jobs.items():
@@ -246,6 +249,10 @@ class Test:
         for finding in findings:
             self.told.problem(f"audit: {finding}")
         self.note("audit", "clean" if not findings else f"{len(findings)} findings")
+
+    def _waiting(self) -> list[str]:
+        """Models with requests that have not ended."""
+        return [queue["model"] for queue in self._stack.charonia("queue", "ls")["queues"] if int(queue["requests"])]
 
     def queries(self) -> None:
         """The board's and the alerts' expressions are taken by the stack's own Prometheus, and panels have data."""
