@@ -208,7 +208,8 @@ class Test:
         before = len(self.told.problems)
         seconds = act()
         self.wait_answered()
-        self.told.excused_until_s = time.monotonic() + 1.0
+        if excused:
+            self.told.excused_until_s = time.monotonic() + 1.0
         self.told.excused = False
         problems = len(self.told.problems) - before
         self.note(name, f"{seconds:.1f} s" + (f", {problems} problems" if problems else ""))
@@ -234,7 +235,7 @@ class Test:
         except LoadTestError as error:
             self.told.problem(str(error))
             for model in self._waiting():
-                left = self._stack.charonia("queue", "inspect", model)["requests"]
+                left = self._stack.charonia("queue", "inspect", model)["queue"]
                 self.told.problem(f"left of model '{model}': {json.dumps(left)}")
         client = Client(self.http)
         lost = 0
