@@ -17,6 +17,7 @@ from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.port import Entry, Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis.address import parse_address
+from charonia.eventlog.redis.sentinel import Primary
 from charonia.jobs import NewJob
 
 pytestmark = pytest.mark.integration
@@ -104,6 +105,39 @@ async def test_an_old_primary_without_replicas_confirms_nothing(cluster: Any, mo
     with pytest.raises(LogUnavailable, match="was not reached"):
         await log.accept("m", 0, 0, [(b"b" * 16, 1)], [b"r", b"x"], Limits())
     await log.close()
+
+
+async def test_who_asks_beside_others_leaves_no_connection_behind(cluster: Any) -> None:
+    """Each asks over connections of its own, which another's end neither closes nor leaves open."""
+    primary = Primary(parse_address(cluster.url))
+    before = _connections(cluster)
+    found = await asyncio.gather(*(_find_later(primary, turns) for turns in range(40)))
+    assert set(found) == {("127.0.0.1", cluster.primary.port)}
+    asking = [asyncio.ensure_future(primary.find()) for _ in range(20)]
+    for turns, one in enumerate(asking):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        one.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    async with asyncio.timeout(PATIENCE_S):
+        while _connections(cluster) != before:
+            await asyncio.sleep(0.02)
+
+
+async def _find_later(primary: Primary, turns: int) -> tuple[str, int]:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return await primary.find()
+
+
+def _connections(cluster: Any) -> list[int]:
+    """How many clients each sentinel has that are no sentinels and no servers."""
+    counts = []
+    for sentinel in cluster.sentinels:
+        with sentinel.client() as client:
+            names = [one["name"] for one in client.client_list()]
+        counts.append(sum(not name.startswith("sentinel-") for name in names))
+    return counts
 
 
 async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Any) -> None:

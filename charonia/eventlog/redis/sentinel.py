@@ -29,22 +29,33 @@ class Primary:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._sentinel: Sentinel | None = None
+        self._asked_first = address.sentinels
         self._watchers: list[Callable[[Place], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
     async def find(self) -> Place:
-        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one."""
+        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one.
+
+        Connections to sentinels are those of one call: many connect at once, and one that is done must close what is
+        its own and nothing of the others.
+        """
+        sentinel = self._sentinels()
+        try:
+            return await self._named_by(sentinel)
+        finally:
+            await _close(sentinel)
+
+    async def _named_by(self, sentinel: Sentinel) -> Place:
         import redis
 
         try:
-            place: tuple[Any, Any] = await self._asked().discover_master(self._address.service)
+            place: tuple[Any, Any] = await sentinel.discover_master(self._address.service)
         except redis.RedisError as error:
             reason = str(error).partition(" : <")[0]  # what follows are representations of its objects
             raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {reason}") from None
-        finally:
-            if self._watching is None:  # nobody would close them later
-                await self._forget_sentinels()
+        # the one that answered comes first; those before it made us wait
+        known = [one.connection_pool.connection_kwargs for one in sentinel.sentinels]
+        self._asked_first = tuple((ways["host"], ways["port"]) for ways in known)
         return str(place[0]), int(place[1])
 
     def watch(self, moved: Callable[[Place], None]) -> None:
@@ -63,47 +74,49 @@ class Primary:
         watching, self._watching = self._watching, None
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await self._forget_sentinels()
-
-    async def _forget_sentinels(self) -> None:
-        sentinel, self._sentinel = self._sentinel, None
-        if sentinel is not None:
-            await sentinel.aclose()
 
     async def _look(self) -> None:
         """A primary that hangs answers nobody and closes nothing: only the sentinels tell that it was replaced."""
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            try:
-                place = await self.find()
-            except OSError:
-                continue  # a failover under way; whoever is connected stays so until there is somewhere to go
-            except Exception:
-                _logger.exception("the sentinels could not be asked")
-                continue
-            for moved in list(self._watchers):
-                moved(place)
+        sentinel = self._sentinels()
+        try:
+            while True:
+                await asyncio.sleep(_INTERVAL_S)
+                try:
+                    place = await self._named_by(sentinel)
+                except OSError:
+                    continue  # a failover under way; whoever is connected stays so until there is somewhere to go
+                except Exception:
+                    _logger.exception("the sentinels could not be asked")
+                    continue
+                for moved in list(self._watchers):
+                    moved(place)
+        finally:
+            await _close(sentinel)
 
-    def _asked(self) -> Sentinel:
-        if self._sentinel is None:
-            from redis.asyncio.retry import Retry
-            from redis.asyncio.sentinel import Sentinel
-            from redis.backoff import NoBackoff
+    def _sentinels(self) -> Sentinel:
+        from redis.asyncio.retry import Retry
+        from redis.asyncio.sentinel import Sentinel
+        from redis.backoff import NoBackoff
 
-            address = self._address
-            # one that is gone is not tried again: the next one is asked
-            at_once = Retry(NoBackoff(), 0)
-            ways: dict[str, Any] = {
-                "socket_timeout": _ANSWER_S,
-                "socket_connect_timeout": _ANSWER_S,
-                "retry": at_once,
-            }
-            if address.sentinel_password:
-                ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
-            if address.tls is not None:
-                ways |= {"ssl": True, **_tls_options(address.tls_options)}
-            self._sentinel = Sentinel(list(address.sentinels), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]
-        return self._sentinel
+        address = self._address
+        # one that is gone is not tried again: the next one is asked
+        at_once = Retry(NoBackoff(), 0)
+        ways: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, "retry": at_once}
+        if address.sentinel_password:
+            ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
+        if address.tls is not None:
+            ways |= {"ssl": True, **_tls_options(address.tls_options)}
+        return Sentinel(list(self._asked_first), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]
+
+
+async def _close(sentinel: Sentinel) -> None:
+    """To the end, also for who is cancelled meanwhile: a close that is given up leaves connections open."""
+    closing = asyncio.ensure_future(asyncio.gather(sentinel.aclose(), return_exceptions=True))
+    try:
+        await asyncio.wait([closing])
+    except asyncio.CancelledError:
+        await asyncio.wait([closing])
+        raise
 
 
 def _tls_options(options: Mapping[str, str]) -> dict[str, Any]:
