@@ -20,6 +20,7 @@ import log_servers as servers
 import pytest
 import redis
 import role_processes as roles
+from guarded_server import REDIS, ROLES, GuardedServer
 
 from charonia import keys
 from charonia.errors import StartupError
@@ -29,22 +30,6 @@ from charonia.jobs import NewJob
 from loadtest.stack.models import FEATURES, numbers, write_features
 
 pytestmark = pytest.mark.integration
-
-_HERE = Path(__file__).parent
-_REDIS = _HERE.parents[1] / "infra" / "redis"
-ROLES = ("gateway", "batcher", "executor", "webhooks", "operator")
-
-
-def _acl_file(directory: Path, template: Path) -> Path:
-    """The ACL file as the compose stack makes it; the passwords are `<role>'s:password`."""
-    for role in ROLES:
-        (directory / f"redis_{role}").write_text(f"{role}'s:password\n")
-    words = ["sh", str(_REDIS / "users.sh"), str(template), str(directory)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    path = directory / "users.acl"
-    path.write_text(done.stdout)
-    return path
-
 
 _TWICE = """
 platform: "ensemble"
@@ -133,34 +118,11 @@ def fragile_model(repository: Path, name: str) -> None:
     (repository / "calls_fragile" / "config.pbtxt").write_text(_CALLS_FRAGILE_CONFIG)
 
 
-class GuardedServer(servers.LogServer):
-    """A log server with the users of the template and one more, `watcher`, who may do everything."""
-
-    def __init__(self, directory: Path, template: Path, **options: str) -> None:
-        acl = _acl_file(directory, template)
-        with acl.open("a") as file:
-            file.write("user watcher reset on >watcher ~* +@all\n")
-        super().__init__(aclfile=str(acl), acllog_max_len="1000", appendfsync="always", **options)
-
-    def client(self) -> redis.Redis:
-        return self.client_of("watcher", "watcher")
-
-    def client_of(self, user: str, password: str = "") -> redis.Redis:
-        return redis.Redis("127.0.0.1", self.port, username=user, password=password or f"{user}'s:password")
-
-    def refusals(self) -> list[str]:
-        with self.client() as client:
-            return [
-                f"{entry['username']} {entry['context']} {entry['reason']} {entry['object']}"
-                for entry in client.acl_log()
-            ]
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[GuardedServer]:
     secrets = tmp_path / "secrets"
     secrets.mkdir()
-    server = GuardedServer(secrets, _REDIS / "users.acl.template")
+    server = GuardedServer(secrets)
     server.start()
     yield server
     server.stop()
@@ -566,7 +528,7 @@ async def test_a_role_that_may_not_ask_for_appendfsync_says_what_is_missing(
 
 def test_every_key_of_the_log_is_somebody_s() -> None:
     """A new kind of key must be given to the roles that need it."""
-    template = (_REDIS / "users.acl.template").read_text()
+    template = (REDIS / "users.acl.template").read_text()
     table = (keys.__doc__ or "").split("\n\n")[2]
     kinds = {
         kind for line in table.splitlines() for kind in re.findall(r"^    (\w+)|, (\w+):\{", line) for kind in kind
@@ -579,7 +541,7 @@ def test_an_empty_secret_makes_no_user(tmp_path: Path) -> None:
     for role in ROLES:
         (tmp_path / f"redis_{role}").write_text(f"{role}\n")
     (tmp_path / "redis_batcher").write_text(" \n")
-    words = ["sh", str(_REDIS / "users.sh"), str(_REDIS / "users.acl.template"), str(tmp_path)]
+    words = ["sh", str(REDIS / "users.sh"), str(REDIS / "users.acl.template"), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "redis_batcher is empty" in done.stderr
