@@ -207,11 +207,14 @@ async def test_an_executor_lost_while_a_successor_recovers_keeps_nothing(cluster
 
 
 async def test_a_request_that_waits_too_long_is_refused_promptly(cluster: Cluster) -> None:
-    cluster.configure("dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000 } }")
+    cluster.configure(
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2 "
+        "priority_queue_policy { key: 2 value { default_timeout_microseconds: 50000 } } }"
+    )
     executor = await cluster.executor(gated=True)
     await cluster.batcher(prefetch=0)
     gateway = await cluster.gateway()
-    running = ask(gateway, 1, id="a")
+    running = ask(gateway, 1, id="a", priority=1)  # which is given all the time it needs to get there
     await until(lambda: len(executor.held) == 1)
 
     error = await failure(ask(gateway, 2, id="b"))
