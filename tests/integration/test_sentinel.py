@@ -12,6 +12,7 @@ from typing import Any
 
 import log_servers as servers
 import pytest
+import redis
 
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.port import Entry, Limits
@@ -122,6 +123,35 @@ async def test_who_asks_beside_others_leaves_no_connection_behind(cluster: Any) 
     async with asyncio.timeout(PATIENCE_S):
         while _connections(cluster) != before:
             await asyncio.sleep(0.02)
+
+
+async def test_the_watch_ends_though_a_connection_does_not_close(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over TLS on a busy machine: what redis-py raises then takes the place of the cancellation."""
+    from redis.asyncio.sentinel import Sentinel
+
+    asked, closed = asyncio.Event(), asyncio.Event()
+    close = Sentinel.aclose
+
+    async def does_not_close(self: Any) -> None:
+        await close(self)
+        closed.set()
+        raise redis.TimeoutError("Timed out closing connection after 1.0")
+
+    async def asks(self: Any, name: str) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Sentinel, "aclose", does_not_close)
+    primary = Primary(parse_address(cluster.url))
+    assert await primary.find() == ("127.0.0.1", cluster.primary.port)
+    closed.clear()
+    monkeypatch.setattr(Sentinel, "discover_master", asks)
+    moved = [].append
+    async with asyncio.timeout(PATIENCE_S):
+        primary.watch(moved)
+        await asked.wait()
+        await primary.unwatch(moved)
+    assert closed.is_set()
 
 
 async def _find_later(primary: Primary, turns: int) -> tuple[str, int]:

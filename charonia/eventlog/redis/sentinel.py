@@ -77,9 +77,9 @@ class Primary:
 
     async def _look(self) -> None:
         """A primary that hangs answers nobody and closes nothing: only the sentinels tell that it was replaced."""
-        sentinel = self._sentinels()
+        sentinel, myself = self._sentinels(), asyncio.current_task()
         try:
-            while True:
+            while self._watching is myself:  # what is thrown in here to end it may get lost where others' code waits
                 await asyncio.sleep(_INTERVAL_S)
                 try:
                     place = await self._named_by(sentinel)
