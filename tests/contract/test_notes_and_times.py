@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from log_adapters import ADAPTERS, opened
 
 from charonia import keys
-from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import MOST_TAKEN, EventLog
-from charonia.eventlog.redis import open_log
 
 TIMES = keys.webhook_times("m")
 
 
-@pytest.fixture(params=["memory", "redis", "cluster", "colocated"])
+@pytest.fixture(params=ADAPTERS)
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
-    if request.param == "memory":
-        yield MemoryLog()
-        return
-    where = "fresh_cluster_url" if request.param == "cluster" else "fresh_log_url"
-    log: EventLog = open_log(request.getfixturevalue(where))
-    if request.param == "colocated":
-        log = ColocatedLog(log, MemoryLog())
-    await log.open()
-    yield log
-    await log.close()
+    async with opened(request) as subject:
+        yield subject.log
 
 
 async def test_a_note_is_the_last_one_put(log: EventLog) -> None:
