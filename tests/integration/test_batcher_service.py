@@ -1,59 +1,31 @@
-"""Gateway, batchers and executors over a real log: who decides, who answers, and what is left when one of them dies."""
+"""Gateway, batchers and executors over a real log: answers, refusals, cancels, order and reloads."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import batching_cluster as parts
 import pytest
-from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
+from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pending_are, statistics
+from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_of
 
-from batcher.upkeep import verify
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, LogUnavailable, Unavailable
-from charonia.eventlog.embedded import PrivateServer
+from charonia.errors import Unavailable
 from charonia.eventlog.port import Limits
 from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, RequestCancelled, pack_fact
-from charonia.sequences import SequenceAbout, SequenceStep
 from charonia.tensors import Tensor
 from charonia.wire import pack_request, request_meta
 
 pytestmark = pytest.mark.integration
 
 
-DYNAMIC = "dynamic_batching { }"
-
-
 @pytest.fixture(params=["memory", "redis"])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    url = request.getfixturevalue("fresh_log_url") if request.param == "redis" else ""
-    cluster = Cluster(url)
-    cluster.configure(DYNAMIC)
-    yield cluster
-    await cluster.close()
-
-
-async def answers(calls: list[asyncio.Task]) -> list[int]:
-    async with asyncio.timeout(PATIENCE_S):
-        return [value_of(response) for response in await asyncio.gather(*calls)]
-
-
-async def failure(call: asyncio.Task) -> CharoniaError:
-    with pytest.raises(CharoniaError) as caught:
-        await asyncio.wait_for(call, PATIENCE_S)
-    return caught.value
-
-
-async def statistics(cluster: Cluster) -> dict[str, int]:
-    return await (await cluster.log()).statistics(keys.statistics(MODEL, 1, HASH))
+    async with clustered(request) as cluster:
+        yield cluster
 
 
 async def test_every_request_gets_its_own_answer_and_leaves_nothing(cluster: Cluster) -> None:
@@ -74,136 +46,6 @@ async def test_every_request_gets_its_own_answer_and_leaves_nothing(cluster: Clu
     owned = batcher.service.owned[MODEL]
     assert not len(owned.given)
     assert not len(owned.held_replies)
-
-
-async def test_what_a_dead_batcher_had_is_taken_over_and_answered_once(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    first = await cluster.batcher()
-    await first.owns()
-    gateway = await cluster.gateway()
-    calls = [ask(gateway, n) for n in range(40)]
-    await until(lambda: len(executor.held) == 2 and first.service.owned[MODEL].scheduler.pending_count() == 24)
-
-    await first.die()
-    second = await cluster.batcher()
-    later = [ask(gateway, n) for n in range(40, 60)]
-    assert MODEL not in second.service.owned
-    await cluster.lose("batcher", first.name)
-    await second.owns()
-    executor.release()
-
-    assert await answers(calls + later) == list(range(60))
-    assert sorted(executor.executed) == list(range(60)), "what was running is not run again"
-    await cluster.settled()
-    assert gateway._dataplane.duplicates == 0
-
-
-async def test_an_idle_owner_that_dies_is_replaced(cluster: Cluster) -> None:
-    await cluster.executor()
-    first = await cluster.batcher()
-    await first.owns()
-    gateway = await cluster.gateway()
-    assert await answers([ask(gateway, 1)]) == [1]
-    await first.die()
-    waiting = ask(gateway, 2)
-    await until_so(lambda: _pending(cluster, 1))
-
-    await cluster.lose("batcher", first.name)
-    await cluster.batcher()
-
-    assert await answers([waiting]) == [2]
-    await cluster.settled()
-
-
-async def _pending(cluster: Cluster, requests: int) -> bool:
-    return (await (await _shared(cluster)).pending(MODEL))[0] == requests
-
-
-async def _shared(cluster: Cluster) -> object:
-    return cluster._executors[0].log if cluster._executors else await cluster.log()
-
-
-async def test_a_drained_batcher_hands_over(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    first = await cluster.batcher()
-    await first.owns()
-    gateway = await cluster.gateway()
-    calls = [ask(gateway, n) for n in range(20)]
-    await until(lambda: len(executor.held) == 2)
-
-    await first.stop()
-    await cluster.lose("batcher", first.name)
-    await cluster.batcher()
-    executor.release()
-
-    assert await answers(calls) == list(range(20))
-    assert sorted(executor.executed) == list(range(20))
-    await cluster.settled()
-
-
-async def test_a_batcher_taken_for_lost_takes_its_models_again(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    batcher = await cluster.batcher()
-    await batcher.owns()
-    gateway = await cluster.gateway()
-    calls = [ask(gateway, n) for n in range(20)]
-    await until(lambda: len(executor.held) == 2)
-    former = batcher.service.owned[MODEL]
-
-    await cluster.lose("batcher", batcher.name)
-    await until(lambda: MODEL not in batcher.service.owned)
-    calls += [ask(gateway, n) for n in range(20, 30)]
-    await batcher.control.announce(ProcessJoined("batcher", batcher.name))
-    await batcher.owns()
-    assert batcher.service.owned[MODEL].token > former.token
-    executor.release()
-    calls += [ask(gateway, n) for n in range(30, 40)]
-
-    assert await answers(calls) == list(range(40))
-    assert sorted(executor.executed) == list(range(40))
-    await cluster.settled()
-
-
-async def test_a_lost_executors_work_runs_elsewhere_and_its_late_settle_is_fenced(cluster: Cluster) -> None:
-    first = await cluster.executor(gated=True)
-    batcher = await cluster.batcher()
-    gateway = await cluster.gateway()
-    calls = [ask(gateway, n) for n in range(4)]
-    await until(lambda: len(first.held) == 1)
-    (late,) = first.held
-    assert late.header.attempts == (1, 1, 1, 1)
-
-    second = await cluster.executor(gated=True, slots=4)
-    await cluster.lose("executor", first.name)
-    await until(lambda: sum(len(held.records) for held in second.held) == 4)
-    assert {attempt for held in second.held for attempt in held.header.attempts} == {2}
-    assert await first.settle(late, answer=False) == [False] * 4
-    assert await _pending(cluster, 4)
-    second.release()
-
-    assert await answers(calls) == [0, 1, 2, 3]
-    assert sorted(second.executed) == [0, 1, 2, 3]
-    await cluster.settled()
-    owned = batcher.service.owned[MODEL]
-    await until(lambda: owned.settled_requests == 4)
-    assert not len(owned.given)
-    assert (await statistics(cluster))["success_count"] == 4
-
-
-async def test_an_executor_lost_while_a_successor_recovers_keeps_nothing(cluster: Cluster) -> None:
-    first = await cluster.executor(gated=True)
-    batcher = await cluster.batcher()
-    gateway = await cluster.gateway()
-    calls = [ask(gateway, n) for n in range(8)]
-    await until(lambda: len(first.held) == 1)
-    await batcher.die()
-    await cluster.executor()
-
-    await cluster.lose("batcher", batcher.name)
-    await cluster.lose("executor", first.name)
-    await cluster.batcher()
-
-    assert await answers(calls) == list(range(8))
 
 
 async def test_a_request_that_waits_too_long_is_refused_promptly(cluster: Cluster) -> None:
@@ -251,7 +93,7 @@ async def test_a_refusal_of_what_ran_before_is_not_fenced(cluster: Cluster) -> N
     await second.log.append(held.header.report_to, _returned(second.name, held.header.batch_id))
 
     assert "not at ready state" in (await failure(call)).message
-    await until_so(lambda: _pending(cluster, 0))
+    await until_so(lambda: pending_are(cluster, 0))
 
 
 def _returned(executor: str, batch_id: str) -> list[bytes]:
@@ -289,7 +131,7 @@ async def test_a_cancelled_request_leaves_the_queue(cluster: Cluster) -> None:
 
     queued.cancel()
 
-    await until_so(lambda: _pending(cluster, 1))
+    await until_so(lambda: pending_are(cluster, 1))
     executor.release()
     assert await answers([running]) == [1]
     assert executor.executed == [1]
@@ -306,7 +148,7 @@ async def test_what_is_cancelled_before_it_is_read_does_not_run(cluster: Cluster
     calls = []
     for n in range(30):
         calls.append(ask(gateway, n))
-        await until_so(lambda n=n: _pending(cluster, n + 1))
+        await until_so(lambda n=n: pending_are(cluster, n + 1))
     owned = batcher.service.owned[MODEL]
     await until(lambda: not owned.windows.all_read)
     for call in calls[20:]:
@@ -358,7 +200,7 @@ async def test_what_is_cancelled_while_it_is_given_out_does_not_run(
     await until(lambda: len(executor.held) == 1)
     assert [record.id for record in executor.held[0].records] == [ids[1]]
     executor.release()
-    await until_so(lambda: _pending(cluster, 0))
+    await until_so(lambda: pending_are(cluster, 0))
     assert executor.executed == [1]
 
 
@@ -380,49 +222,6 @@ async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: 
     await cluster.settled()
 
 
-async def test_a_batch_the_log_forgot_is_given_out_again(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    batcher = await cluster.batcher()
-    gateway = await cluster.gateway()
-    call = ask(gateway, 1)
-    await until(lambda: len(executor.held) == 1)
-    lost = executor.held.pop()
-    await executor.log.delete_entries(keys.batches(executor.name), [lost.entry_id])
-    owned = batcher.service.owned[MODEL]
-
-    await verify(owned, 3600 * 10**9)  # too young to be suspected
-    assert not executor.held
-    await verify(owned, 0)
-
-    await until(lambda: len(executor.held) == 1)
-    executor.release()
-    assert await answers([call]) == [1]
-    await cluster.settled()
-
-
-async def test_a_settled_batch_whose_end_was_never_heard_frees_its_slot(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    batcher = await cluster.batcher(prefetch=0)
-    gateway = await cluster.gateway()
-    first = ask(gateway, 1)
-    await until(lambda: len(executor.held) == 1)
-    held = executor.held.pop()
-    second = ask(gateway, 2)
-    requests = [(record.id, 1) for record in held.records]
-    assert await executor.log.settle(MODEL, requests, None, []) == [True]
-    await executor.log.delete_entries(keys.batches(executor.name), [held.entry_id])
-
-    await verify(batcher.service.owned[MODEL], 0)
-
-    executor.release()
-    assert await answers([second]) == [2]
-    assert isinstance(await failure(first), LogUnavailable)  # settled by somebody who never answered
-    await cluster.settled()
-
-
-ORDERED = "dynamic_batching { preserve_ordering: true }"
-
-
 async def test_order_is_kept_over_two_executors(cluster: Cluster) -> None:
     cluster.configure(ORDERED, max_batch_size=1)
     slow = await cluster.executor("slow", gated=True)
@@ -442,36 +241,12 @@ async def test_order_is_kept_over_two_executors(cluster: Cluster) -> None:
 
     fast.release()
     await until(lambda: len(fast.executed) == 11)
-    await until_so(lambda: _pending(cluster, 1))
+    await until_so(lambda: pending_are(cluster, 1))
     assert finished == []
     slow.release()
 
     assert await answers(calls) == list(range(12))
     assert finished == list(range(12))
-    await cluster.settled()
-
-
-async def test_replies_held_for_their_order_survive_their_holder(cluster: Cluster) -> None:
-    cluster.configure(ORDERED, max_batch_size=1)
-    slow = await cluster.executor("slow", gated=True)
-    fast = await cluster.executor("fast", gated=True)
-    first = await cluster.batcher(prefetch=0)
-    gateway = await cluster.gateway()
-    calls = []
-    for n in range(2):
-        calls.append(ask(gateway, n))
-        await until(lambda n=n: len(slow.held) + len(fast.held) == n + 1)
-    if fast.held[0].values == [0]:
-        slow, fast = fast, slow
-    fast.release()
-    await until(lambda: len(first.service.owned[MODEL].held_replies) == 1)
-
-    await first.die()
-    await cluster.lose("batcher", first.name)
-    await cluster.batcher(prefetch=0)
-    slow.release()
-
-    assert await answers(calls) == [0, 1]
     await cluster.settled()
 
 
@@ -492,24 +267,6 @@ async def test_what_waits_for_an_unloaded_model_is_refused(cluster: Cluster) -> 
         assert error.message.endswith("Request for unknown model: 'echo' version 1 is not at ready state")
     executor.release()
     assert await answers([running]) == [1]
-    await cluster.settled()
-
-
-async def test_what_waits_for_a_model_unloaded_between_two_batchers_is_refused(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    first = await cluster.batcher(prefetch=0)
-    await first.owns()
-    gateway = await cluster.gateway()
-    await first.die()
-    queued = ask(gateway, 1)
-    await until_so(lambda: _pending(cluster, 1))
-    await executor.unload()
-    await until(lambda: not gateway.model_ready(MODEL, ""))
-
-    await cluster.lose("batcher", first.name)
-    await cluster.batcher()
-
-    assert "is not at ready state" in (await failure(queued)).message
     await cluster.settled()
 
 
@@ -542,7 +299,7 @@ async def test_a_full_window_stops_reading_and_goes_on(cluster: Cluster, window_
     for n in range(60):
         calls.append(ask(gateway, n))
         if n % 5 == 0:  # so that they come in several entries
-            await until_so(lambda n=n: _pending(cluster, n + 1))
+            await until_so(lambda n=n: pending_are(cluster, n + 1))
     owned = batcher.service.owned[MODEL]
     await until(lambda: not owned.windows.all_read)
     assert owned.scheduler.pending_count() < 60 - 16
@@ -552,54 +309,6 @@ async def test_a_full_window_stops_reading_and_goes_on(cluster: Cluster, window_
     assert await answers(calls) == list(range(60))
     assert sorted(executor.executed) == list(range(60))
     await cluster.settled()
-
-
-async def test_a_reply_that_died_with_its_executor_does_not_leave_its_caller_waiting(cluster: Cluster) -> None:
-    executor = await cluster.executor(gated=True)
-    await cluster.batcher()
-    gateway = await cluster.gateway()
-    call = ask(gateway, 1)
-    await until(lambda: len(executor.held) == 1)
-
-    assert await executor.settle(executor.held.pop(), answer=False) == [True]
-
-    assert type(await failure(call)) is LogUnavailable
-    assert gateway._dataplane.pending_requests == 0
-
-
-async def test_replies_to_a_gateway_that_left_are_not_kept(cluster: Cluster) -> None:
-    executor = await cluster.executor()
-    await cluster.batcher()
-    await cluster.gateway()
-    log = executor.log
-    stream = keys.replies("gateway-0")
-    await executor.tell(ProcessJoined("gateway", "gateway-0"))
-    await log.append(stream, [b"r", b"late"])
-
-    await cluster.lose("gateway", "gateway-0")
-
-    async def gone() -> bool:
-        return not await log.range(stream)
-
-    await until_so(gone)
-
-
-async def test_answers_to_an_executor_that_was_lost_with_its_batcher_are_not_kept(cluster: Cluster) -> None:
-    executor = await cluster.executor()
-    log = executor.log
-    stream, other = keys.replies("executor-0"), keys.replies(executor.name)
-    await executor.tell(ProcessJoined("executor", "executor-0"))
-    await log.append(stream, [b"r", b"late"])
-    await log.append(other, [b"r", b"in time"])
-    await cluster.lose("executor", "executor-0")
-
-    await cluster.batcher()
-
-    async def gone() -> bool:
-        return not await log.range(stream)
-
-    await until_so(gone)
-    assert await log.range(other)
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
@@ -623,11 +332,11 @@ async def test_a_stream_that_nobody_reads_any_more_is_given_up(cluster: Cluster,
 
     if decoupled:
         await until(lambda: executor.unwanted == [b"1" * 16])
-        await until_so(lambda: _pending(cluster, 0))
+        await until_so(lambda: pending_are(cluster, 0))
     await until(lambda: "gateway-0" in batcher.service._departed.endpoints)
     assert bool(executor.unwanted) is decoupled
     executor.release()
-    await until_so(lambda: _pending(cluster, 0))
+    await until_so(lambda: pending_are(cluster, 0))
 
 
 async def test_a_reload_serves_on(cluster: Cluster) -> None:
@@ -643,82 +352,3 @@ async def test_a_reload_serves_on(cluster: Cluster) -> None:
 
     assert await answers(calls) == list(range(60))
     await cluster.settled()
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    """A server of the test's own, to be killed."""
-    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
-    server = PrivateServer(state_dir)
-    server.start()
-    server.wait_ready()
-    yield server
-    server.stop()
-    shutil.rmtree(state_dir)
-
-
-@pytest.mark.parametrize("extra", [DYNAMIC, ORDERED])
-async def test_a_lost_and_found_log_leaves_no_caller_waiting(server: PrivateServer, extra: str) -> None:
-    cluster = Cluster(server.url)
-    cluster.configure(extra)
-    try:
-        await _lose_and_find(cluster, server)
-    finally:
-        await cluster.close()
-
-
-async def _lose_and_find(cluster: Cluster, server: PrivateServer) -> None:
-    executor = await cluster.executor(gated=True)
-    await cluster.batcher()
-    gateway = await cluster.gateway()
-    answered: list[int] = []
-    unknown: list[int] = []
-    numbers = iter(range(1_000_000))
-    asking = True
-
-    async def client() -> None:
-        while asking:
-            number = next(numbers)
-            try:
-                assert value_of(await gateway.infer(parts.request(number))) == number
-                answered.append(number)
-            except LogUnavailable:
-                unknown.append(number)
-                await asyncio.sleep(0.001)
-
-    clients = [asyncio.ensure_future(client()) for _ in range(16)]
-    await until(lambda: bool(executor.held))
-    executor.release()
-    for _ in range(2):
-        reached = len(answered) + 100
-        await until(lambda reached=reached: len(answered) > reached)
-        os.kill(server.pid, signal.SIGKILL)
-        while server.poll() is None:
-            pass
-        await until(lambda: not gateway._control.log_up)
-        server.start()
-        await asyncio.to_thread(server.wait_ready)
-        await until(lambda: gateway._control.log_up)
-    reached = len(answered) + 100
-    await until(lambda: len(answered) > reached)
-    asking = False
-
-    await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_S)
-    assert len(answered) == len(set(answered))
-    assert gateway._dataplane.pending_requests == 0
-
-
-async def test_a_new_owner_knows_sequences_of_which_nothing_waits(cluster: Cluster) -> None:
-    """Their next request has no START, and must find them."""
-    cluster.configure("sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { } }")
-    log = await cluster.log()
-    begun = bytes(15) + b"1"
-    about = SequenceAbout(b"1:scall", begun, 1, HASH, "executor-1", 0, 0, 1, 1, wall_ns() // 1000)
-    await log.accept(MODEL, 0, 0, [(begun, 1)], [b"r", b"x"], Limits())
-    step = {begun: SequenceStep(about.key, about.pack())}
-    assert await log.settle(MODEL, [(begun, 0)], None, [], sequences=step) == [True]
-    await log.delete_stream(keys.queue(MODEL, 0, 0))
-    await cluster.executor("executor-1")
-    batcher = await cluster.batcher()
-    await batcher.owns()
-    assert batcher.service.owned[MODEL].scheduler.live_sequences() == 1

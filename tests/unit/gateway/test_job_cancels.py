@@ -14,9 +14,7 @@ from job_bench import request as request_of
 from slow_log import Slow
 
 from charonia import keys
-from charonia.errors import (
-    Cancelled,
-)
+from charonia.errors import Cancelled
 from charonia.events import RequestCancelled, RequestsEnded
 from charonia.jobs import JobEnd, JobState, public_id
 from charonia.wire import pack_failure

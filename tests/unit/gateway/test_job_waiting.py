@@ -16,13 +16,7 @@ from slow_log import Slow
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import (
-    DeadlineExceeded,
-    InvalidArgument,
-    LogUnavailable,
-    ResourceExhausted,
-    Unavailable,
-)
+from charonia.errors import DeadlineExceeded, InvalidArgument, LogUnavailable, ResourceExhausted, Unavailable
 from charonia.events import RequestsEnded
 from charonia.jobs import JobState, public_id
 from charonia.journal import read_facts

@@ -13,14 +13,7 @@ from job_bench import HASH, MODEL, JobBench, numbers, options, until
 from job_bench import request as request_of
 
 from charonia import keys
-from charonia.errors import (
-    InternalError,
-    InvalidArgument,
-    KeyReused,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
+from charonia.errors import InternalError, InvalidArgument, KeyReused, NotFound, ResourceExhausted, Unavailable
 from charonia.events import ProcessLeft
 from charonia.jobs import JobState, parse_public_id, public_id
 from gateway.delivery import Caller, JobFilter, Webhook

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import DELAY, US, Model, ident, timing
 
-from batcher.scheduling.observations import (
-    ExecutorLost,
-    QueueHeld,
-    RequestCancelled,
-    RequestSettled,
-    VersionServed,
-)
+from batcher.scheduling.observations import ExecutorLost, QueueHeld, RequestCancelled, RequestSettled, VersionServed
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
 # -- S20-S23: time-outs and deadlines ----------------------------------------------------------------------------------

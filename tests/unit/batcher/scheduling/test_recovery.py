@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Model, interface, timing
 
-from batcher.scheduling.decisions import (
-    Decision,
-    DispatchBatch,
-)
+from batcher.scheduling.decisions import Decision, DispatchBatch
 from batcher.scheduling.observations import (
     BatchFinished,
     BatchReturned,
