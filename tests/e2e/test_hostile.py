@@ -1,4 +1,4 @@
-"""Hostile inputs (H1-H7, H9, H10, H14, H16, H17, H19 of the fault list) against a running server.
+"""Hostile requests (H1-H7, H9, H10, H14 of the fault list) against a running server.
 
 Each attack runs while a well-behaved client asks on; its answers must all come and be its own. The attacker gets a
 typed refusal or a closed connection, and memory stays within bounds.
@@ -7,171 +7,32 @@ typed refusal or a closed connection, and memory stays within bounds.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import queue
-import re
 import socket
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from e2e_asking import client, infer_json, inputs, post, statistics
-from e2e_models import WIDTH, python, scaling
-from e2e_server import serving
-
-MAX_INPUT_BYTES = 1 << 20
-"""What the server is started with, so that the attacks are large for it and small for the test."""
-
-MEMORY_BOUND_BYTES = 200 << 20
-"""What all attacks together may add to the memory of a process: a few copies of the largest message, 16 MiB, and what
-the allocator keeps. They send and unfold some gigabytes; keeping one kind of refused request would be 256 MiB or more.
-"""
-
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        if any(request.inputs()[0].as_numpy()[0, 0] == b"fail" for request in requests):
-            raise ValueError("as you wish")
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())]) for request in requests
-        ]
-"""
-
-ECHO_CONFIG = """
-max_batch_size: 1
-input [ { name: "IN" data_type: TYPE_STRING dims: [ -1 ] } ]
-output [ { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] } ]
-"""
-
-
-def memory(pid: int) -> int:
-    """Proportional set size in bytes."""
-    with open(f"/proc/{pid}/smaps_rollup") as lines:
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+from e2e_models import WIDTH
+from hostile_bench import MAX_INPUT_BYTES, Connection, asked, attacked, exchange, head, neighbour_asks, scale_body
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("hostile")
-    models = directory / "models"
-    # a short delay makes the attacker's and the neighbour's requests meet in batches
-    scaling(models, "scale", 2, config="dynamic_batching { max_queue_delay_microseconds: 2000 }")
-    python(models, "echo", ECHO, ECHO_CONFIG)
-    with serving(
-        models,
-        directory / "state",
-        f"--http-max-input-size={MAX_INPUT_BYTES}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-    ) as running:
-        roles = ("gateway", "executor+batcher")
-        pids = {role: running.pids(role)[0] for role in roles}
-        _neighbour_asks(running, 50)
-        before = {role: memory(pid) for role, pid in pids.items()}
-        yield running
-        assert {role: running.pids(role)[0] for role in roles} == pids, "a process was started again"
-        for role, pid in pids.items():
-            after = memory(pid)
-            grown = f"{role}: {before[role] >> 20} MiB grew to {after >> 20} MiB"
-            assert after - before[role] < MEMORY_BOUND_BYTES, grown
-        assert "Traceback" not in running.log()
-
-
-def _neighbour_asks(server: Any, times: int | None, stop: threading.Event | None = None) -> int:
-    answered = 0
-    with client("http", server) as over_http, client("grpc", server) as over_grpc:
-        while (times is None or answered < times) and not (stop is not None and stop.is_set()):
-            kind, asking = [("http", over_http), ("grpc", over_grpc)][answered % 2]
-            value = np.arange(2 * WIDTH, dtype=np.float32).reshape(2, WIDTH) + answered
-            answer = asking.infer("scale", inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
-            assert (answer == 2 * value).all(), (value, answer)
-            words = np.array([[b"neighbour", b"%d" % answered]], dtype=object)
-            assert (asking.infer("echo", inputs(kind, IN=words)).as_numpy("OUT") == words).all()
-            answered += 1
-    return answered
+    with attacked(tmp_path_factory) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
 def _neighbour(server: Any) -> Iterator[None]:
-    """Asks all the while; at the end it must have been answered rightly throughout, and go on being answered."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        task: Future[int] = pool.submit(_neighbour_asks, server, None, stop)
-        try:
-            yield
-        finally:
-            stop.set()
-        task.result(60)
-    assert _neighbour_asks(server, 2) == 2
-    assert server.get("/v2/health/ready")[0] == 200
-
-
-class Connection:
-    """A raw HTTP connection."""
-
-    def __init__(self, server: Any) -> None:
-        host, _, port = server.http.partition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, data: bytes) -> None:
-        """Send what the server still takes: it may close at any time."""
-        with contextlib.suppress(ConnectionError):
-            self.socket.sendall(data)
-
-    def answer(self) -> tuple[int, bytes]:
-        """Status (0: closed without an answer) and all bytes up to the end of the body or of the connection."""
-        data = b""
-        with contextlib.suppress(ConnectionError):
-            while b"\r\n\r\n" not in data and (more := self.socket.recv(65536)):
-                data += more
-            head, _, body = data.partition(b"\r\n\r\n")
-            length = re.search(rb"(?i)content-length: *(\d+)", head)
-            while length is not None and len(body) < int(length[1]) and (more := self.socket.recv(65536)):
-                body += more
-            data = head + b"\r\n\r\n" + body
-        status = re.match(rb"HTTP/1.1 (\d+)", data)
-        return (int(status[1]) if status else 0), data
-
-    def is_closed(self) -> bool:
-        """Whether the server has ended the connection; waits for it."""
-        with contextlib.suppress(ConnectionError):
-            while self.socket.recv(65536):
-                pass
-        return True
-
-
-def exchange(server: Any, data: bytes) -> tuple[int, bytes]:
-    with Connection(server) as connection:
-        connection.send(data)
-        return connection.answer()
-
-
-def head(model: str = "scale", **headers: str) -> bytes:
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode()
-
-
-def scale_body(**changes: Any) -> dict[str, Any]:
-    tensor = {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "data": [1.0] * WIDTH, **changes}
-    return {"inputs": [tensor]}
+    with neighbour_asks(server):
+        yield
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
@@ -369,7 +230,7 @@ def test_h6_data_that_is_not_the_shape_reaches_nobody(server: Any) -> None:
 
     with ThreadPoolExecutor(9) as pool:
         attackers = [pool.submit(attack, number) for number in range(6)]
-        neighbours = [pool.submit(_neighbour_asks, server, 60) for _ in range(3)]
+        neighbours = [pool.submit(asked, server, 60) for _ in range(3)]
         try:
             assert [neighbour.result(120) for neighbour in neighbours] == [60] * 3
         finally:
@@ -430,9 +291,10 @@ def test_h8_h9_names_types_and_doubles(server: Any) -> None:
             assert (status, answer) == (400, {"error": text}) or text in answer["error"]
 
 
-# -- names and control -------------------------------------------------------------------------------------------------
-
 NAMES = ["..%2f..%2fetc", "%2e%2e", "..%5cx", "%00", "sc%00ale", "%ff%fe", "scal%D0%B5", "x" * 20_000, "%0d%0aX:%20y"]
+
+
+# -- names and control -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -495,166 +357,3 @@ def test_h14_control_bodies_are_bounded(server: Any) -> None:
         "POST", "/v2/repository/models/scale/load", b'{"parameters":{"config":"{}","file:1/model.onnx":"%%%"}}'
     )
     assert status in (400, 500)
-
-
-# -- connections -------------------------------------------------------------------------------------------------------
-
-
-def test_h16_slow_and_idle_clients_cost_only_their_connections(server: Any) -> None:
-    """Two hundred clients that begin and never end: all are served notice, while the neighbour goes on."""
-    request = head(Content_Length="100")
-    beginnings = [b"", b"P", request[:30], request, request + b"{"]
-    connections = [Connection(server) for _ in range(200)]
-    try:
-        for connection, beginning in zip(connections, repeat_each(beginnings), strict=False):
-            connection.send(beginning)
-        stalled = [c for c, beginning in zip(connections, repeat_each(beginnings), strict=False) if beginning]
-        began = time.monotonic()
-        for connection in stalled:
-            status, answer = connection.answer()
-            assert status == 408, answer
-            assert connection.is_closed()
-        assert time.monotonic() - began < 60
-        # idle ones are kept: clients have pools of them
-        connections[0].send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert connections[0].answer()[0] == 200
-    finally:
-        for connection in connections:
-            connection.socket.close()
-
-
-def repeat_each(items: list[bytes]) -> Iterator[bytes]:
-    for _ in repeat(None):
-        yield from items
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "".join(f"h{number}: x\r\n" for number in range(10_000)),
-        "h: " + "x" * (1 << 20) + "\r\n",
-        "".join(f"h{number}: {'x' * 3000}\r\n" for number in range(250)),
-        "h" * 200_000 + ": x\r\n",
-    ],
-    ids=["10k headers", "1 MB header", "750 kB of headers", "long name"],
-)
-def test_h17_too_many_or_too_long_headers(lines: str, server: Any) -> None:
-    with Connection(server) as connection:
-        connection.send(f"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
-        status, answer = connection.answer()
-        # a server that closes with unread bytes may take its answer with it
-        assert status in (0, 400, 431), answer[:200]
-        assert connection.is_closed()
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\nevil\r\n\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\na\0b: c\r\n\r\n",
-        b"GET /v2 HTTP/9.9\r\nHost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"NONSENSE\r\n\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    ],
-    ids=range(7),
-)
-def test_h17_broken_framing_ends_the_connection(request_bytes: bytes, server: Any) -> None:
-    with Connection(server) as connection:
-        connection.send(request_bytes)
-        status, answer = connection.answer()
-        assert status in (0, 400, 404, 414, 431, 505), answer[:200]
-        if status != 404:
-            assert connection.is_closed()
-
-
-def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
-    body = json.dumps(scale_body()).encode()
-    one = head(Content_Length=str(len(body))) + body
-    with Connection(server) as connection:
-        connection.send(one + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        data = b""
-        while more := connection.socket.recv(65536):
-            data += more
-    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", data)] == [200, 200]
-    assert data.index(b"OUTPUT0") < data.rindex(b"HTTP/1.1")
-
-
-# -- gRPC --------------------------------------------------------------------------------------------------------------
-
-
-def _raw_call(server: Any, method: str, message: bytes, **options: Any) -> Any:
-    with grpc.insecure_channel(server.grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        return call(message, timeout=60, **options)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"\xff" * 64,
-        b"\x0a\xff\xff\xff\xff\x0f",
-        b"\x0a\x05sc",
-        b"\x2a" + _varint(2**31) + b"x",
-        b"\x0b" * 10_000,
-        b"\x0a\x02\xff\xfe",
-    ],
-    ids=["noise", "overlong", "truncated", "2 GiB declared", "nested groups", "not UTF-8"],
-)
-def test_h19_malformed_messages_are_refused(message: bytes, server: Any) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        _raw_call(server, "ModelInfer", message)
-    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
-    assert "Traceback" not in caught.value.details()
-
-
-def test_h19_unknown_fields_are_ignored_and_unknown_calls_refused(server: Any) -> None:
-    flood = b"".join(_varint(number << 3) + b"\x01" for number in range(1000, 51_000))
-    assert _raw_call(server, "ServerLive", flood) == b"\x08\x01"
-    for method in ("Nonsense", "../ServerLive", ""):
-        with pytest.raises(grpc.RpcError):
-            _raw_call(server, method, b"")
-
-
-def test_h19_compressed_messages_are_bounded_too(server: Any) -> None:
-    # zeros in the raw contents of one input that is 16 bytes
-    contents = bytes(16 << 20)
-    message = (
-        b"\x0a\x05scale\x2a\x12\x0a\x06INPUT0\x12\x04FP32\x1a\x02\x01\x04" + b"\x3a" + _varint(len(contents)) + contents
-    )
-    for compression in 8 * [grpc.Compression.NoCompression, grpc.Compression.Gzip]:
-        with pytest.raises(grpc.RpcError) as caught:
-            _raw_call(server, "ModelInfer", message, compression=compression)
-        assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
-def test_failed_requests_leave_nothing_in_memory(server: Any) -> None:
-    """The fixture's bound is the assertion: what fails in the model and what is refused are 256 MiB each."""
-    words = np.array([[b"fail", bytes(16 << 20)]], dtype=object)
-    with client("grpc", server) as asking:
-        for _ in range(16):
-            with pytest.raises(Exception, match="ValueError: as you wish"):
-                asking.infer("echo", inputs("grpc", IN=words))
-        answers: queue.Queue[Any] = queue.Queue()
-        asking.start_stream(lambda result, error: answers.put(error))
-        zeros = np.zeros((1 << 20, WIDTH), np.float32)
-        for _ in range(16):
-            asking.async_stream_infer("scale", inputs("grpc", INPUT0=zeros))
-            assert "batch-size must be <= 8" in str(answers.get(timeout=60))
-        asking.stop_stream()
-
-
-def test_h19_raw_and_typed_contents_do_not_mix(server: Any) -> None:
-    tensor = inputs("grpc", INPUT0=np.zeros((1, WIDTH), np.float32))[0]
-    tensor._get_tensor().contents.fp32_contents[:] = [1.0] * WIDTH
-    with client("grpc", server) as asking, pytest.raises(Exception, match="contents field must not be specified"):
-        asking.infer("scale", [tensor])
