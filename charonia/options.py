@@ -126,6 +126,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("model-config-name", "str", "", _E, "use configs/<name>.pbtxt where a model has it"),
     Option("backend-config", "str", (), _E, "<backend>,<key>=<value> or ,<key>=<value>; repeatable", repeat=True),
     Option("backend-directory", "str", "", _E, "directory of python-based backends: <directory>/<backend>/model.py"),
+    Option(
+        "repoagent-directory", "str", "", _E, "where agents are looked for: <directory>/<agent>/; checksum is built in"
+    ),
     Option("rate-limit", "str", "off", _E, "off, or execution_count: executions wait for their group's resources"),
     Option(
         "rate-limit-resource",
@@ -261,7 +264,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # known, for later
     _later("model-namespacing"),
-    _later("repoagent-directory"),
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
     _later("allow-client-shm"),

@@ -21,6 +21,7 @@ from .loading import Loader
 from .metrics import ExecutorMetrics
 from .rate_limiter import RateLimiter
 from .registry import BackendRegistry
+from .repository_agents import RepositoryAgents
 from .service import ExecutorService
 from .turns import Turnstile
 
@@ -52,6 +53,7 @@ def create(
         retries=settings.model_load_retry_count,
         turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
         host_policies=HostPolicies(settings.host_policies),
+        agents=RepositoryAgents(settings.repoagent_directory),
     )
     return ExecutorService(
         log,

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.models.files import contained
-from protos.model_config_pb2 import ModelConfig
 
 AGENT = "checksum"
 _ALGORITHMS = ("md5", "sha256")
 
 
-def verify_checksums(directory: Path, config: ModelConfig) -> None:
-    """Compare the files that parameters `<algorithm>:<path in the model directory>` name with their hexadecimal hashes.
+def verify_checksums(directory: Path, hashes: Mapping[str, str]) -> None:
+    """Compare the files that the keys `<algorithm>:<path in the model directory>` name with their hexadecimal hashes.
 
     Reads the files whole. Raises `InvalidArgument` for a file that is another or not there, `Unsupported` for an
     algorithm other than MD5 and SHA256.
     """
-    for agent in config.model_repository_agents.agents:
-        if agent.name != AGENT:
-            continue
-        for key, expected in sorted(agent.parameters.items()):
-            algorithm, colon, relative = key.partition(":")
-            if not colon:
-                raise InvalidArgument(f"failed to parse key: {key}")
-            if algorithm.lower() not in _ALGORITHMS:
-                raise Unsupported(f"Unsupported checksum algorithm: {algorithm}")
-            found = _digest(directory, algorithm.lower(), relative)
-            if found != expected.lower():
-                raise InvalidArgument(
-                    f"Mismatched {algorithm.upper()} hash for file {relative}, expect: {expected}, got: {found}"
-                )
+    for key, expected in sorted(hashes.items()):
+        algorithm, colon, relative = key.partition(":")
+        if not colon:
+            raise InvalidArgument(f"failed to parse key: {key}")
+        if algorithm.lower() not in _ALGORITHMS:
+            raise Unsupported(f"Unsupported checksum algorithm: {algorithm}")
+        found = _digest(directory, algorithm.lower(), relative)
+        if found != expected.lower():
+            raise InvalidArgument(
+                f"Mismatched {algorithm.upper()} hash for file {relative}, expect: {expected}, got: {found}"
+            )
 
 
 def _digest(directory: Path, algorithm: str, relative: str) -> str:

@@ -29,13 +29,13 @@ from protos.model_config_pb2 import ModelConfig
 from .accounting import Executed
 from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
-from .checksums import verify_checksums
 from .composition import completed_ensemble, is_ensemble
 from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
 from .isolation import create_isolated, wants_process
 from .registry import BackendRegistry, prefers_gpu
+from .repository_agents import RepositoryAgents
 from .sequence_tensors import SequenceTensors
 from .sequences import Memory, Sequences
 from .turns import Turnstile
@@ -89,7 +89,9 @@ class Loader:
         retries: int = 0,
         turnstile: Turnstile | None = None,
         host_policies: HostPolicies | None = None,
+        agents: RepositoryAgents | None = None,
     ) -> None:
+        self._agents = agents or RepositoryAgents()
         self._registry = registry
         self._gpus = gpus
         self._auto_complete = auto_complete
@@ -118,7 +120,7 @@ class Loader:
             raise Unsupported("; ".join(unsupported))
         for family in unknown_families(written):
             _log.warning("Metric family '%s' in 'metric_identifier' is not a customizable metric", family)
-        await asyncio.to_thread(verify_checksums, directory.path, written)
+        await asyncio.to_thread(self._agents.run, directory.path, written)
         if is_ensemble(written):
             return completed_ensemble(written, directory.name, find)
         source = self._source(directory, versions[-1] if versions else 0, written)

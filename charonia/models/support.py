@@ -33,9 +33,6 @@ def _features(config: ModelConfig) -> Iterator[str]:
     yield from _of_optimization(config)
     if config.model_operations.op_library_filename and config.backend != _ONNXRUNTIME:
         yield f"'model_operations.op_library_filename' of the backend '{config.backend or config.platform}'"
-    for agent in config.model_repository_agents.agents:
-        if agent.name != "checksum":
-            yield f"the repository agent '{agent.name}'"
     if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):
         yield "'cc_model_filenames' of a GPU instance"
     # the second names the backend's usual form, the third a python-based backend (P20)

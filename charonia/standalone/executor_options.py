@@ -1,8 +1,9 @@
-"""Reads the options about instances that have a grammar of their own: rate limits (Q1) and host policies (C11)."""
+"""Reads the executors' options with a grammar of their own: rate limits (Q1), host policies (C11) and agents (R43)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from charonia.errors import StartupError
 from charonia.settings import EVERY_DEVICE
@@ -31,6 +32,13 @@ def rate_limits(entries: Iterable[str]) -> dict[tuple[int, str], int]:
         device = int(numbers[1]) if len(numbers) == 2 else EVERY_DEVICE
         limits[(device, name)] = int(numbers[0])
     return limits
+
+
+def repository_agents(directory: str) -> str:
+    """`--repoagent-directory`, which must be one when it is given. Raises `StartupError`."""
+    if directory and not Path(directory).is_dir():
+        raise StartupError(f"--repoagent-directory '{directory}' does not exist or is not a directory")
+    return directory
 
 
 def check_device_pools(option: str, entries: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from charonia.options import Values
 from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
 
 from .cache_options import cache_options
-from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits
+from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits, repository_agents
 from .metrics_options import metrics_settings
 from .placement_options import placement_options
 from .trace_options import trace_options
@@ -199,6 +199,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         model_load_thread_count=values["model_load_thread_count"],
         model_load_retry_count=values["model_load_retry_count"],
         model_config_name=values["model_config_name"],
+        repoagent_directory=repository_agents(values["repoagent_directory"]),
         backend_config=backend_config,
         metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",

@@ -27,7 +27,6 @@ CASES = [
         "model_operations { op_library_filename: 'l' }",
         "'model_operations.op_library_filename' of the backend 'python' is not supported yet",
     ),
-    ("model_repository_agents { agents { name: 'a' } }", "the repository agent 'a' is not supported yet"),
     (
         "instance_group { kind: KIND_GPU } cc_model_filenames { key: '7.5' value: 'f' }",
         "'cc_model_filenames' of a GPU instance is not supported yet",

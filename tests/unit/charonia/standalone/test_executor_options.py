@@ -1,12 +1,20 @@
-"""The grammars of rate limits (Q1) and host policies (C11)."""
+"""The grammars of rate limits (Q1) and host policies (C11), and the directory of repository agents (R43)."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from charonia.errors import StartupError
 from charonia.settings import EVERY_DEVICE
-from charonia.standalone.executor_options import check_device_pools, host_policies, rate_limited, rate_limits
+from charonia.standalone.executor_options import (
+    check_device_pools,
+    host_policies,
+    rate_limited,
+    rate_limits,
+    repository_agents,
+)
 
 
 def test_limits_hold_for_a_device_or_for_each() -> None:
@@ -58,3 +66,11 @@ def test_pools_of_devices_are_checked() -> None:
     for entry in ("0", "0:", "x:1", "0:-1", ":1"):
         with pytest.raises(StartupError, match="option format is '<GPU device id>:<byte size>'"):
             check_device_pools("cuda-memory-pool-byte-size", [entry])
+
+
+def test_a_directory_of_agents_must_be_one(tmp_path: Path) -> None:
+    assert repository_agents(str(tmp_path)) == str(tmp_path)
+    assert repository_agents("") == ""
+    with pytest.raises(StartupError) as raised:
+        repository_agents(str(tmp_path / "none"))
+    assert str(raised.value) == f"--repoagent-directory '{tmp_path}/none' does not exist or is not a directory"
