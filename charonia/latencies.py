@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import ceil, inf, log, nan
 
 from charonia.models.metric_control import FIRST_RESPONSE, first_response_buckets
+from charonia.models.names import is_namespaced, name_of, namespace_of
 from charonia.settings import MetricsSettings
 from protos.model_config_pb2 import ModelConfig
 
@@ -143,11 +144,14 @@ class Latencies:
         """What is measured of a version that was added."""
         return self._models.get((model, version))
 
-    def add(self, version: int, config: ModelConfig, *, decoupled: bool) -> ModelLatencies | None:
-        """A version is served; of one that was before, what is still measured goes on. None when nothing is."""
+    def add(self, version: int, config: ModelConfig, *, decoupled: bool, model: str = "") -> ModelLatencies | None:
+        """A version is served; of one that was before, what is still measured goes on. None when nothing is.
+
+        `model` is its key, without it the configuration's name.
+        """
         if not self.measures:
             return None
-        key = (config.name, version)
+        key = (model or config.name, version)
         known = self._models.get(key)
         summaries = {what: Summary() for what in self._summaries_of(config)}
         histogram = None
@@ -158,9 +162,9 @@ class Latencies:
             before = known.first_response
             if histogram is not None and before is not None and before.bounds == histogram.bounds:
                 histogram = before
-            known.labels, known.summaries, known.first_response = _labels(version, config), summaries, histogram
+            known.labels, known.summaries, known.first_response = _labels(key[0], version, config), summaries, histogram
             return known
-        self._models[key] = ModelLatencies(_labels(version, config), summaries, histogram)
+        self._models[key] = ModelLatencies(_labels(key[0], version, config), summaries, histogram)
         return self._models[key]
 
     def drop(self, model: str, version: int) -> None:
@@ -231,8 +235,10 @@ def joint_quantiles(family: str, values: Mapping[str, float]) -> dict[str, float
     return joint
 
 
-def _labels(version: int, config: ModelConfig) -> str:
-    labels = {**config.metric_tags, "model": config.name, "version": str(version)}
+def _labels(model: str, version: int, config: ModelConfig) -> str:
+    labels = {**config.metric_tags, "model": name_of(model), "version": str(version)}
+    if is_namespaced(model):
+        labels["namespace"] = namespace_of(model)
     return ",".join(f'{name}="{_escaped(labels[name])}"' for name in sorted(labels))
 
 

@@ -114,6 +114,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("strict-readiness", "bool", True, _G, "ready only when every model is"),
     Option("executor-grace-secs", "float", 60.0, _G, "how long a gateway stays ready when executors have left"),
     # models
+    Option("model-namespacing", "bool", False, _E, "models of different repositories may have the same name"),
     Option("model-control-mode", "str", "none", _E, "none, poll or explicit"),
     Option("repository-poll-secs", "float", 15.0, _E, "seconds between looks in poll mode"),
     Option(
@@ -263,7 +264,6 @@ OPTIONS: tuple[Option, ...] = (
         "only this machine's processes use the log",
     ),
     # known, for later
-    _later("model-namespacing"),
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
     _later("allow-client-shm"),

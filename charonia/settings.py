@@ -196,6 +196,7 @@ class ExecutorSettings:
     model_load_retry_count: int = 0
     model_config_name: str = ""
     repoagent_directory: str = ""
+    model_namespacing: bool = False
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from .errors import StartupError
+from .models.names import is_namespaced, name_of, namespace_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -47,12 +48,18 @@ def log_epoch_changes(count: int) -> CounterMetricFamily:
 
 
 def tagged(families: Iterable[Metric], tags_of: Callable[[str, int], Mapping[str, str]]) -> Iterator[Metric]:
-    """The families with the labels that models want on their series (C13); `tags_of` a model and version."""
+    """The families with the labels that models want on their series (C13); `tags_of` a model and version.
+
+    A model's key becomes its name, and its namespace a label of its own where it has one.
+    """
     for family in families:
         if family.name.startswith("nv_"):
             for sample in family.samples:
                 if "model" in sample.labels and "version" in sample.labels:
-                    sample.labels.update(tags_of(sample.labels["model"], int(sample.labels["version"])))
+                    model = sample.labels["model"]
+                    sample.labels.update(tags_of(model, int(sample.labels["version"])))
+                    if is_namespaced(model):
+                        sample.labels.update(model=name_of(model), namespace=namespace_of(model))
         yield family
 
 

@@ -92,6 +92,12 @@ class ExecutorCalls:
                 return _Cached(self.cache.answer(inherited, served, rules, origin.lineage.tenant, run))
         return _Opened(caller.open(inherited, origin), request.trace)
 
+    async def resolve(self, model: str, near: str) -> str:
+        """The key of the model that a name means, one in the namespace `near` before others. Raises R2's error."""
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog.resolve(model, near)
+
     async def catalog(self) -> Catalog:
         """Who serves what, followed from now on."""
         await self._started()

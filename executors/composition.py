@@ -96,7 +96,7 @@ class Composition:
 
         What cannot be had is told when it is asked for: `InvalidArgument` with C52's texts.
         """
-        config, name = directory.config, directory.name
+        config, name = directory.config, directory.key
         if config is None or not is_ensemble(config):
             return refuse_all
         models = composing_models(config)

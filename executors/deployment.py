@@ -221,7 +221,7 @@ class Deployment:
 
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
-        model = directory.name
+        model = directory.key
         selected = await self._select(directory)
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
@@ -239,7 +239,7 @@ class Deployment:
 
     async def _select(self, directory: ModelDirectory) -> list[int]:
         """The versions that should be served here. Raises for what cannot be, after telling its reason."""
-        model = directory.name
+        model = directory.key
         if directory.config is None:
             await self._directories.refuse(directory)
         try:
@@ -262,7 +262,7 @@ class Deployment:
     async def _load_planned(
         self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
     ) -> dict[int, CharoniaError]:
-        model = directory.name
+        model = directory.key
         failures: dict[int, CharoniaError] = {}
         config = await self._directories.complete(directory, selected, planned, find)
         if isinstance(config, CharoniaError):
@@ -310,6 +310,7 @@ class Deployment:
         before = self._serving.get(key)
         self._serving[key] = incarnation
         self._metrics.loaded(
+            incarnation.model,
             incarnation.interface,
             incarnation.version,
             incarnation.pool.slots,

@@ -15,6 +15,7 @@ from charonia.events import ModelRequested
 from charonia.models.config import from_json
 from charonia.models.ensemble import Find
 from charonia.models.errors import StructureError
+from charonia.models.names import name_of
 from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
 from protos.model_config_pb2 import ModelConfig
 
@@ -50,7 +51,7 @@ class Directories:
     def find(self, model: str, override: Override | None) -> ModelDirectory:
         """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
         if override is not None and override.directory is not None:
-            directory: ModelDirectory | None = self._repository.read(override.directory, name=model)
+            directory: ModelDirectory | None = self._repository.read(override.directory, name=name_of(model))
         else:
             directory = self._repository.find(model)
         if directory is None:
@@ -58,7 +59,7 @@ class Directories:
         if override is None:
             return directory
         try:
-            return directory.with_config(from_json(override.config_json))
+            return self._repository.with_composing_models(directory.with_config(from_json(override.config_json)))
         except CharoniaError as error:
             _log.error("configuration of the load request for %s: %s", model, error)
             raise poll_failure(model) from error
@@ -67,7 +68,7 @@ class Directories:
         self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
     ) -> ModelConfig | CharoniaError:
         """The final configuration, or what is wrong with it, which is told."""
-        model = directory.name
+        model = directory.key
         try:
             return await self._loader.complete(directory, selected, find)
         except CharoniaError as error:
@@ -81,11 +82,12 @@ class Directories:
 
     async def refuse(self, directory: ModelDirectory) -> None:
         """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
-        error = directory.error or poll_failure(directory.name)
+        model = directory.key
+        error = directory.error or poll_failure(model)
         self._lifecycle.unreadable(directory)
         version = directory.versions[-1] if directory.versions else NO_VERSION
-        _log.error("configuration of %s: %s", directory.name, error)
-        await self._announcer.tell(self._lifecycle.failed(directory.name, version, error))
+        _log.error("configuration of %s: %s", model, error)
+        await self._announcer.tell(self._lifecycle.failed(model, version, error))
         if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
-            raise poll_failure(directory.name) from error
-        raise load_failure(directory.name, {version: error})
+            raise poll_failure(model) from error
+        raise load_failure(model, {version: error})

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
+from charonia.models.names import name_of
 
 UNAVAILABLE = "UNAVAILABLE"
 LOADING = "LOADING"
@@ -47,7 +48,7 @@ class Found(Protocol):
     """A model as the repository has it: `charonia.models.repository.ModelDirectory`."""
 
     @property
-    def name(self) -> str: ...
+    def key(self) -> str: ...
     @property
     def fingerprint(self) -> Stamps: ...
 
@@ -65,7 +66,10 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Load a model, or what changed of it; `request` is the request that wants to hear of it."""
+    """Load a model, or what changed of it; `request` is the request that wants to hear of it.
+
+    `model` is its key (`charonia.models.names`), with a request the name, which several models may have.
+    """
 
     model: str
     request: ModelRequested | None = None
@@ -73,7 +77,7 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True)
 class UnloadModel:
-    """Unload every version of a model."""
+    """Unload every version of a model; `model` as in `LoadModel`."""
 
     model: str
     request: ModelRequested | None = None
@@ -131,12 +135,13 @@ class Lifecycle:
         Raises `StartupError` for a wildcard among other names.
         """
         if self._mode != EXPLICIT:
-            return [LoadModel(name) for name in found]
+            return [LoadModel(key) for key in found]
         if WILDCARD in load_model:
             if len(load_model) > 1:
                 raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
-            return [LoadModel(name) for name in found]
-        return [LoadModel(name) for name in dict.fromkeys(load_model)]
+            return [LoadModel(key) for key in found]
+        keys = {name: [key for key in found if name_of(key) == name] for name in load_model}
+        return [LoadModel(key) for name in keys for key in keys[name] or [name]]
 
     def requested(self, request: ModelRequested) -> Decision:
         """What a load or unload request leads to (R9, R25, H42)."""
@@ -153,18 +158,18 @@ class Lifecycle:
     def polled(self, found: Mapping[str, Found]) -> list[LoadModel | UnloadModel]:
         """What changed in the repository since it was last looked at (R10)."""
         decisions: list[LoadModel | UnloadModel] = []
-        for name, directory in found.items():
-            known = self._models.get(name)
+        for key, directory in found.items():
+            known = self._models.get(key)
             if known is None or known.seen is None or _differ(known.seen, directory.fingerprint):
-                decisions.append(LoadModel(name))
+                decisions.append(LoadModel(key))
         decisions.extend(
-            UnloadModel(name) for name, model in self._models.items() if name not in found and model.seen is not None
+            UnloadModel(key) for key, model in self._models.items() if key not in found and model.seen is not None
         )
         return decisions
 
     def plan(self, directory: Found, selected: Sequence[int]) -> Plan:
         """What a load of this model has to do: versions served from the same files stay as they are (R22)."""
-        model = self._model(directory.name)
+        model = self._model(directory.key)
         model.seen = directory.fingerprint
         load, keep = [], []
         for version in sorted(selected):
@@ -198,6 +203,10 @@ class Lifecycle:
         known = self._models.get(model)
         return sorted(v for v, entry in known.versions.items() if entry.state == READY) if known is not None else []
 
+    def keys(self, name: str) -> list[str]:
+        """The models of a name that there have been."""
+        return [key for key in self._models if name_of(key) == name]
+
     def ready_models(self) -> list[str]:
         return [name for name in self._models if self.ready_versions(name)]
 
@@ -225,7 +234,7 @@ class Lifecycle:
 
     def unreadable(self, directory: Found) -> None:
         """A model's configuration cannot be used; polling tries again when its files change."""
-        self._model(directory.name).seen = directory.fingerprint
+        self._model(directory.key).seen = directory.fingerprint
 
     def unloading(self, model: str, version: int) -> VersionStateChanged:
         """A version takes no new work (R27)."""
@@ -264,7 +273,7 @@ class Lifecycle:
 
 def poll_failure(model: str) -> InternalError:
     """R20 and C62: the only text for a model that is unknown or whose configuration cannot be read."""
-    return InternalError(f"failed to load '{model}', failed to poll from model repository")
+    return InternalError(f"failed to load '{name_of(model)}', failed to poll from model repository")
 
 
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:

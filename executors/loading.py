@@ -34,6 +34,7 @@ from .health import DEFAULT_INTERVAL_S, interval_s
 from .host_policy import HostPolicies
 from .instance import InstancePool
 from .isolation import create_isolated, wants_process
+from .near_calls import NearCalls, ResolvingCalls
 from .registry import BackendRegistry, prefers_gpu
 from .repository_agents import RepositoryAgents
 from .sequence_tensors import SequenceTensors
@@ -50,6 +51,8 @@ _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 class Incarnation:
     """One loaded version: what it is, its instances, and what its warm-up did (I12)."""
 
+    model: str
+    """The model's key."""
     source: ModelSource
     interface: ModelInterface
     content_hash: str
@@ -60,10 +63,6 @@ class Incarnation:
     health_interval_s: float = DEFAULT_INTERVAL_S
     health: asyncio.Task[None] | None = None
     """Watches whether it is well, once it is served (P6)."""
-
-    @property
-    def model(self) -> str:
-        return self.source.name
 
     @property
     def version(self) -> int:
@@ -77,7 +76,7 @@ class Loader:
     models.
     """
 
-    calls: ModelCalls | None = None
+    calls: ResolvingCalls | None = None
 
     def __init__(
         self,
@@ -164,7 +163,7 @@ class Loader:
             create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
         pool = InstancePool(interface, version, create, ceiling_s, turnstile=self.turnstile)
         try:
-            await self._instances(source, pool)
+            await self._instances(source, pool, self._calls_of(directory))
             if interface.sequence_batching is not None:
                 pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
@@ -180,7 +179,7 @@ class Loader:
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
-        return Incarnation(source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
+        return Incarnation(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
@@ -190,6 +189,7 @@ class Loader:
         digest, labels = await asyncio.to_thread(_read, source, config)
         interface = ModelInterface.of(config)
         return Incarnation(
+            directory.key,
             source,
             interface,
             digest,
@@ -213,11 +213,17 @@ class Loader:
             return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
         return found
 
-    async def _instances(self, source: ModelSource, pool: InstancePool) -> None:
+    def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
+        """How it calls models: those of its own namespace before others."""
+        if self.calls is None or not directory.namespace:
+            return self.calls
+        return NearCalls(self.calls, directory.namespace, directory.key)
+
+    async def _instances(self, source: ModelSource, pool: InstancePool, calls: ModelCalls | None) -> None:
         wanted = [
             (spec, group)
             for group in pool.interface.instance_groups
-            for spec in _specs(group, source, pool.interface, self._host_policies, self.calls)
+            for spec in _specs(group, source, pool.interface, self._host_policies, calls)
         ]
         made = await asyncio.gather(*(pool.create(spec) for spec, _ in wanted), return_exceptions=True)
         failure: BaseException | None = None

@@ -142,7 +142,7 @@ class ExecutorMetrics(Collector):
         """Measure how long a model of this executor waited for what the response cache had of another one's answers."""
         if self._latencies.measures:
             latencies = self._latencies.of(served.model, served.version) or self._latencies.add(
-                served.version, served.config, decoupled=served.interface.decoupled
+                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
             )
             if latencies is not None:
                 latencies.observe(what, duration_ns, monotonic_ns())
@@ -182,6 +182,7 @@ class ExecutorMetrics(Collector):
 
     def loaded(
         self,
+        model: str,
         interface: ModelInterface,
         version: int,
         instances: int,
@@ -189,11 +190,10 @@ class ExecutorMetrics(Collector):
         config: ModelConfig,
     ) -> None:
         """A version is served by so many instances; its series exist from now on."""
-        model = interface.name
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
         self._tags[(model, version)] = interface.metric_tags
-        self._latencies.add(version, config, decoupled=interface.decoupled)
+        self._latencies.add(version, config, decoupled=interface.decoupled, model=model)
 
     def unloaded(self, model: str, version: int) -> None:
         """Triton's families go with the version (section 11); counters of ours stay, as a counter must."""

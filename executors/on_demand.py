@@ -104,7 +104,7 @@ class OnDemand:
         digest = content_hash(directory.path, version, config)
         labels = {name: list(lines) for name, lines in load_labels(directory.path, config).items()}
         serialised = config.SerializeToString(deterministic=True)
-        fact = VersionAnnounced(self._executor, directory.name, version, digest, serialised, labels)
+        fact = VersionAnnounced(self._executor, directory.key, version, digest, serialised, labels)
         files_bytes = sum(entry.size_bytes for entry in walk(directory.path / str(version)))
         keep_us = config.sequence_batching.max_sequence_idle_microseconds if config.HasField("sequence_batching") else 0
         return Announced(directory, config, fact, files_bytes, 2000 * keep_us)

@@ -2,8 +2,7 @@
 
 Triton's agents are shared libraries written against its C interface; the one it ships, `checksum`, is built in here
 (`executors.checksums`). Any other is looked for where Triton would look, and answered in its words when it is not
-there:
-one that is there is a library for another server.
+there; one that is there is a library for another server.
 """
 
 from __future__ import annotations

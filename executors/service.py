@@ -44,6 +44,7 @@ from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadMod
 from .limiter_metrics import LimiterMetrics
 from .loading import Loader
 from .metrics import ExecutorMetrics
+from .named import Named
 from .on_demand import OnDemand
 from .payloads import Payloads
 from .placing import Placing
@@ -77,7 +78,11 @@ class ExecutorService:
         self._settings = settings
         self.metrics = metrics
         self._me = settings.incarnation
-        self._repository = ModelRepository(settings.model_repository, config_name=settings.model_config_name or None)
+        self._repository = ModelRepository(
+            settings.model_repository,
+            config_name=settings.model_config_name or None,
+            namespacing=settings.model_namespacing,
+        )
         self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
         self._directory = PayloadDirectory(settings.shm_dir, self._me)
         self._membership = self._make_membership(log_settings)
@@ -108,6 +113,7 @@ class ExecutorService:
         )
         if loader.turnstile is not None:
             metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))
+        self._named = Named(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
         self._intake = Intake(
@@ -304,9 +310,9 @@ class ExecutorService:
                 case Refuse():
                     error = decision.error
                 case UnloadModel():
-                    await self._deployment.unload(decision.model, dependents=request.unload_dependents)
+                    await self._named.unload(decision.model, dependents=request.unload_dependents)
                 case LoadModel():
-                    await self._deployment.load(decision.model, request)
+                    await self._named.load(decision.model, request)
         except CharoniaError as failure:
             error = failure
         except Exception as failure:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from charonia.calls.reporting import inputs_of
+from charonia.models.names import name_of
 from charonia.traces.contexts import TENSORS
 from charonia.traces.reports import (
     BACKEND_INPUT,
@@ -72,7 +73,7 @@ def _report(
     assert record.trace is not None
     return Report(
         record.trace.context.span_id,
-        header.model,
+        name_of(header.model),
         header.version,
         record.client_id,
         _stamps(record, execution, failure),

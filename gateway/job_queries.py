@@ -13,6 +13,7 @@ from charonia.eventlog.port import EventLog
 from charonia.inference import InferenceResponse
 from charonia.jobs import JobEvent, JobRecord, JobState, parse_public_id
 from charonia.models.catalog import Catalog, ServedVersion
+from charonia.models.names import name_of
 from charonia.places import Ahead, JobPlace, ahead_of
 from charonia.wire import ResponseRecord
 
@@ -231,7 +232,7 @@ class JobQueries:
 def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
     """As the job's caller would have had it."""
     return InferenceResponse(
-        record.model,
+        name_of(record.model),
         response.version,
         wanted_outputs(response.outputs, tuple(record.about.get("outputs", ()))),
         record.about.get("client_id", ""),

@@ -119,7 +119,7 @@ class Jobs:
 
     async def _tell_retention(self, served: ServedVersion) -> None:
         with contextlib.suppress(CharoniaError):  # then at the next change, or with the first job
-            await self._retentions.tell(served.interface)
+            await self._retentions.tell(served.model, served.interface)
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Jobs:
             check_key(options.idempotency_key)
             key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
             digest = request_digest(request)
-        retention = await self._retentions.tell(served.interface)
+        retention = await self._retentions.tell(served.model, served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._dataplane.ids.next()
         if request.trace is not None and not endpoint:

@@ -37,4 +37,4 @@ def metadata_of(served: ServedVersion, versions: Iterable[int]) -> ModelMetadata
         for specs in (interface.inputs, interface.outputs)
     )
     numbers = tuple(str(number) for number in versions)
-    return ModelMetadata(served.model, numbers, interface.platform or interface.backend, inputs, outputs)
+    return ModelMetadata(interface.name, numbers, interface.platform or interface.backend, inputs, outputs)

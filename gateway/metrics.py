@@ -121,8 +121,9 @@ class GatewayMetrics(Collector):
         """Measure what this version's configuration wants measured."""
         if self._latencies.measures:
             counts = self.counts(served.model, served.version)
-            decoupled = served.interface.decoupled
-            counts.latencies = self._latencies.add(served.version, served.config, decoupled=decoupled)
+            counts.latencies = self._latencies.add(
+                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
+            )
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""

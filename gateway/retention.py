@@ -41,17 +41,17 @@ class Retentions:
             _parameter(interface, PARAMETER_BYTES, 0, settings.job_retention_size_bytes),
         )
 
-    async def tell(self, interface: ModelInterface) -> Retention:
-        """The model's retention, known to the log when this returns. Raises `LogUnavailable`."""
+    async def tell(self, model: str, interface: ModelInterface) -> Retention:
+        """The model's (`model` is its key) retention, known to the log when this returns. Raises `LogUnavailable`."""
         retention = self.of(interface)
-        if self._told.get(interface.name) != retention:
+        if self._told.get(model) != retention:
             await self._log.set_retention(
-                interface.name,
+                model,
                 size_bytes=retention.size_bytes,
                 journal_s=self._settings.journal_retention_s,
                 journal_size_bytes=self._settings.journal_retention_size_bytes,
             )
-            self._told[interface.name] = retention
+            self._told[model] = retention
             for name in (PARAMETER_SECONDS, PARAMETER_BYTES):
                 text = interface.parameters.get(name)
                 if text is not None and not _is_number(text):

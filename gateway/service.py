@@ -29,6 +29,7 @@ from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceRespon
 from charonia.jobs import JobEvent
 from charonia.models.catalog import ServedVersion
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
+from charonia.models.names import name_of
 from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.traces.settings import Wanted
 from charonia.wire import ResponseRecord
@@ -181,7 +182,8 @@ class GatewayService:
         return ServerMetadata(self._settings.server_id, SERVER_VERSION, EXTENSIONS)
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        return metadata_of(self._find(name, version), self._catalog.served(name))
+        found = self._find(name, version)
+        return metadata_of(found, self._catalog.served(found.model))
 
     def model_config(self, name: str, version: str) -> ModelConfig:
         return self._find(name, version).config
@@ -227,7 +229,7 @@ class GatewayService:
                 del record  # a cycle with the error's traceback would keep the request's bytes
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
-        return InferenceResponse(served.model, record.version, outputs, request.id, record.parameters)
+        return InferenceResponse(served.interface.name, record.version, outputs, request.id, record.parameters)
 
     def _send(
         self,
@@ -284,7 +286,7 @@ class GatewayService:
             raise Unavailable(SERVER_EXITING)
         served = self._catalog.find(request.model, request.version)
         if isinstance(request.trace, Trace):
-            request.trace.begins(served.model, served.version, request.id)
+            request.trace.begins(served.interface.name, served.version, request.id)
         known = self._entrances.get((served.model, served.version))
         if known is None or known[0] is not served:
             known = self._entrance(served, known)
@@ -384,7 +386,10 @@ class GatewayService:
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         wanted = parse_version(version)
         if name:
-            served = self._catalog.served(name)
+            try:
+                served = self._catalog.served(self._catalog.resolve(name))
+            except InvalidArgument:
+                served = {}
             if not served:
                 raise InvalidArgument(f"requested model '{name}' is not available")
             if wanted != LATEST_VERSION and wanted not in served:
@@ -396,11 +401,13 @@ class GatewayService:
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )
-        return [model_statistics(v.model, v.version, fields) for v, fields in zip(versions, counted, strict=True)]
+        return [
+            model_statistics(v.interface.name, v.version, fields) for v, fields in zip(versions, counted, strict=True)
+        ]
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
         return [
-            ModelIndexEntry(row.model, str(row.version) if row.version else "", row.state, row.reason)
+            ModelIndexEntry(name_of(row.model), str(row.version) if row.version else "", row.state, row.reason)
             for row in self._catalog.index()
             if not ready or row.state == "READY"
         ]

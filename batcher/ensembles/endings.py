@@ -22,6 +22,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog, Reply
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.latencies import Latencies, ModelLatencies
+from charonia.models.names import name_of
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
@@ -242,7 +243,7 @@ class Endings:
     def _reported(self, end: _End) -> bytes:
         """The answer of a traced request."""
         try:
-            return reported(end.record, end.answer, self._model, end.tally.start_ns, end.error)
+            return reported(end.record, end.answer, name_of(self._model), end.tally.start_ns, end.error)
         except Exception:  # a trace less; the answer is none the worse
             _log.exception("what happened to a request of '%s' cannot be reported", self._model)
             return end.answer

@@ -114,7 +114,8 @@ class OwnedEnsemble(OwnedModel):
                 self.counted.pop(gone, None)
             self._served = versions
             for version, served in versions.items():
-                self._latencies.add(version, served.config, decoupled=served.interface.decoupled)
+                decoupled = served.interface.decoupled
+                self._latencies.add(version, served.config, decoupled=decoupled, model=self.model)
             # the planner forgets a version that is gone, and must be told of it anew should it come again
             self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)

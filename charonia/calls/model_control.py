@@ -11,6 +11,7 @@ from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, NotF
 from charonia.eventlog.control import ControlPlane
 from charonia.events import FIELD_FACT, ModelRequested, pack_fact
 from charonia.models.catalog import EXPLICIT, failure_of
+from charonia.models.names import name_of
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 _FILE_TTL_S = 24 * 3600
@@ -99,7 +100,7 @@ class ModelControl:
             if error is None:
                 return
             view = catalog.executors.get(executor)
-            if view is not None and name in view.excluded:
+            if view is not None and name in {name_of(model) for model in view.excluded}:
                 errors.append(error)
             else:
                 errors.insert(0, error)

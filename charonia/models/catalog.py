@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InvalidArgument
 from charonia.events import (
     ExecutorDescribed,
     ExecutorDraining,
@@ -48,6 +48,7 @@ from .executor_views import (
     states,
 )
 from .interface import ModelInterface
+from .namespaces import Namespaces
 from .served import ServedVersion, held_versions, not_served
 
 __all__ = [
@@ -92,6 +93,7 @@ class Catalog:
         self._accepting: dict[str, dict[int, ServedVersion]] = {}
         self._newest: dict[tuple[str, int], str] = {}
         self._parsed: dict[tuple[str, str], tuple[ModelConfig, ModelInterface]] = {}
+        self._namespaces = Namespaces(self._is_meant)
 
     def clear(self) -> None:
         """Forget everything, as at the start; listeners stay and are not told: who clears knows why."""
@@ -99,6 +101,7 @@ class Catalog:
             known.clear()
         self._served.clear()
         self._accepting.clear()
+        self._namespaces.clear()
         self.lane_weights.clear()
         self.trace_settings.clear()
 
@@ -231,6 +234,7 @@ class Catalog:
         if view is None:
             return
         key = (fact.model, fact.version)
+        self._namespaces.heard_of(fact.model)
         known = view.versions.get(*key)
         if not isinstance(fact, VersionFailed | VersionUnloaded):
             view.excluded.pop(fact.model, None)
@@ -270,6 +274,7 @@ class Catalog:
             known.well = fact.well
 
     def _refresh(self, models: set[str]) -> None:
+        self._namespaces.changed()
         for model in models:
             held = held_versions(model, self.executors, self._newest, self._parse)
             if held:
@@ -305,8 +310,23 @@ class Catalog:
         """Versions that requests are accepted for, ascending; empty for an unknown model."""
         return self._accepting.get(model, {})
 
+    def resolve(self, model: str, near: str = "") -> str:
+        """The key of the one model that a name means, one in the namespace `near` before others (`namespaces`).
+
+        Raises `InvalidArgument` where that is open (R2).
+        """
+        return self._namespaces.resolve(model, near)
+
+    def _is_meant(self, key: str) -> bool:
+        """What was unloaded is no longer meant by its name; what could not be loaded still is, as in Triton."""
+        return any(reason != UNLOADED for _, _, reason in self._states(key))
+
     def find(self, model: str, version: int) -> ServedVersion:
-        """The version an inference uses: `version` -1 is the highest (I1). Raises E5's `NotFound` or `Unavailable`."""
+        """The version an inference uses: `version` -1 is the highest (I1). `model` is a name or a key.
+
+        Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2).
+        """
+        model = self.resolve(model)
         served = self.served(model)
         if served:
             if version < 0:
@@ -317,6 +337,10 @@ class Catalog:
 
     def is_ready(self, model: str, version: int) -> bool:
         """H3: that version (-1: the highest served) has an executor that would run it now and on which it is well."""
+        try:
+            model = self.resolve(model)
+        except InvalidArgument:
+            return False
         served = self.served(model)
         if not served:
             return False

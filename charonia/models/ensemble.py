@@ -15,22 +15,24 @@ from dataclasses import dataclass, field
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.tensors import shape_text
-from protos.model_config_pb2 import ModelConfig
+from protos.model_config_pb2 import ModelConfig, ModelEnsembling
 
 from .ensemble_validation import CONDITION
 from .interface import ModelInterface
+from .names import model_key
 
 ENSEMBLE_SCHEDULING = "ensemble_scheduling"
 ROOT = -1
 Find = Callable[[str, int], ModelInterface]
-"""The interface of a composing model by name and version (-1: the highest)."""
+"""The interface of a composing model by key and version (-1: the highest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; it can do without `optional` inputs.
 
-    `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how often it runs.
+    `model` is its key. `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how
+    often it runs.
     """
 
     index: int
@@ -70,11 +72,15 @@ class EnsembleGraph:
 
 
 def composing_models(config: ModelConfig) -> dict[str, set[int]]:
-    """The models an ensemble is composed of, each with the versions its steps name (-1: the highest)."""
+    """The keys of the models an ensemble is composed of, each with the versions its steps name (-1: the highest)."""
     found: dict[str, set[int]] = {}
     for step in config.ensemble_scheduling.step:
-        found.setdefault(step.model_name, set()).add(version_of(step.model_version))
+        found.setdefault(_key(step), set()).add(version_of(step.model_version))
     return found
+
+
+def _key(step: ModelEnsembling.Step) -> str:
+    return model_key(step.model_namespace, step.model_name)
 
 
 def version_of(number: int) -> int:
@@ -112,7 +118,7 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
     `find` may raise; what it raises is passed on.
     """
     name = config.name
-    models = [find(step.model_name, version_of(step.model_version)) for step in config.ensemble_scheduling.step]
+    models = [find(_key(step), version_of(step.model_version)) for step in config.ensemble_scheduling.step]
     _check_tensors(config, models)
     deciding = conditions(config)
     steps: list[Step] = []
@@ -120,7 +126,7 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
         steps.append(
             Step(
                 index,
-                written.model_name,
+                _key(written),
                 version_of(written.model_version),
                 dict(sorted(written.input_map.items())),
                 dict(sorted(written.output_map.items())),

@@ -17,7 +17,7 @@ from protos.model_config_pb2 import ModelConfig
 from . import autofill, pbtxt, versions
 from .errors import InstanceError, StructureError
 from .files import FileEntry, contained, is_hidden, walk
-from .names import check_model_name
+from .names import can_be_namespace, check_model_name, model_key, name_of, namespace_of
 
 CONFIG_FILE = "config.pbtxt"
 CONFIG_DIRECTORY = "configs"
@@ -47,6 +47,7 @@ class ModelDirectory:
     """One model as found: either `config` (name, backend and structure settled, not autofilled) or `error` is set.
 
     `versions` ascend and are those that exist, before the version policy. An override is in `config` like a file.
+    `namespace` is the repository's path where models of one name are told apart by it, else "".
     """
 
     name: str
@@ -55,6 +56,12 @@ class ModelDirectory:
     fingerprint: Fingerprint
     config: ModelConfig | None = None
     error: CharoniaError | None = None
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the model is known by in the log: its name, with its namespace if it has one."""
+        return model_key(self.namespace, self.name)
 
     def required_config(self) -> ModelConfig:
         """The configuration; raises `error` when there is none."""
@@ -81,8 +88,12 @@ class ModelDirectory:
 class ModelRepository:
     """One or several repository directories, read afresh at every `scan`."""
 
-    def __init__(self, paths: Sequence[str | Path], *, config_name: str | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[str | Path], *, config_name: str | None = None, namespacing: bool = False
+    ) -> None:
         """`config_name` is `--model-config-name`: `configs/<name>.pbtxt` goes before `config.pbtxt` (R4).
+
+        With `namespacing` each path is a namespace: models of different ones may have the same name (R2).
 
         Raises `StartupError` when a path is no readable directory, is remote (R7), or no path is given.
         """
@@ -96,38 +107,59 @@ class ModelRepository:
         if config_name is not None and ("/" in config_name or config_name in ("", ".", "..")):
             raise StartupError(f"the model configuration name '{config_name}' must be a plain file name")
         self.paths = tuple(Path(path).absolute() for path in paths)
+        for root in self.paths if namespacing else ():
+            if not can_be_namespace(str(root)):
+                raise StartupError(f"with --model-namespacing the repository '{root}' must have another name")
+        self._namespacing = namespacing
         self._config_name = config_name
 
     def scan(self) -> dict[str, ModelDirectory]:
-        """Every model by name. A model found twice has an error (R2); one with a bad configuration has its reason.
+        """Every model by key. A model found twice has an error (R2); one with a bad configuration has its reason.
 
         Raises `Unavailable` when a repository directory cannot be listed: that is no reason to unload anything.
         """
         found: dict[str, ModelDirectory] = {}
         for root in self.paths:
             for path in _model_paths(root):
-                model = self.read(path)
-                if path.name in found:
-                    found[path.name] = replace(model, config=None, error=Unavailable(DUPLICATE_REASON))
+                model = self.read(path, namespace=self._namespace(root))
+                if model.key in found:
+                    found[model.key] = replace(model, config=None, error=Unavailable(DUPLICATE_REASON))
                 else:
-                    found[path.name] = model
+                    found[model.key] = model
         return dict(sorted(found.items()))
 
-    def find(self, name: str) -> ModelDirectory | None:
+    def find(self, key: str) -> ModelDirectory | None:
         """One model, without reading the others; `None` when no repository has it (R20). Raises R11's errors."""
-        check_model_name(name)
-        try:
-            places = [root / name for root in self.paths if (root / name).is_dir() and not is_hidden(name)]
-        except OSError:  # a name longer than the file system takes
+        if self._namespacing:
+            # a model without a namespace is none of the repositories': it came with a load request (R25)
+            known = [root for root in self._places(name_of(key)) if str(root) == namespace_of(key)]
+        else:
+            known = self._places(key)
+        if not known:
             return None
-        if not places:
-            return None
-        model = self.read(places[0])
-        if len(places) > 1:
+        model = self.read(known[0] / name_of(key), namespace=self._namespace(known[0]))
+        if len(known) > 1:
             return replace(model, config=None, error=Unavailable(DUPLICATE_REASON))
         return model
 
-    def read(self, path: Path, *, name: str | None = None) -> ModelDirectory:
+    def keys(self, name: str) -> list[str]:
+        """The keys of all models of a name, ascending; the name alone without namespaces. Raises R11's errors."""
+        if not self._namespacing:
+            return [name]
+        return sorted({model_key(str(root), name) for root in self._places(name)})
+
+    def _places(self, name: str) -> list[Path]:
+        """The repositories that have a model of this name."""
+        check_model_name(name)
+        try:
+            return [root for root in self.paths if (root / name).is_dir() and not is_hidden(name)]
+        except OSError:  # a name longer than the file system takes
+            return []
+
+    def _namespace(self, root: Path) -> str:
+        return str(root) if self._namespacing else ""
+
+    def read(self, path: Path, *, name: str | None = None, namespace: str = "") -> ModelDirectory:
         """The model in a directory, which need not lie in a repository (R25); `name` if it is not the directory's."""
         name = name or path.name
         existing = _versions(path)
@@ -142,8 +174,39 @@ class ModelRepository:
             config = autofill.prepare(_written_config(config_path), name, _version_files(path, existing))
             load_labels(path, config)
         except CharoniaError as error:
-            return ModelDirectory(name, path, existing, fingerprint, error=error)
-        return ModelDirectory(name, path, existing, fingerprint, config=config)
+            return ModelDirectory(name, path, existing, fingerprint, error=error, namespace=namespace)
+        model = ModelDirectory(name, path, existing, fingerprint, config=config, namespace=namespace)
+        return self.with_composing_models(model)
+
+    def with_composing_models(self, model: ModelDirectory) -> ModelDirectory:
+        """An ensemble whose steps say whose namespace their models are of: its own, else the only one that has them.
+
+        What a step says by itself counts for nothing, as in Triton. It is part of the fingerprint: an ensemble is
+        another when one of its models appears in its namespace, or leaves it.
+        """
+        if model.config is None or not model.config.HasField("ensemble_scheduling"):
+            return model
+        if not self._namespacing and not any(step.model_namespace for step in model.config.ensemble_scheduling.step):
+            return model
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        for step in config.ensemble_scheduling.step:
+            step.model_namespace = self._namespace_for(step.model_name, model.namespace)
+        if not self._namespacing:
+            return replace(model, config=config)
+        chosen = "\0".join(step.model_namespace for step in config.ensemble_scheduling.step)
+        digest = hashlib.blake2b(chosen.encode(), digest_size=16).hexdigest()
+        fingerprint = replace(model.fingerprint, config=f"{model.fingerprint.config}:{digest}")
+        return replace(model, config=config, fingerprint=fingerprint)
+
+    def _namespace_for(self, name: str, preferred: str) -> str:
+        """Of which repository a composing model is, "" when that is open or none has it."""
+        if not self._namespacing or not name.strip() or "/" in name or "\0" in name:
+            return ""
+        having = {str(root) for root in self._places(name)}
+        if preferred in having:
+            return preferred
+        return having.pop() if len(having) == 1 else ""
 
     def _config_path(self, path: Path) -> Path:
         if self._config_name is not None:

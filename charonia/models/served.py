@@ -14,11 +14,14 @@ from protos.model_config_pb2 import ModelConfig
 
 from .executor_views import READY, ExecutorView
 from .interface import ModelInterface
+from .names import name_of
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
     """The current incarnation of a model version: what requests are checked against and who executes it.
+
+    `model` is its key (`names`); clients know `interface.name`.
 
     `slots` maps executor to batches at once, 0 for one that loads it on demand; it is empty when every executor that
     served it was lost, then accepted requests wait in the log for the next one. `accepting` is false while it unloads:
@@ -75,8 +78,9 @@ def held_versions(
     return dict(sorted(found.items()))
 
 
-def not_served(model: str, version: int, states: Sequence[tuple[int, str, str]]) -> CharoniaError:
+def not_served(key: str, version: int, states: Sequence[tuple[int, str, str]]) -> CharoniaError:
     """What a request for a version that takes none is answered (E5); `states` are those of the model's versions."""
+    model = name_of(key)
     versions = {number for number, _, _ in states}
     if not versions:
         return NotFound(f"Request for unknown model: '{model}' is not found")

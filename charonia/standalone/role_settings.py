@@ -199,6 +199,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         model_load_thread_count=values["model_load_thread_count"],
         model_load_retry_count=values["model_load_retry_count"],
         model_config_name=values["model_config_name"],
+        model_namespacing=values["model_namespacing"],
         repoagent_directory=repository_agents(values["repoagent_directory"]),
         backend_config=backend_config,
         metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,

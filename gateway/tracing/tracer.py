@@ -145,7 +145,7 @@ class Tracer:
             self._catalog.process_listeners.remove(listen)
 
     def _check(self, model: str) -> None:
-        if model and not self._catalog.served(model):
+        if model and not self._catalog.served(self._catalog.resolve(model)):
             raise InvalidArgument(f"Request for unknown model : {model}")
 
     def _heard(self, fact: Fact) -> None:

@@ -456,6 +456,38 @@ async def test_polling_follows_the_repository(tmp_path: Path) -> None:
         assert failed.error_code == ErrorCode.INVALID_ARG
 
 
+async def test_polling_follows_the_models_of_an_ensembles_repository(tmp_path: Path) -> None:
+    """R2, R10: an ensemble goes over to the only other model of a name, and back when its own repository has one."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    linear(own / "part" / "1" / "model.onnx")
+    linear(other / "part" / "1" / "model.onnx", WEIGHTS * 3)
+    (own / "whole" / "1").mkdir(parents=True)
+    (own / "whole" / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 16 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 3 } ensemble_scheduling { step { model_name: "part" '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }'
+    )
+    polling = {"model_control_mode": "poll", "repository_poll_secs": 3600, "model_namespacing": True}
+
+    async def steps_of(loaded: VersionLoaded) -> list[str]:
+        return [s.model_namespace for s in ModelConfig.FromString(loaded.config).ensemble_scheduling.step]
+
+    async with running(own, model_repository=(os.fspath(own), os.fspath(other)), **polling) as bench:
+        whole = f"{own}::whole"
+        assert await steps_of(await bench.control.fact(VersionLoaded, model=whole)) == [os.fspath(own)]
+        shutil.move(own / "part", tmp_path / "aside")
+        await bench.service.poll_once()
+        await bench.control.fact(VersionUnloaded, model=f"{own}::part")
+        loaded = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.model == whole]
+        assert await steps_of(loaded[-1]) == [os.fspath(other)]
+        shutil.move(tmp_path / "aside", own / "part")
+        await bench.service.poll_once()
+        loaded = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.model == whole]
+        assert await steps_of(loaded[-1]) == [os.fspath(own)]
+        labels = f'{{model="part",namespace="{own}",version="1"}}'
+        assert f"nv_inference_exec_count{labels}" in bench.service.metrics.render().decode()
+
+
 # -- draining ----------------------------------------------------------------------------------------------------------
 
 

@@ -194,7 +194,8 @@ class Bench:
 async def running(repository: Path, *, log: Any = None, **settings: Any) -> AsyncIterator[Bench]:
     log = log or MemoryLog()
     control = Follower(log, keys.CONTROL)
-    service = create(ExecutorSettings(ME, (os.fspath(repository),), **settings), log)
+    settings.setdefault("model_repository", (os.fspath(repository),))
+    service = create(ExecutorSettings(ME, **settings), log)
     await service.start()
     await control.fact(RepositoryScanned, ready=True)
     try:

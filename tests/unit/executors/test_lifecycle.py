@@ -28,15 +28,15 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Model:
-    name: str
+    key: str
     fingerprint: Stamp = field(default_factory=Stamp)
 
 
 def ready(lifecycle: Lifecycle, model: Model, *versions: int) -> None:
     lifecycle.plan(model, versions)
     for version in versions:
-        lifecycle.loading(model.name, version)
-        lifecycle.loaded(VersionLoaded("e", model.name, version, "h", 1, b""), model.fingerprint)
+        lifecycle.loading(model.key, version)
+        lifecycle.loaded(VersionLoaded("e", model.key, version, "h", 1, b""), model.fingerprint)
 
 
 FOUND = {"a": Model("a"), "b": Model("b")}
@@ -179,3 +179,14 @@ def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:
     assert [f.version for f in lifecycle.given_up("a")] == [1]
     assert lifecycle.given_up("a") == []
     assert lifecycle.given_up("unknown") == []
+
+
+def test_a_name_at_start_up_means_every_model_that_has_it() -> None:
+    """R2, R8."""
+    found = {key: Model(key) for key in ("/a::m", "/b::m", "/b::n")}
+    lifecycle = Lifecycle("e", "explicit")
+    assert [d.model for d in lifecycle.start(found, ("m", "unknown"))] == ["/a::m", "/b::m", "unknown"]
+    for key in found:
+        lifecycle.loading(key, 1)
+    assert lifecycle.keys("m") == ["/a::m", "/b::m"]
+    assert poll_failure("/a::m").message == "failed to load 'm', failed to poll from model repository"

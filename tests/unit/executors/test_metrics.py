@@ -36,7 +36,7 @@ def record(accepted_ns: int) -> RequestRecord:
 
 def loaded(metrics: ExecutorMetrics, load_ns: int = 0) -> None:
     config = normalise(parse('name: "m" backend: "python" metric_tags { key: "team" value: "t" }'))
-    metrics.loaded(ModelInterface.of(config), 1, 2, load_ns, config)
+    metrics.loaded("m", ModelInterface.of(config), 1, 2, load_ns, config)
 
 
 def test_batches_are_counted_by_model_and_version() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.errors import InternalError, NotFound, Unavailable, UnknownError
+from charonia.errors import InternalError, InvalidArgument, NotFound, Unavailable, UnknownError
 from charonia.events import (
     ExecutorDraining,
     Fact,
@@ -381,3 +381,41 @@ def test_one_that_was_there_before_succeeds_nobody() -> None:
     assert catalog(*alive, left()).find("m", -1).slots == {}
     starting = [joined(), loaded(), scanned(), joined("next"), scanned("next", ready=False)]
     assert catalog(*starting, left()).find("m", -1).slots == {}
+
+
+# -- namespaces --------------------------------------------------------------------------------------------------------
+
+
+def of(model: str, version: int = 1) -> VersionLoaded:
+    return VersionLoaded("e", model, version, "h1", 2, CONFIG, {})
+
+
+def test_a_name_finds_the_one_model_that_has_it() -> None:
+    """R2: `m` is what both are called."""
+    found = catalog(joined(), scanned("e", "/a::m"), of("/a::m"))
+    assert found.find("m", -1).model == "/a::m"
+    assert found.find("m", 1).interface.name == "m"
+    assert found.is_ready("m", -1)
+    with pytest.raises(NotFound) as raised:
+        found.find("m", 7)
+    assert raised.value.message == "Request for unknown model: 'm' version 7 is not found"
+
+
+def test_a_name_that_two_models_have() -> None:
+    facts = (joined(), scanned("e", "/a::m", "/b::m"), of("/a::m"), of("/b::m"))
+    found = catalog(*facts)
+    with pytest.raises(InvalidArgument, match="There are 2 identifiers of model 'm' in global map"):
+        found.find("m", -1)
+    assert not found.is_ready("m", -1)
+    assert found.find("/b::m", -1).model == "/b::m"
+    assert found.resolve("m", near="/a") == "/a::m"
+    found = catalog(*facts, VersionFailed("e", "/a::m", 1, 3, "broken"))
+    assert found.resolve("m", near="/b") == "/b::m"
+    found = catalog(*facts, VersionUnloaded("e", "/a::m", 1))
+    assert found.find("m", -1).model == "/b::m", "what was unloaded is not meant"
+
+
+def test_one_that_could_not_be_loaded_still_has_its_name() -> None:
+    found = catalog(joined(), scanned("e", "/a::m", "/b::m"), of("/a::m"), VersionFailed("e", "/b::m", 1, 3, "broken"))
+    with pytest.raises(InvalidArgument, match="resolve ambiguity"):
+        found.find("m", -1)

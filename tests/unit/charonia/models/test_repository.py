@@ -284,3 +284,85 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     _touch_later(path / "1" / "model.py")
     assert _hash(path) == first
     assert reads == ["model.py", "model.py"]
+
+
+# -- namespaces --------------------------------------------------------------------------------------------------------
+
+
+def _steps(path: Path, *models: str) -> None:
+    steps = " ".join(
+        f"step {{ model_name: '{model}' model_namespace: '/written' input_map {{ key: 'x' value: 'x{i}' }} "
+        f"output_map {{ key: 'y' value: 'x{i + 1}' }} }}"
+        for i, model in enumerate(models)
+    )
+    io = f"input {{ name: 'x0' data_type: TYPE_FP32 dims: 1 }} output {{ name: 'x{len(models)}' dims: 1 }}"
+    _write(path / "config.pbtxt", f"platform: 'ensemble' {io} ensemble_scheduling {{ {steps} }}")
+    (path / "1").mkdir(exist_ok=True)
+
+
+def test_models_of_one_name_in_two_namespaces(tmp_path: Path) -> None:
+    """R2."""
+    first, second = tmp_path / "1", tmp_path / "2"
+    for root in (first, second):
+        _model(root, "m")
+    _model(second, "n")
+    repository = ModelRepository([first, second], namespacing=True)
+    assert list(repository.scan()) == [f"{first}::m", f"{second}::m", f"{second}::n"]
+    assert repository.keys("m") == [f"{first}::m", f"{second}::m"]
+    assert repository.keys("n") == [f"{second}::n"]
+    assert repository.keys("o") == []
+    found = repository.find(f"{second}::m")
+    assert found is not None
+    assert (found.name, found.namespace, found.key, found.path) == ("m", str(second), f"{second}::m", second / "m")
+    assert found.required_config().name == "m"
+    for key in ("m", f"{first}::n", f"{tmp_path}::m", "/elsewhere::m"):
+        assert repository.find(key) is None
+
+
+def test_a_repository_that_is_given_twice_is_ambiguous_in_itself(tmp_path: Path) -> None:
+    _model(tmp_path / "r", "m")
+    (model,) = ModelRepository([tmp_path / "r", tmp_path / "r"], namespacing=True).scan().values()
+    assert str(model.error) == "model appears in two or more repositories"
+
+
+def test_a_path_that_cannot_be_told_from_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a::b").mkdir()
+    ModelRepository([tmp_path / "a::b"])
+    with pytest.raises(StartupError, match="must have another name"):
+        ModelRepository([tmp_path / "a::b"], namespacing=True)
+
+
+def test_an_ensemble_finds_its_own_repositorys_models_first(tmp_path: Path) -> None:
+    """C50, R2: its own, else the only one, else none; what it says itself counts for nothing."""
+    roots = [tmp_path / name for name in "abc"]
+    for root in roots[:2]:
+        _model(root, "both")
+    _model(roots[1], "one")
+    for root in roots:
+        _steps(root / "e", "both", "one", "none", "../escape")
+    repository = ModelRepository(roots, namespacing=True)
+
+    def namespaces(root: Path) -> list[str]:
+        found = repository.find(f"{root}::e")
+        assert found is not None
+        return [step.model_namespace for step in found.required_config().ensemble_scheduling.step]
+
+    a, b, c = map(str, roots)
+    assert namespaces(roots[0]) == [a, b, "", ""]
+    assert namespaces(roots[1]) == [b, b, "", ""]
+    assert namespaces(roots[2]) == ["", b, "", ""]
+    before = repository.scan()
+    _model(roots[0], "one")
+    after = repository.scan()
+    changed = [key for key in before if before[key].fingerprint != after[key].fingerprint]
+    assert changed == [f"{a}::e", f"{c}::e"], "an ensemble whose model is another is another"
+    assert namespaces(roots[0]) == [a, a, "", ""]
+    assert c in after[f"{c}::e"].key
+
+
+def test_without_namespaces_a_step_has_none(tmp_path: Path) -> None:
+    _steps(tmp_path / "e", "m")
+    found = ModelRepository([tmp_path]).find("e")
+    assert found is not None
+    (step,) = found.required_config().ensemble_scheduling.step
+    assert step.model_namespace == ""
