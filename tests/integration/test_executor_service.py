@@ -237,7 +237,7 @@ async def test_warm_up_runs_on_every_instance_and_is_counted(tmp_path: Path) -> 
         ('input { name: "q" data_type: TYPE_FP32 dims: 16 }', "unexpected inference input 'q'"),
         (
             "model_repository_agents { agents { name: 'redact' } }",
-            "the repository agent 'redact' is not supported",
+            "unable to find 'libtritonrepoagent_redact.so' for repo agent 'redact'",
         ),
         ('backend: "nobody"', "unable to find backend 'nobody'"),
         ("instance_group { kind: KIND_GPU count: 1 gpus: 0 }", "GPU"),
