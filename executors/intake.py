@@ -50,6 +50,9 @@ from .settling import Outcome, Settler
 
 _log = logging.getLogger(__name__)
 
+DRAINS = "executor drains"
+"""Why batches come back from one that is about to end."""
+
 
 class Intake:
     """The batches of one executor. `find(model, version)` is the incarnation that serves a version now, or None."""
@@ -81,6 +84,8 @@ class Intake:
         self._taken: dict[str, tuple[Job, Incarnation]] = {}
         """Batches that were taken and not executed yet, by id."""
         self._stopped = False
+        self._returned: set[bytes] = set()
+        """Entries that were given back before they were read."""
         self.on_wanted: Callable[[str, int], None] | None = None
         """Told of versions that requests wait for; only where models are loaded on demand."""
         self._settling = 0
@@ -98,19 +103,23 @@ class Intake:
             self._log.take_over(self.stream, self._take)
 
     async def stop(self) -> None:
-        """Take no more batches; those not yet read go back to the batcher."""
+        """Take no more batches: those not yet read, and those that come from now on, go back to the batcher.
+
+        The stream is read on: what runs waits for words about it, as how many of its responses are wanted.
+        """
         self._stopped = True
         if isinstance(self._log, ColocatedLog):
             self._log.take_over(self.stream, None)
-        await self._reader.close()
         for entry in await self._log.range(self.stream):
-            if bytes(entry.id) in self._held:
+            entry_id = bytes(entry.id)
+            if entry_id in self._held:
                 continue
             try:
                 header, _ = _decode(entry)
             except InvalidRecord:
                 continue
-            self.give_back(header, bytes(entry.id), "executor drains")
+            self._returned.add(entry_id)
+            self.give_back(header, entry_id, DRAINS)
 
     def give_back(self, header: BatchHeader, entry_id: bytes, reason: str) -> None:
         """Return a batch unexecuted; its requests are not at fault."""
@@ -134,6 +143,7 @@ class Intake:
     async def close(self) -> None:
         """Give up what the log would not take."""
         self._closed = True
+        await self._reader.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -161,10 +171,14 @@ class Intake:
                 self._metrics.invalid()
                 self._spawn(self._delete(entry_id))
                 continue
-            self._take(header, records, entry_id)
+            if entry_id not in self._returned:
+                self._take(header, records, entry_id)
 
     def _take(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes = b"") -> None:
         """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
+        if self._stopped:
+            self.give_back(header, entry_id, DRAINS)
+            return
         incarnation = self._find(header.model, header.version)
         if incarnation is None:
             self.give_back(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
@@ -198,8 +212,12 @@ class Intake:
             await self._payloads.fetch(blobs)
         if names:
             await self._restore(incarnation, names)
+        assert job.header is not None
         if self._stopped:
-            self.give_back(self._forget(job), job.entry_id, "executor drains")
+            self.give_back(self._forget(job), job.entry_id, DRAINS)
+        elif self._find(job.header.model, job.header.version) is not incarnation:
+            # its instances may be gone by now: they do not wait for what they do not have yet
+            self.give_back(self._forget(job), job.entry_id, f"'{job.header.model}' was loaded anew meanwhile")
         else:
             incarnation.pool.submit(job)
 

@@ -38,7 +38,7 @@ from .announcing import Announcer
 from .calls import ExecutorCalls
 from .capabilities import Capabilities
 from .deployment import Deployment
-from .intake import Intake
+from .intake import DRAINS, Intake
 from .job import Job
 from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .limiter_metrics import LimiterMetrics
@@ -229,12 +229,16 @@ class ExecutorService:
         if self._on_demand is not None:
             await self._on_demand.stop()
         incarnations = self._deployment.incarnations()
+        # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
+        draining = ExecutorDraining(self._me)
+        try:
+            await self._announcer.try_tell(draining)
+        except LogUnavailable:
+            self._spawn(self._announcer.tell(draining))
         with contextlib.suppress(LogUnavailable):
-            # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
-            await self._announcer.try_tell(ExecutorDraining(self._me))
             await self._intake.stop()
         for incarnation in incarnations:
-            self._intake.give_back_queued(incarnation, "executor drains")
+            self._intake.give_back_queued(incarnation, DRAINS)
 
     async def say_last_words(self) -> None:
         """After `close`, and after a batcher in this process has closed: what their successors must know."""

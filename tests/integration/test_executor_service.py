@@ -13,8 +13,9 @@ import pytest
 from executor_bench import ME, WEIGHTS, Follower, expected, linear, running, x
 
 from charonia import keys
-from charonia.errors import CharoniaError, ErrorCode, StartupError
+from charonia.errors import CharoniaError, ErrorCode, LogUnavailable, StartupError
 from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import Fields
 from charonia.events import (
     BatchDied,
     BatchFinished,
@@ -32,9 +33,11 @@ from charonia.models.interface import ModelInterface
 from charonia.settings import ExecutorSettings
 from charonia.tensors import Tensor
 from charonia.wire import (
+    BLOB,
     FIELD_HEADER,
     FIELD_RECORD,
     BatchHeader,
+    Reference,
     ResponseRecord,
     unpack_response,
 )
@@ -513,6 +516,66 @@ async def test_draining_finishes_what_runs_and_gives_back_the_rest(tmp_path: Pat
         await bench.control.fact(ExecutorDraining)
 
 
+async def test_what_comes_during_a_drain_goes_back_although_the_log_was_away_for_a_moment(tmp_path: Path) -> None:
+    class Hiccup(MemoryLog):
+        away = False
+
+        async def append(self, stream: bytes, fields: Fields) -> bytes:
+            if self.away and stream == keys.CONTROL:
+                self.away = False
+                raise LogUnavailable("a moment")
+            return await super().append(stream, fields)
+
+    python_model(tmp_path / "py", HELD)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    log = Hiccup()
+    async with running(tmp_path, log=log) as bench:
+        request_id, record = await bench.accept("py", [Tensor.of("x", np.array([[1, 2]], np.float32))])
+        batch_id = await bench.dispatch("py", [record])
+        opened = await asyncio.to_thread(gate.open, "wb")  # it runs now
+        log.away = True
+        draining = asyncio.ensure_future(bench.service.drain(30))
+        await bench.control.fact(ExecutorDraining)
+        _, record = await bench.accept("py", [Tensor.of("x", np.array([[1, 2]], np.float32))])
+        returned = await bench.finished("py", await bench.dispatch("py", [record]), BatchReturned)
+        assert returned.reason == "executor drains"
+        opened.close()
+        await bench.finished("py", batch_id)
+        assert await draining
+        assert (await bench.replies("gw", 1))[request_id].error is None
+
+
+async def test_what_is_fetched_while_its_model_is_loaded_anew_is_given_back(tmp_path: Path) -> None:
+    class Slow(MemoryLog):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+        async def blob(self, blob_id: str) -> bytes | None:
+            self.asked.set()
+            await self.answer.wait()
+            return await super().blob(blob_id)
+
+    model = tmp_path / "m" / "1" / "model.onnx"
+    linear(model)
+    log = Slow()
+    async with running(tmp_path, log=log, model_control_mode="explicit", load_model=("m",)) as bench:
+        data = x(1).tobytes()
+        await log.put_blob("far", data, 60)
+        tensors = [Tensor.of("x", x(1))]
+        _, record = await bench.accept("m", tensors, reference=Reference(BLOB, "far", len(data)))
+        batch_id = await bench.dispatch("m", [record])
+        await log.asked.wait()
+        linear(model, WEIGHTS * 2)
+        assert (await bench.request("load", "m")).error == ""
+        await bench.service._deployment._retirement.idle()
+        log.answer.set()
+        assert "loaded anew" in (await bench.finished("m", batch_id, BatchReturned)).reason
+        again = await bench.dispatch("m", [record])
+        await bench.finished("m", again)
+
+
 # -- instances that die ------------------------------------------------------------------------------------------------
 
 DYING = """
@@ -538,9 +601,25 @@ class TritonPythonModel:
 """
 
 
-def python_model(directory: Path) -> None:
+HELD = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = os.path.join(args["model_repository"], "..", "gate")
+
+    def execute(self, requests):
+        with open(self.gate, "rb") as gate:
+            gate.read()
+        tensors = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", tensor)]) for tensor in tensors]
+"""
+
+
+def python_model(directory: Path, code: str = DYING) -> None:
     (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").write_text(DYING)
+    (directory / "1" / "model.py").write_text(code)
     (directory / "config.pbtxt").write_text(
         'backend: "python" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 2 } '
         'output { name: "y" data_type: TYPE_FP32 dims: 2 } instance_group { kind: KIND_CPU count: 1 }'

@@ -20,8 +20,11 @@ from charonia.events import (
     BatchDied,
     BatchDiedInCompany,
     BatchFinished,
+    BatchReturned,
+    ExecutorDraining,
     OwnerChanged,
     ResponsesBegun,
+    ResponsesWanted,
     SlotFreed,
     VersionLoaded,
     pack_fact,
@@ -178,6 +181,63 @@ async def test_a_drain_waits_for_what_is_still_to_come(bench: Bench) -> None:
     repeat.release(1)
     assert await draining
     assert told(await reader.ended(request_id)) == [1000, 1001, "end"]
+
+
+async def stopped_taking(bench: Bench) -> None:
+    """Wait until a drain has begun: a batch that comes is given back."""
+    _, record = await bench.accept(MODEL, repeat.inputs(99, 1))
+    await bench.control.fact(ExecutorDraining)
+    await bench.finished(MODEL, await bench.dispatch(MODEL, [record]), BatchReturned)
+
+
+async def test_a_producer_is_let_go_on_while_its_executor_drains(bench: Bench) -> None:
+    """S55: who waits for its responses takes them on, and says so."""
+    reader = Reader(bench)
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5), window=2)
+    batch_id = await bench.dispatch(MODEL, [record])
+    assert told(await reader.count(request_id, 2)) == [1000, 1001]
+
+    draining = asyncio.ensure_future(bench.service.drain(30))
+    await stopped_taking(bench)
+    assert repeat.MADE == [1000, 1001]
+    for count in (4, 6):
+        wanted = ResponsesWanted(batch_id, request_id, count)
+        await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(wanted)])
+    assert told(await reader.ended(request_id)) == [1000, 1001, 1002, 1003, 1004, "end"]
+    assert await draining
+
+
+async def test_a_model_hears_while_its_executor_drains_that_nobody_waits(bench: Bench) -> None:
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    draining = asyncio.ensure_future(bench.service.drain(30))
+    await stopped_taking(bench)
+    await bench.unwant(batch_id, request_id)
+    other = await bench.dispatch(MODEL, [(await bench.accept(MODEL, repeat.inputs(2, 1)))[1]])
+    await bench.finished(MODEL, other, BatchReturned)
+    assert repeat.CANCELLED == [1]
+    repeat.release(1)
+    assert await draining
+
+
+async def test_a_new_owner_is_told_again_while_the_executor_drains(bench: Bench) -> None:
+    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
+    repeat.FREE.add(1)
+    repeat.HOLD_AFTER[1] = 1
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    draining = asyncio.ensure_future(bench.service.drain(30))
+    await stopped_taking(bench)
+    known = len(owner.entries)
+    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged(MODEL))])
+    await owner.until(lambda: len(owner.entries) == known + 2)
+    assert owner.facts()[known:] == [SlotFreed(ME, batch_id), ResponsesBegun(ME, batch_id, request_id)]
+    repeat.release(1)
+    assert await draining
 
 
 async def test_a_failure_ends_what_is_open_and_nothing_else(bench: Bench) -> None:

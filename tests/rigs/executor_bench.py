@@ -37,6 +37,7 @@ from charonia.wire import (
     FLAG_JOB,
     FLAG_JOURNALLED,
     BatchHeader,
+    Reference,
     ResponseRecord,
     pack_request,
     records_of,
@@ -126,6 +127,8 @@ class Bench:
         outputs: tuple[str, ...] = (),
         flags: int = 0,
         deadline_ns: int = 0,
+        window: int = 0,
+        reference: Reference | None = None,
     ) -> tuple[bytes, bytes]:
         """Accept a request as a gateway does: (id, record)."""
         self._serial += 1
@@ -142,6 +145,8 @@ class Bench:
             accepted_ns=wall_ns(),
             deadline_ns=deadline_ns,
             flags=flags,
+            window=window,
+            reference=reference,
         )
         fields, journalled = [FIELD_RECORD, record], bool(flags & FLAG_JOURNALLED)
         if flags & FLAG_JOB:
