@@ -1,8 +1,9 @@
 """The model process's end of the socket: blocking, any thread may send, one thread receives.
 
 Cancels come between the frames it receives, and any thread may look for them meanwhile, which takes one system call and
-no thread of its own: a model that never asks pays nothing. A model that calls others gets a thread that receives for
-all: whoever waits for an answer may be any thread, while the one that takes the verbs is in the model's code.
+no thread of its own: a model that never asks pays nothing. A model that calls others, or has to wait until more of its
+responses are wanted, gets a thread that receives for all: whoever waits may be any thread, while the one that takes the
+verbs is in the model's code.
 """
 
 from __future__ import annotations
@@ -75,10 +76,14 @@ class Channel:
             try:
                 frame = self._frames.get(block=self._background)
             except queue.Empty:
-                with self._receiving:
-                    # who looked for a cancel meanwhile may have read a frame
-                    if not self._background and self._frames.empty():
-                        self._read(0)
+                # no longer than that: who receives in the background keeps it, and what came meanwhile is there already
+                if self._receiving.acquire(timeout=_LOOK_S):
+                    try:
+                        # who looked for a cancel meanwhile may have read a frame
+                        if not self._background and self._frames.empty():
+                            self._read(0)
+                    finally:
+                        self._receiving.release()
                 continue
             if isinstance(frame, Exception):
                 raise frame
@@ -129,21 +134,13 @@ class Channel:
     def wait_for_window(self, call: int, index: int, sent: int) -> None:
         """Wait until more than `sent` responses are wanted, or the request is cancelled; the end is told by a send.
 
-        Where no thread receives for all, whoever waits does. Raises `ChannelClosed`.
+        A thread of its own receives from then on: whoever waits must not keep the frames of others.
         """
-        while not self._may_send(call, index, sent):
-            if not self._background and self._receiving.acquire(blocking=False):
-                try:
-                    # who had it before may have read what is waited for
-                    if not self._background and not self._may_send(call, index, sent):
-                        self._read(0)
-                finally:
-                    self._receiving.release()
-                continue
-            with self._news:
-                # who receives now may stop, and does not say so
-                if not self._may_send(call, index, sent):
-                    self._news.wait(_LOOK_S)
+        if self._may_send(call, index, sent):
+            return
+        self.receive_in_background()
+        with self._news:
+            self._news.wait_for(lambda: self._may_send(call, index, sent))
 
     def _may_send(self, call: int, index: int, sent: int) -> bool:
         window = self._windows.get(call, {}).get(index, 0)
