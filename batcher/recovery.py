@@ -30,7 +30,10 @@ _PAGE = 500
 
 
 async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
-    """Restore `owned` from the log and start following it; returns the number of requests found unsettled."""
+    """Restore `owned` from the log; returns the number of requests found unsettled.
+
+    What comes from now on is read once the windows are followed, which whoever is to hear of it does.
+    """
     if await log.paused(owned.model):
         owned.observe(QueueHeld(True))
     queued: dict[bytes, RequestQueued] = {}
@@ -54,7 +57,6 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
             owned.observe(lost)
     if seen := await visible_requests(log, owned.model):
         owned.observe(ResponsesSeen(seen))
-    owned.windows.follow()
     return len(queued)
 
 

@@ -205,6 +205,8 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
+        # and only now of what comes: an entry that is read before anybody would take it is read by nobody
+        owned.windows.follow()
         owned.on_blocking = self._deadlocks.soon
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(remote) - set(self._catalog.live_executors()):

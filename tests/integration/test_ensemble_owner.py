@@ -20,7 +20,7 @@ from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import Limits, Reply
+from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, RequestCancelled, VersionLoaded, pack_fact
 from charonia.settings import BatcherSettings
 from charonia.tensors import Tensor
@@ -64,11 +64,22 @@ CONFIGS = {
 
 
 class FailingLog(MemoryLog):
-    """Refuses the next steps of a model: before they are written, or after, when nobody can know."""
+    """Refuses the next steps of a model: before they are written, or after, when nobody can know.
+
+    Who reads the stream `slow` waits until `go`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.failing: dict[str, list[str]] = {}
+        self.slow = b""
+        self.waits, self.go = asyncio.Event(), asyncio.Event()
+
+    async def range(self, stream: bytes, *arguments: Any, **more: Any) -> list[Entry]:
+        if stream == self.slow:
+            self.waits.set()
+            await self.go.wait()
+        return await super().range(stream, *arguments, **more)
 
     async def accept(self, model: str, *arguments: Any, **more: Any) -> None:
         when = self.failing[model].pop() if self.failing.get(model) else ""
@@ -208,6 +219,24 @@ async def test_a_successor_goes_on_where_the_last_owner_was(world: World, done: 
     assert await world.outcome() == [4.0]
     assert world.asked == ["a", "b", "c"]
     await world.until_tidy()
+
+
+async def test_what_comes_while_an_ensemble_is_taken_over_is_begun(world: World) -> None:
+    await world.ask()  # so that there is a queue to follow
+    await play(world, "abc")
+    await world.until_tidy()
+    world.log.slow = keys.replies(keys.ensemble_endpoint("e"))
+    taking = asyncio.create_task(world.new_owner())
+    await world.log.waits.wait()
+    await world.ask()
+    for _ in range(100):  # time enough to hear of it
+        await asyncio.sleep(0)
+    world.log.go.set()
+    await taking
+    await play(world, "abc")
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await world.log.range(keys.replies(CALLER))) < 2:
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
