@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import client, index, infer, inputs, post, statistics, until
+from e2e_asking import client, index, infer, inputs, pending, post, settle, statistics, until
 from e2e_models import SCALING_IO, WIDTH, gated, put, python, scaling
 from e2e_server import Server, serving
 from tritonclient.utils import InferenceServerException
@@ -265,6 +265,12 @@ def counted(server: Server, model: str) -> dict[str, int]:
     }
 
 
+def counted_all(server: Server, *models: str) -> dict[str, dict[str, int]]:
+    """`counted` of each, once none has anything under way."""
+    settle(server, *models)
+    return {model: counted(server, model) for model in models}
+
+
 def succeeded(server: Server, model: str) -> float:
     name = f'nv_inference_request_success{{model="{model}",version="1"}} '
     return sum(float(line.removeprefix(name)) for line in server.scrape().splitlines() if line.startswith(name))
@@ -275,13 +281,14 @@ def succeeded(server: Server, model: str) -> float:
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_chain_and_its_composing_models_which_it_loaded(server: Server, kind: str) -> None:
-    before = {model: counted(server, model) for model in ("chain", "double", "batched")}
+    before = counted_all(server, "chain", "double", "batched")
     answer = infer(server, "chain", kind, INPUT0=rows(2), options={"request_id": "mine"})
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), rows(2) * 42)
     said = answer.get_response()
     assert (said["id"] if kind == "http" else said.id) == "mine"
+    afterwards = counted_all(server, *before)
     for model, counts in before.items():
-        after = counted(server, model)
+        after = afterwards[model]
         assert after["executions"] == counts["executions"] + 1, model
         assert after["rows"] == counts["rows"] + 2, model
         assert after["success"] == counts["success"] + 1, model
@@ -301,17 +308,16 @@ def test_what_it_looks_like(server: Server) -> None:
 
 def test_its_compute_times_are_the_sums_of_its_steps(server: Server) -> None:
     ask(server, "nested")
+    settle(server, "nested", "branches", "triple")
     whole = statistics(server, "nested")["inference_stats"]
     for part in ("queue", "compute_input", "compute_infer", "compute_output"):
         assert whole[part]["count"] == whole["success"]["count"]
     parts = [statistics(server, model)["inference_stats"]["compute_infer"] for model in ("branches", "triple")]
     means = sum(int(part["ns"]) / int(part["count"]) for part in parts)
     assert 0 < int(whole["compute_infer"]["ns"]) / int(whole["success"]["count"]) < 20 * means
-    page = server.scrape()
-    assert f'nv_inference_exec_count{{model="nested",version="1"}} {whole["success"]["count"]}' in page.replace(
-        ".0\n", "\n"
-    )
-    assert 'nv_inference_pending_request_count{model="nested",version="1"} 0' in page
+    executed = f'nv_inference_exec_count{{model="nested",version="1"}} {whole["success"]["count"]}'
+    until("they are counted", lambda: executed in server.scrape().replace(".0\n", "\n"))
+    until("none is pending", lambda: pending(server, "nested") == 0)
 
 
 def test_branches_meet_again_and_an_optional_input_may_be_left_out(server: Server) -> None:
@@ -329,32 +335,32 @@ def test_a_nested_ensemble(server: Server) -> None:
 def test_only_what_is_asked_for_is_made(server: Server) -> None:
     import tritonclient.grpc as grpcclient
 
-    before = counted(server, "adder")
+    before = counted_all(server, "adder")
     with client("grpc", server) as asking:
         answer = asking.infer("branches", inputs("grpc", INPUT0=rows()), outputs=[grpcclient.InferRequestedOutput("a")])
     np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
     assert answer.as_numpy("SUM") is None
-    assert counted(server, "adder") == before
+    assert counted_all(server, "adder") == before
 
 
 def test_a_condition_decides_whether_a_step_runs(server: Server) -> None:
-    before = counted(server, "double")
+    before = counted_all(server, "double")
     answer = ask(server, "conditional", INPUT0=rows(), RUN=np.array([[False]]))
     np.testing.assert_array_equal(answer.as_numpy("SUM"), rows())
     assert answer.as_numpy("doubled") is None
-    assert counted(server, "double") == before
+    assert counted_all(server, "double") == before
     answer = ask(server, "conditional", INPUT0=rows(), RUN=np.array([[True]]))
     np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
     np.testing.assert_array_equal(answer.as_numpy("doubled"), rows() * 2)
 
 
 def test_steps_of_many_requests_share_batches(server: Server) -> None:
-    before = counted(server, "batched")
+    before = counted_all(server, "batched")["batched"]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: ask(server, "chain", INPUT0=rows() * n), range(32)))
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), rows() * number * 42)
-    after = counted(server, "batched")
+    after = counted_all(server, "batched")["batched"]
     assert after["success"] - before["success"] == 32
     assert after["executions"] - before["executions"] <= 16
 
@@ -428,9 +434,10 @@ def test_latencies_are_measured_where_that_was_asked_for(server: Server) -> None
 def test_a_remembered_answer_skips_all_steps(server: Server) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(ask(server, "remembered", INPUT0=rows() / 2).as_numpy("OUTPUT0"), rows() * 3)
-        before = {model: counted(server, model) for model in ("double", "triple")}
+        before = counted_all(server, "double", "triple")
     np.testing.assert_array_equal(ask(server, "remembered", INPUT0=rows() / 2).as_numpy("OUTPUT0"), rows() * 3)
-    assert {model: counted(server, model) for model in before} == before
+    settle(server, "remembered")
+    assert counted_all(server, *before) == before
     stats = statistics(server, "remembered")
     assert stats["execution_count"] == 1
     assert stats["inference_stats"]["cache_hit"]["count"] == 2
@@ -474,7 +481,7 @@ def test_a_sequence_passes_through(server: Server) -> None:
 
 
 def test_a_failing_step_fails_its_request_alone(server: Server) -> None:
-    before = {model: counted(server, model) for model in ("branches", "nested", "adder")}
+    before = counted_all(server, "branches", "nested", "adder")
     with ThreadPoolExecutor(8) as pool:
         good = [pool.submit(ask, server, "nested") for _ in range(7)]
         with pytest.raises(InferenceServerException) as failure:
@@ -483,10 +490,9 @@ def test_a_failing_step_fails_its_request_alone(server: Server) -> None:
     assert failure.value.status() == "StatusCode.INTERNAL"
     for task in good:
         np.testing.assert_array_equal(task.result().as_numpy("OUTPUT0"), rows() * 15)
-    for model, counts in before.items():
-        after = counted(server, model)
-        assert after["fail"] == counts["fail"] + 1, model
-        assert after["success"] == counts["success"] + 7, model
+    for model, after in counted_all(server, *before).items():
+        assert after["fail"] == before[model]["fail"] + 1, model
+        assert after["success"] == before[model]["success"] + 7, model
     assert 'nv_inference_request_failure{model="nested",reason="OTHER",version="1"} 1' in server.scrape().replace(
         ".0\n", "\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -15,6 +16,8 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import np_to_triton_dtype
+
+from charonia.eventlog.redis import open_log
 
 T = TypeVar("T")
 
@@ -88,6 +91,25 @@ def pending(server: Any, model: str) -> int:
         rf'^nv_inference_pending_request_count{{[^}}]*model="{model}"[^}}]*}} (\S+)', server.scrape(), re.M
     )
     return int(sum(float(number) for number in found))
+
+
+def settle(server: Any, *models: str) -> None:
+    """Until the log has settled all requests of models: only then all of them are counted.
+
+    In a cluster of several servers an answer may arrive before its settlement.
+    """
+
+    async def look() -> None:
+        log = open_log(server.log_url)
+        await log.open()
+        try:
+            async with asyncio.timeout(60):
+                while any([(await log.pending(model))[0] for model in models]):
+                    await asyncio.sleep(0.005)
+        finally:
+            await log.close()
+
+    asyncio.run(look())
 
 
 class Gate:
