@@ -194,6 +194,13 @@ class OwnedModel:
         for task in self._tasks:
             task.cancel()
 
+    def stumbled(self, error: BaseException) -> None:
+        """An error nobody foresaw: what is known here may be wrong, so the model is taken anew, from the log."""
+        _log.error("model '%s' is taken anew after an error nobody foresaw", self.model, exc_info=error)
+        if not self.closed:
+            self.close()
+            self._lost_ownership(self.model)
+
     async def settled(self) -> None:
         """Wait for the appends, settlements and deletions under way."""
         while self._tasks:
@@ -279,7 +286,10 @@ class OwnedModel:
         """The executor in this process has settled a batch; its replies are sent."""
         fact = fields[1]
         assert isinstance(fact, BatchFinished)
-        self.batch_finished(fact.batch_id, fact.executor)
+        try:
+            self.batch_finished(fact.batch_id, fact.executor)
+        except Exception as error:  # the executor is not to blame
+            self.stumbled(error)
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
         """More responses of a request are wanted: whoever runs it, now or later, is told."""
@@ -500,14 +510,26 @@ class OwnedModel:
     def _wake(self) -> None:
         self._timer = None
         if not self.closed:
-            self._apply(self.scheduler.advance(monotonic_ns()))
-            self.arm()
+            try:
+                self._apply(self.scheduler.advance(monotonic_ns()))
+                self.arm()
+            except Exception as error:
+                self.stumbled(error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run something until it is done or the model is given up."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, CharoniaError):  # what has to be in the log is insisted on where it is written
+            _log.warning("something of model '%s' could not be written: %s", self.model, error)
+        else:
+            self.stumbled(error)
 
 
 def _ids_of(joined: bytes) -> list[bytes]:

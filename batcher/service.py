@@ -7,10 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from charonia.calls.cached_calls import CachedCalls
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InternalError
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
@@ -34,6 +35,7 @@ from .turns_apart import TurnsApart
 from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
+_News = TypeVar("_News")
 _RETRY_S = 0.2
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
@@ -154,7 +156,7 @@ class BatcherService:
                 # another kind of model has its name now: it is owned anew
                 self._drop_if_owned(model)
                 return
-            owned.on_served(held)
+            self._tell(owned, owned.on_served, held)
             self._tell_related(model)
             return
         self._tell_related(model)
@@ -166,9 +168,9 @@ class BatcherService:
         self._taking[model] = asyncio.get_running_loop().create_task(self._take(model), name=f"take {model}")
 
     def _tell_related(self, model: str) -> None:
-        for other in self._owned.values():
+        for other in list(self._owned.values()):
             if isinstance(other, OwnedEnsemble):
-                other.on_related(model)
+                self._tell(other, other.on_related, model)
 
     async def _take(self, model: str) -> None:
         try:
@@ -200,6 +202,8 @@ class BatcherService:
             await owned.prepare()
             if any(version.interface.decoupled for version in self._catalog.held(model).values()):
                 await ask_for_streams(self._log, owned)
+            if owned.closed:
+                raise InternalError("it stumbled over what the log holds")
         except BaseException:
             self._end(owned)
             raise
@@ -211,7 +215,7 @@ class BatcherService:
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(remote) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
-        owned.on_served(self._catalog.held(model))
+        self._tell(owned, owned.on_served, self._catalog.held(model))
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
     def _owner(self, model: str, token: int) -> OwnedModel:
@@ -274,7 +278,10 @@ class BatcherService:
             if owned is None:
                 return
             self._routes[stream] = owned
-        owned.on_entries(stream, entries)
+        try:
+            owned.on_entries(stream, entries)
+        except Exception as error:  # the other models go on
+            owned.stumbled(error)
 
     def _on_process(self, fact: Fact) -> None:
         if self._closing:
@@ -282,8 +289,8 @@ class BatcherService:
         if isinstance(fact, ProcessJoined):
             self._departed.joined(fact.incarnation, streams_of(fact))
             if fact.role == "executor":
-                for owned in self._owned.values():
-                    owned.on_executor_joined(fact.incarnation)
+                for owned in list(self._owned.values()):
+                    self._tell(owned, owned.on_executor_joined, fact.incarnation)
             if fact.incarnation == self._settings.incarnation:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):
@@ -294,8 +301,8 @@ class BatcherService:
 
     def _on_left(self, fact: ProcessLeft) -> None:
         if fact.role == "executor":
-            for owned in self._owned.values():
-                owned.on_executor_lost(fact.incarnation, drained=fact.reason == "drained")
+            for owned in list(self._owned.values()):
+                self._tell(owned, partial(owned.on_executor_lost, drained=fact.reason == "drained"), fact.incarnation)
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             for model in list(self._owned):
@@ -303,10 +310,18 @@ class BatcherService:
             return
         if streams := streams_of(fact):
             self._departed.left(fact.incarnation, streams)
-            for owned in self._owned.values():
-                owned.drop_of_gone(owned.unwatched())
+            for owned in list(self._owned.values()):
+                self._tell(owned, owned.drop_of_gone, owned.unwatched())
         if fact.role == "batcher":
             self._consider_all()
+
+    @staticmethod
+    def _tell(owned: OwnedModel, tell: Callable[[_News], None], news: _News) -> None:
+        """Tell one model; what goes wrong in it is no reason not to tell the others."""
+        try:
+            tell(news)
+        except Exception as error:
+            owned.stumbled(error)
 
     def _has_room(self, executor: str) -> bool:
         return has_room(self._catalog, executor)

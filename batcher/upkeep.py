@@ -72,6 +72,7 @@ class Upkeep:
         self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
         self._doubted = False
+        self._overlooked: set[bytes] = set()
         self._adaptive = AdaptiveReport(owned.log, owned.model)
         self._ended_after: tuple[int, bytes] | None = None
 
@@ -118,19 +119,27 @@ class Upkeep:
         """End what is in the log's count and in no stream, once two looks in a row find too many; how many.
 
         Jobs fail. Who waits for another request is told by its gateway, which sees that it is over without an answer.
-        What is behind its window cannot be counted, so such a model is looked at when it has been read.
+        What is behind its window cannot be counted, so such a model is looked at when it has been read. What a stream
+        has that was read and that nobody here knows of is for another owner, which reads it anew.
         """
         owned = self._owned
         known = owned.windows.unsettled
         pending, _ = await owned.log.pending(owned.model)
         doubted, self._doubted = self._doubted, owned.windows.all_read and pending > max(known, owned.windows.unsettled)
         if not (doubted and self._doubted):
+            self._overlooked.clear()
             return 0
         jobs = await self._unheard()
         unsettled = await owned.log.unsettled_ids(owned.model)
         missing = jobs.keys() | {i for i in unsettled if owned.scheduler.find(i) is None}
         if missing:
-            await self._forget_found(missing)
+            overlooked = await self._forget_found(missing)
+            again, self._overlooked = overlooked & self._overlooked, overlooked
+            if again:
+                owned.stumbled(
+                    InternalError(f"{len(again)} requests were read and are not known, as {min(again).hex()}")
+                )
+                return 0
         lost = [job for job in jobs.values() if job.id in missing]
         if lost and not owned.closed:
             await self._fail(lost)
@@ -147,15 +156,20 @@ class Upkeep:
             after = (page[-1].accepted_us, page[-1].id)
         return found
 
-    async def _forget_found(self, missing: set[bytes]) -> None:
-        """Take out what a queue stream has after all: it is being read, or being settled."""
-        for stream in self._owned.windows.streams():
+    async def _forget_found(self, missing: set[bytes]) -> set[bytes]:
+        """Take out what a queue stream has after all: it is being read, or being settled. Returns what was read."""
+        read: set[bytes] = set()
+        windows = self._owned.windows
+        for stream in windows.streams():
             after = START
             while entries := await self._owned.log.range(stream, after, _PAGE):
                 for entry in entries:
-                    for record in requests_of(entry):
-                        missing.discard(record.id)
+                    found = {record.id for record in requests_of(entry)} & missing
+                    missing -= found
+                    if windows.has_read(stream, entry.id):
+                        read |= found
                 after = entries[-1].id
+        return {request_id for request_id in read if self._owned.scheduler.find(request_id) is None}
 
     async def _fail(self, jobs: list[JobRecord]) -> None:
         owned = self._owned

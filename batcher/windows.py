@@ -65,6 +65,10 @@ class Windows:
         """The id of the last entry read."""
         return self._lanes[stream].after
 
+    def has_read(self, stream: bytes, entry_id: bytes) -> bool:
+        """Whether an entry that is in a stream now was read."""
+        return _place(entry_id) <= _place(self._lanes[stream].after)
+
     def oldest(self) -> bytes | None:
         """The id of the oldest entry that is, or may be, unfinished; None when nothing is."""
         found = [next(iter(lane.entries)) for lane in self._lanes.values() if lane.entries]

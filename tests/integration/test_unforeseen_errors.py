@@ -1,0 +1,115 @@
+"""An error nobody foresaw costs its model a new owner, and nobody an answer: the log knows what there is to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from asking_cluster import answers, clustered
+from batching_cluster import MODEL, Cluster, ask, until
+
+from batcher.scheduling.scheduler import ModelScheduler
+from batcher.sending import Sending
+from batcher.service import BatcherService
+from batcher.upkeep import Upkeep
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    async with clustered(request) as cluster:
+        yield cluster
+
+
+class Stumble:
+    """Raises at the first of the calls that it takes the place of."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.stumbled = False
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not self.stumbled:
+                self.stumbled = True
+                raise KeyError("nobody foresaw this")
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (ModelScheduler, "observe_all"),  # where entries are read
+        (ModelScheduler, "observe"),  # where facts are heard
+        (Sending, "_still_wanted"),  # in a task
+    ],
+)
+async def test_what_a_stumble_hit_is_answered_by_the_next_owner(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    gateway = await cluster.gateway()
+    first = batcher.service.owned[MODEL]
+    assert await answers([ask(gateway, 1)]) == [1]
+    stumble = Stumble(monkeypatch, owner, name)
+    calls = [ask(gateway, n) for n in range(20)]
+    assert await answers(calls) == list(range(20))
+    assert stumble.stumbled
+    await until(lambda: MODEL in batcher.service.owned)
+    assert first.closed
+    assert batcher.service.owned[MODEL].token > first.token
+    await cluster.settled()
+
+
+async def test_a_stumble_while_taking_over_is_tried_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher()
+    await first.owns()
+    gateway = await cluster.gateway()
+    calls = [ask(gateway, n) for n in range(20)]
+    await until(lambda: len(executor.held) == 2)
+    await first.die()
+    stumble = Stumble(monkeypatch, ModelScheduler, "observe_all")
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher()
+    await second.owns()
+    executor.release()
+    assert await answers(calls) == list(range(20))
+    assert stumble.stumbled
+    await cluster.settled()
+
+
+async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when an entry came to an owner that was not there yet."""
+    await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    owned = batcher.service.owned[MODEL]
+    passed_over = asyncio.Event()
+    on_entries = BatcherService._on_entries
+
+    def deaf(self: BatcherService, stream: bytes, entries: list[Any]) -> None:
+        if owned.follows(stream) and not passed_over.is_set():
+            owned.windows.read(stream, entries[-1].id)
+            passed_over.set()
+        else:
+            on_entries(self, stream, entries)
+
+    monkeypatch.setattr(batcher.service._reader, "_on_entries", lambda *news: deaf(batcher.service, *news))
+    call = ask(gateway, 2)
+    await asyncio.wait_for(passed_over.wait(), 20)
+    upkeep = Upkeep(owned)
+    for _ in range(3):
+        assert not owned.closed
+        assert await upkeep.find_lost() == 0
+    assert owned.closed
+    assert await answers([call]) == [2]
+    await cluster.settled()
