@@ -202,7 +202,8 @@ class DataPlane:
             flags |= self._payloads.flags(served)
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
                 buffers = [t.data for t in request.inputs]
-                reference = await self._payloads.lend(buffers, flags, durable=door.is_durable)
+                with self.pending.coming():
+                    reference = await self._payloads.lend(buffers, flags, durable=door.is_durable)
         tenant = options.caller.tenant if options is not None else ""
         record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference, tenant=tenant)
         beside_bytes = reference.size_bytes if reference is not None else 0

@@ -45,6 +45,15 @@ class JobQueries:
         self._paces = Paces(log)
         self._streams = JobStreams(log, watches)
         self._not_found = JOB_NOT_FOUND
+        self._waits: set[asyncio.Timeout] = set()
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """From now on nobody waits here for a job to end; those who do have waited long enough."""
+        self._hurried = True
+        for patience in self._waits:
+            if not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())
 
     def begin_anew(self) -> None:
         """The log is another one: jobs of the former are unknown, and whoever asks for one is told why that may be."""
@@ -114,12 +123,16 @@ class JobQueries:
 
     async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
         record = await self.record(job_id, caller)
-        if not record.state.terminal and wait_s > 0:
+        if not record.state.terminal and wait_s > 0 and not self._hurried:
+            patience = asyncio.timeout(wait_s)
             try:
-                async with asyncio.timeout(wait_s):
+                async with patience:
+                    self._waits.add(patience)
                     record = await self._ended(record.model, record.id, caller)
             except TimeoutError:
                 return None
+            finally:
+                self._waits.discard(patience)
         outcome = await outcome_of(self._log, record)
         if outcome is None:
             return None

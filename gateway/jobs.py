@@ -107,6 +107,10 @@ class Jobs:
         await self._queries.close()
         await self._watches.close()
 
+    def begin_drain(self) -> None:
+        """Who waits for a job to end is told how far it is, and may ask another gateway."""
+        self._queries.hurry()
+
     def begin_anew(self) -> None:
         """The log is another one."""
         self._retentions.forget()

@@ -8,9 +8,10 @@ the log is `dataplane`'s and `jobs`'.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from charonia import failpoints
 from charonia.calls.replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
@@ -71,6 +72,7 @@ class PendingMap:
         self._waiters: dict[bytes, Waiter] = {}
         self._up = True
         self._unanswered: set[bytes] = set()
+        self._coming = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.report_for: Callable[[ResponseRecord], bool] = lambda _response: False
@@ -84,7 +86,23 @@ class PendingMap:
 
     async def wait_idle(self) -> None:
         """Returns when nobody waits (drain)."""
-        await self._idle.wait()
+        while self._waiters or self._coming:
+            await self._idle.wait()
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """As long as this lasts somebody waits, be it that no request of theirs is here yet, or none of their own."""
+        self._coming += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self._waiters and not self._coming:
+            self._idle.set()
 
     def add(
         self, model: str, request_id: bytes, record: bytes, *, is_job: bool = False, beside_bytes: int = 0
@@ -131,8 +149,7 @@ class PendingMap:
     def remove(self, waiter: Waiter) -> None:
         if self._waiters.pop(waiter.id, None) is not None:
             self._size_bytes -= waiter.size_bytes
-        if not self._waiters:
-            self._idle.set()
+        self._look_idle()
 
     def refuse_all(self) -> None:
         """The gateway ends: nobody who still waits will be answered."""

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
-from charonia.calls.caching import is_cachable, rules_of
+from charonia.calls.caching import is_cachable
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payloads import Payloads
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.calls.response_cache import ResponseCache
-from charonia.clock import monotonic_ns, wall_ns
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
@@ -35,8 +34,8 @@ from charonia.traces.settings import Wanted
 from charonia.wire import ResponseRecord
 
 from .dataplane import DataPlane
-from .deadlines import check_deadline
 from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
+from .entrances import Entrances
 from .handler import (
     ModelIndexEntry,
     ModelMetadata,
@@ -54,17 +53,15 @@ from .statistics import model_statistics
 from .streaming import only, responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
-from .tracing.trace import Trace, answered, failed, left
+from .tracing.trace import answered, failed, left
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter
 
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
-_log = logging.getLogger(__name__)
 
-_Entrance = tuple[ServedVersion, RequestCounts, Admission]
-"""A version as it is served, the counts of its requests and its gate."""
+_Answer = TypeVar("_Answer")
 
 
 class GatewayService:
@@ -94,7 +91,6 @@ class GatewayService:
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
-        self._entrances: dict[tuple[str, int], _Entrance] = {}
         self._leaving = self._draining = False
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(
@@ -112,6 +108,7 @@ class GatewayService:
                 cache_log or log, settings.response_cache_size_bytes, self._catalog, self._refused
             )
             self.metrics.cache = self._cache.store
+        self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
 
     async def start(self) -> None:
         await self._dataplane.start()
@@ -151,9 +148,10 @@ class GatewayService:
     def begin_drain(self) -> None:
         """From now on readiness is false and new work is refused (R41)."""
         self._leaving = self._draining = True
+        self.jobs.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when no request is pending any more."""
+        """Returns when nobody waits for a request any more."""
         await self._dataplane.pending.wait_idle()
 
     async def close(self) -> None:
@@ -252,10 +250,15 @@ class GatewayService:
         ):
             tenant = options.caller.tenant if options is not None else ""
             send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
-            return self._cache.answer(request, served, rules, tenant, send, counts)
+            return self._coming(self._cache.answer(request, served, rules, tenant, send, counts))
         if options is None or not is_job(options):
             return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
-        return self.jobs.infer(request, admitted, level, served, options)
+        return self._coming(self.jobs.infer(request, admitted, level, served, options))
+
+    async def _coming(self, answer: Awaitable[_Answer]) -> _Answer:
+        """What is waited for while nothing of it may be pending here, as a job is that is on its way into the log."""
+        with self._dataplane.pending.coming():
+            return await answer
 
     async def stream(
         self,
@@ -274,53 +277,18 @@ class GatewayService:
                 records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
             else:
                 records = self.jobs.stream(request, admitted, level, served, options)
-        async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
-            async for response in responses:
-                yield response
+        with self._dataplane.pending.coming():
+            async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
+                async for response in responses:
+                    yield response
 
     def _admit(
         self, request: InferenceRequest, started_ns: int
     ) -> tuple[ServedVersion, RequestCounts, Admission, Admitted]:
-        """What a request needs on its way. Raises what refuses it before anything enters the log."""
+        """See `Entrances.admit`; nothing is let in any more once the gateway drains."""
         if self._draining:
             raise Unavailable(SERVER_EXITING)
-        served = self._catalog.find(request.model, request.version)
-        if isinstance(request.trace, Trace):
-            request.trace.begins(served.interface.name, served.version, request.id)
-        known = self._entrances.get((served.model, served.version))
-        if known is None or known[0] is not served:
-            known = self._entrance(served, known)
-        _, counts, admission = known
-        try:
-            if request.deadline_ns:
-                check_deadline(request.deadline_ns, wall_ns())
-            return served, counts, admission, admission.admit(request)
-        except CharoniaError as error:
-            reason = failure_reason(error, executed=False)
-            counts.failures[reason] += 1
-            self._refused.count(served, monotonic_ns() - started_ns, reason)
-            if request.trace is not None:
-                failed(request.trace, error)
-            raise
-
-    def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
-        """What admits and counts the requests of a version; an incarnation keeps its gate."""
-        if known is not None and known[0].content_hash == served.content_hash:
-            admission = known[2]
-        else:
-            admission = Admission(served.interface, served.version, served.content_hash)
-            if self._cache is not None:
-                admission.caching = rules_of(served)
-            elif served.config.response_cache.enable:
-                _log.warning(
-                    "model '%s' wants its responses cached, but this server has no cache (--cache-config): "
-                    "they are not",
-                    served.model,
-                )
-            self.metrics.configure(served)
-        key = (served.model, served.version)
-        entrance = self._entrances[key] = (served, self.metrics.counts(*key), admission)
-        return entrance
+        return self._entrances.admit(request, started_ns)
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
@@ -334,7 +302,8 @@ class GatewayService:
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
         served, counts, admission, admitted = self._admit(request, monotonic_ns())
         try:
-            return await self.jobs.submit(request, admitted, admission.level(request.priority), served, options)
+            level = admission.level(request.priority)
+            return await self._coming(self.jobs.submit(request, admitted, level, served, options))
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             raise

@@ -59,3 +59,40 @@ async def test_what_was_lent_for_a_request_without_room_is_taken_back(streamed: 
         while await log.blob(name) is not None:
             await asyncio.sleep(0)
     await plane.close()
+
+
+class HeldLog(CountingLog):
+    """Takes blobs once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def put_blob(self, blob_id: str, data: object, ttl_s: int) -> None:
+        self.asked.set()
+        await self.go.wait()
+        await super().put_blob(blob_id, data, ttl_s)
+
+
+async def test_a_request_whose_tensors_are_on_their_way_is_waited_for() -> None:
+    log = HeldLog()
+    plane = DataPlane(log, GatewaySettings("g"), payloads=Payloads(log, PayloadDirectory("", "g"), {}, "g"))
+    config = normalise(parse(CONFIG))
+    served = ServedVersion("m", 1, "h", config, ModelInterface.of(config), {}, {"e": 1})
+    request = InferenceRequest("m", -1, [Tensor.of("x", np.zeros((1, BY_REFERENCE_BYTES), np.uint8))])
+    admitted = Admission(served.interface, 1, "h").admit(request)
+    async with asyncio.timeout(30):
+        sending = asyncio.create_task(plane.infer(request, admitted, 0, served, 0.0))
+        await log.asked.wait()
+        idle = asyncio.create_task(plane.pending.wait_idle())
+        await asyncio.sleep(0)
+        assert not idle.done()
+        log.go.set()
+        while not plane.pending_requests:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not idle.done(), "it waits for its answer now"
+        sending.cancel()
+        await idle
+    await plane.close()

@@ -1,0 +1,78 @@
+"""What lets a request in: the version it asks for, that version's gate and the counts of its requests.
+
+What is refused here never enters the log. Where a request goes then is `service`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from charonia.calls.admission import Admission, Admitted
+from charonia.calls.caching import rules_of
+from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError
+from charonia.inference import InferenceRequest
+from charonia.models.catalog import Catalog, ServedVersion
+
+from .deadlines import check_deadline
+from .metrics import GatewayMetrics, RequestCounts
+from .tracing.trace import Trace, failed
+
+_log = logging.getLogger(__name__)
+
+_Entrance = tuple[ServedVersion, RequestCounts, Admission]
+"""A version as it is served, the counts of its requests and its gate."""
+
+
+class Entrances:
+    """Of one gateway. `caches`: it has a response cache."""
+
+    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, refused: RefusedRequests, *, caches: bool) -> None:
+        self._catalog = catalog
+        self._metrics = metrics
+        self._refused = refused
+        self._caches = caches
+        self._known: dict[tuple[str, int], _Entrance] = {}
+
+    def admit(
+        self, request: InferenceRequest, started_ns: int
+    ) -> tuple[ServedVersion, RequestCounts, Admission, Admitted]:
+        """What a request needs on its way. Raises what refuses it before anything enters the log."""
+        served = self._catalog.find(request.model, request.version)
+        if isinstance(request.trace, Trace):
+            request.trace.begins(served.interface.name, served.version, request.id)
+        known = self._known.get((served.model, served.version))
+        if known is None or known[0] is not served:
+            known = self._entrance(served, known)
+        _, counts, admission = known
+        try:
+            if request.deadline_ns:
+                check_deadline(request.deadline_ns, wall_ns())
+            return served, counts, admission, admission.admit(request)
+        except CharoniaError as error:
+            reason = failure_reason(error, executed=False)
+            counts.failures[reason] += 1
+            self._refused.count(served, monotonic_ns() - started_ns, reason)
+            if request.trace is not None:
+                failed(request.trace, error)
+            raise
+
+    def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
+        """An incarnation keeps its gate."""
+        if known is not None and known[0].content_hash == served.content_hash:
+            admission = known[2]
+        else:
+            admission = Admission(served.interface, served.version, served.content_hash)
+            if self._caches:
+                admission.caching = rules_of(served)
+            elif served.config.response_cache.enable:
+                _log.warning(
+                    "model '%s' wants its responses cached, but this server has no cache (--cache-config): "
+                    "they are not",
+                    served.model,
+                )
+            self._metrics.configure(served)
+        key = (served.model, served.version)
+        entrance = self._known[key] = (served, self._metrics.counts(*key), admission)
+        return entrance
