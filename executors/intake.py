@@ -28,19 +28,16 @@ from charonia.events import (
     pack_fact,
 )
 from charonia.wire import (
-    FIELD_HEADER,
     FLAG_JOURNALLED,
     FLAG_REFERENCE,
     BatchHeader,
     RequestRecord,
-    records_of,
-    unpack_request,
 )
 
 from .accounting import Death, Executed
 from .announcing import insist
 from .beginnings import Beginnings
-from .job import Job
+from .job import Job, decoded
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
@@ -115,7 +112,7 @@ class Intake:
             if entry_id in self._held:
                 continue
             try:
-                header, _ = _decode(entry)
+                header, _ = decoded(entry)
             except InvalidRecord:
                 continue
             self._returned.add(entry_id)
@@ -165,14 +162,18 @@ class Intake:
                 self._on_facts(entry, entry_id)
                 continue
             try:
-                header, records = _decode(entry)
+                header, records = decoded(entry)
             except InvalidRecord as error:
                 _log.error("entry %s of %s holds no batch: %s", entry_id.decode(), self.stream.decode(), error)
                 self._metrics.invalid()
                 self._spawn(self._delete(entry_id))
                 continue
-            if entry_id not in self._returned:
+            if entry_id in self._returned:
+                continue
+            try:
                 self._take(header, records, entry_id)
+            except Exception as error:  # what comes after it is taken all the same
+                self._stumbled(Job(records, _nothing, header, entry_id), error)
 
     def _take(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes = b"") -> None:
         """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
@@ -201,7 +202,7 @@ class Intake:
         blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
         names = sequences.missing(header, records) if sequences is not None else []
         if blobs or names:
-            self._spawn(self._submit_fetched(job, incarnation, blobs, names))
+            self._spawn(self._surely(job, self._submit_fetched(job, incarnation, blobs, names)))
         else:
             incarnation.pool.submit(job)
 
@@ -262,6 +263,12 @@ class Intake:
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def _executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
+        try:
+            self._end(incarnation, job, executed)
+        except Exception as error:  # the instance is not to blame, and goes on
+            self._stumbled(job, error)
+
+    def _end(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         failpoints.hit("executor.executed")
         self._forget(job)
         if job.steps is not None and job.stream is None:
@@ -272,7 +279,7 @@ class Intake:
         if self._settler.settle_plain(job, executed, incarnation, partial(self._settled, job, executed, incarnation)):
             self._settling += 1
         else:
-            self._spawn(self._settle(job, executed, incarnation))
+            self._spawn(self._surely(job, self._settle(job, executed, incarnation)))
 
     def _settled(self, job: Job, executed: Executed, incarnation: Incarnation, outcome: Outcome | None) -> None:
         """A settlement was answered; where that was not all, its task goes on."""
@@ -281,7 +288,7 @@ class Intake:
             self._quiet.set()
         if outcome is not None:
             if not self._closed:
-                self._spawn(self._settle(job, executed, incarnation, outcome))
+                self._spawn(self._surely(job, self._settle(job, executed, incarnation, outcome)))
             return
         failpoints.hit("executor.settled")
         if not self._local:
@@ -302,7 +309,10 @@ class Intake:
             *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
         )
 
-    async def _settle_part(
+    async def _settle_part(self, incarnation: Incarnation, job: Job, *part: Any) -> None:
+        await self._surely(job, self._end_part(incarnation, job, *part))
+
+    async def _end_part(
         self, incarnation: Incarnation, job: Job, part: Executed, before: Sequence[tuple[str, bytes]], last: bool
     ) -> None:
         """Some requests of a batch have had their final response; `last`: now all have."""
@@ -322,6 +332,20 @@ class Intake:
         await self._settler.settle(job, executed, incarnation, outcome=outcome)
         failpoints.hit("executor.settled")
         await self._delete(job.entry_id)
+
+    async def _surely(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._stumbled(job, error)
+
+    def _stumbled(self, job: Job, error: Exception) -> None:
+        """An error nobody foresaw: the batch ends like one that took its instance along, or nobody would hear of it."""
+        header = self._forget(job)
+        _log.error("batch %s of '%s' could not be ended", header.batch_id, header.model, exc_info=error)
+        death = Death("", f"its executor could not end it: {type(error).__name__}: {error}")
+        fields = batch_died(self._executor, header.batch_id, death, (record.id for record in job.records))
+        self._spawn(self._report(header, fields, job.entry_id))
 
     # -- batches that hang --------------------------------------------------------------------------------------------
 
@@ -367,17 +391,5 @@ class Intake:
             _log.error("a batch was not settled", exc_info=error)
 
 
-def _decode(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
-    fields = entry.fields
-    if len(fields) < 2 or fields[0] != FIELD_HEADER:
-        raise InvalidRecord("no batch header")
-    header = BatchHeader.unpack(fields[1])
-    # a batcher in this process hands over what it has decoded already
-    records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in records_of(fields)]
-    try:
-        attempts = len(header.attempts)
-    except TypeError:
-        raise InvalidRecord("the batch header has no list of attempts") from None
-    if attempts != len(records):
-        raise InvalidRecord(f"{attempts} attempts for {len(records)} requests")
-    return header, records
+def _nothing(_job: Job, _executed: Executed) -> None:
+    """Of a batch that never came to an instance nobody tells the end."""

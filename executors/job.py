@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from charonia.errors import InternalError
+from charonia.errors import InternalError, InvalidRecord
+from charonia.eventlog.port import Entry
 from charonia.sequences import SequenceStep
-from charonia.wire import BatchHeader, RequestRecord
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, records_of, unpack_request
 
 from .accounting import Executed
 from .execution import Batch, Planned
@@ -75,6 +76,23 @@ def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:
     for _ in range(ends):
         jobs.put_nowait(None)
     return taken
+
+
+def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
+    """The header and the requests of a batch stream's entry. Raises `InvalidRecord`."""
+    fields = entry.fields
+    if len(fields) < 2 or fields[0] != FIELD_HEADER:
+        raise InvalidRecord("no batch header")
+    header = BatchHeader.unpack(fields[1])
+    # a batcher in this process hands over what it has decoded already
+    records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in records_of(fields)]
+    try:
+        attempts = len(header.attempts)
+    except TypeError:
+        raise InvalidRecord("the batch header has no list of attempts") from None
+    if attempts != len(records):
+        raise InvalidRecord(f"{attempts} attempts for {len(records)} requests")
+    return header, records
 
 
 def died(instance: str) -> InternalError:

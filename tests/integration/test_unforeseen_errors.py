@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asking_cluster import answers, clustered
 from batching_cluster import MODEL, Cluster, ask, until
+from executor_bench import ME, linear, running, x
 
 from batcher.scheduling.scheduler import ModelScheduler
 from batcher.sending import Sending
 from batcher.service import BatcherService
 from batcher.upkeep import Upkeep
+from charonia import keys
+from charonia.events import BatchDied
+from charonia.tensors import Tensor
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED
+from executors.beginnings import Beginnings
+from executors.settling import Settler
 
 pytestmark = pytest.mark.integration
 
@@ -113,3 +121,28 @@ async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypat
     assert owned.closed
     assert await answers([call]) == [2]
     await cluster.settled()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "flags"),
+    [
+        (Settler, "settle_plain", 0),  # where an instance tells of an execution
+        (Settler, "settle", FLAG_JOB),  # in a task
+        (Beginnings, "watch", FLAG_JOURNALLED),  # before an instance has it
+    ],
+)
+async def test_a_batch_that_cannot_be_ended_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, flags: int
+) -> None:
+    linear(tmp_path / "m" / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        Stumble(monkeypatch, owner, name)
+        request_id, record = await bench.accept("m", [Tensor.of("x", x(1))], flags=flags)
+        batch_id = await bench.dispatch("m", [record])
+        told = await bench.finished("m", batch_id, BatchDied)
+        assert (told.ids, told.blameless) == (request_id, False)
+        assert told.reason == "its executor could not end it: KeyError: 'nobody foresaw this'"
+        await bench.finished("m", await bench.dispatch("m", [record]))
+        assert await bench.log.pending("m") == (0, 0)
+        assert await bench.service.drain(10)
+        assert await bench.log.range(keys.batches(ME)) == []
