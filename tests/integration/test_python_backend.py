@@ -173,6 +173,11 @@ async def test_an_exception_fails_the_batch_with_its_place(load: Load, tmp_path:
             "[1, 2]",
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
         ),
+        (
+            "[request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) or 1 for request in requests]",
+            "Expected a None object in the execute function return list for reschduled request, found type "
+            "'<class 'int'>'.",
+        ),
     ],
 )
 async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str) -> None:

@@ -260,7 +260,12 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
     for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-        if answer is None and request.is_rescheduled():
+        if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
+            if answer is not None:
+                raise _WrongAnswer(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(answer)}'."
+                )
             answers[place] = InferenceResponse()
             continue
         if answer is None and request.outcome is not None:
