@@ -81,12 +81,17 @@ class Executed:
     """Requests whose model wants another turn (S41): they have no answer yet."""
     responses: dict[int, dict[str, int]] = field(default_factory=dict)
     """What to count of the single responses to a request, where that is told (X5)."""
+    given_up: set[int] = field(default_factory=set)
+    """Requests that were cancelled while they ran: they are settled by others, their responses count all the same."""
 
 
 def increments(
     records: Sequence[RequestRecord], executed: Executed, won: Sequence[bool] | None = None
 ) -> dict[str, int]:
-    """The increments of a batch; with `won`, of the requests whose settlement was won only. Empty when none was."""
+    """The increments of a batch; with `won`, of the requests whose settlement was won only.
+
+    Of those that were given up their responses count in any case. Empty when there is nothing to count.
+    """
     totals: dict[str, int] = {}
     for execution in executed.executions:
         indices = execution.indices if won is None else [i for i in execution.indices if won[i]]
@@ -99,7 +104,7 @@ def increments(
             _add(totals, "fail_ns", max(0, waited))
             _add(totals, failure.reason, 1)
     for index, counts in executed.responses.items():
-        if won is None or won[index]:
+        if won is None or won[index] or index in executed.given_up:
             for name, value in counts.items():
                 _add(totals, name, value)
     return totals
@@ -117,6 +122,13 @@ def count_response(
     for name, spent_ns in added.items():
         _add(counts, f"r{place}_{name}_count", 1)
         _add(counts, f"r{place}_{name}_ns", spent_ns)
+
+
+def count_cancel(counts: dict[str, int], place: int, spent_ns: int) -> None:
+    """Count that a request was given up before its response of index `place`; `spent_ns` until the model let go (X5)."""
+    if place < MOST_PLACES:
+        _add(counts, f"r{place}_cancel_count", 1)
+        _add(counts, f"r{place}_cancel_ns", spent_ns)
 
 
 def _add_execution(

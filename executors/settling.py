@@ -116,7 +116,7 @@ class Settler:
             await self._beginnings.tell(job)
         if job.steps is not None:
             self._settle_sequences(job, won, incarnation)
-        if together is None or False in won.values():
+        if together is None or False in won.values() or (counted and not ending.requests):
             counted = await self._add_statistics(key, job, executed, won)
         self._metrics.settled(incarnation.model, incarnation.version, counted)
         if self._metrics.measures:

@@ -23,7 +23,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
-from .accounting import BACKEND, Executed, Failure, count_response
+from .accounting import BACKEND, Executed, Failure, count_cancel, count_response
 from .answers import request_outputs
 from .assembly import RequestPlan
 from .execution import Batch, Planned
@@ -38,6 +38,7 @@ class Answering:
     __slots__ = (
         "attempt",
         "begun",
+        "cancelled_ns",
         "cut",
         "ended",
         "error",
@@ -61,6 +62,8 @@ class Answering:
         """When it was given to the instance, or had its last response."""
         self.window = record.window
         """The first index that is not wanted yet; 0: all are (S55)."""
+        self.cancelled_ns = 0
+        """When it was given up while its instance had it."""
         self.begun = False
         self.ended = False
         self.cut = False
@@ -133,7 +136,11 @@ class StreamedBatch:
         self._look_again()
         self.tell_cancelled(instance, ids)
         for one in self._answering.values():
-            if one.record.id in ids and not one.ended and one.request is None:  # it will not start
+            if one.record.id not in ids or one.ended:
+                continue
+            if one.request is not None:
+                one.cancelled_ns = one.cancelled_ns or monotonic_ns()
+            else:  # it will not start
                 one.cut = True
                 self._end_answering(one, b"")
 
@@ -196,6 +203,7 @@ class StreamedBatch:
         final = final or not self.several
         if not self.wanted(one.index):
             if final:
+                self._count_cancel(one)
                 self._end_answering(one, b"")
             return final
         if response is not None:
@@ -319,6 +327,14 @@ class StreamedBatch:
         self._end_answering(one, self._failure(one, one.error, final=True))
         return True
 
+    def _count_cancel(self, one: Answering) -> None:
+        """Its instance has let go of a request that was given up."""
+        if self.reports and one.cancelled_ns:
+            executed = self.batch.executed
+            counts = executed.responses.setdefault(one.index, {})
+            count_cancel(counts, one.place, monotonic_ns() - one.cancelled_ns)
+            executed.given_up.add(one.index)
+
     def _count_failure(self, one: Answering, error: CharoniaError, reason: str = BACKEND) -> None:
         self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
 
@@ -343,6 +359,7 @@ class StreamedBatch:
                 part.executions.append(replace(one, first=one.start_ns not in self._counted))
                 self._counted.add(one.start_ns)
         executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
+        part.given_up = executed.given_up & finals.keys()
         part.responses = {index: executed.responses.pop(index) for index in finals if index in executed.responses}
         return part
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from .handler import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 
 _BATCH_FIELD = re.compile(r"b(\d+)_count")
-_RESPONSE_FIELD = re.compile(r"r(\d+)_infer_count")
+_RESPONSE_FIELD = re.compile(r"r(\d+)_(?:infer|cancel)_count")
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
@@ -69,6 +69,7 @@ def _responses(fields: Mapping[str, int]) -> dict[str, ResponseStatistics]:
             success=duration(place, "success"),
             fail=duration(place, "fail"),
             empty_response=duration(place, "empty"),
+            cancel=duration(place, "cancel"),
         )
         for place in places
     }

@@ -336,7 +336,13 @@ async def test_what_nobody_wants_is_not_written(bench: Bench) -> None:
     repeat.release(1)
     await owner.fact(BatchFinished, batch_id=batch_id)
     assert told(reader.of(request_id)) == [1000]
-    assert "success_count" not in await statistics(bench)
+    async with asyncio.timeout(30):
+        while "r1_cancel_count" not in (counted := await statistics(bench)):
+            await asyncio.sleep(0.001)
+    assert not {"success_count", "fail_count", "r1_infer_count", "r2_cancel_count"} & counted.keys()
+    # what was given before it was cancelled was given (X5)
+    assert (counted["r0_success_count"], counted["r1_cancel_count"]) == (1, 1)
+    assert counted["r1_cancel_ns"] > 0
 
 
 async def test_a_death_names_who_had_no_final_response(bench: Bench) -> None:

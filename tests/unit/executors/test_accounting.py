@@ -7,7 +7,7 @@ import numpy as np
 from charonia.errors import InternalError
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.accounting import BACKEND, Executed, Execution, Failure, count_response, increments
+from executors.accounting import BACKEND, Executed, Execution, Failure, count_cancel, count_response, increments
 
 
 def record(accepted_ns: int, rows: int = 1) -> RequestRecord:
@@ -100,3 +100,9 @@ def test_single_responses_count_with_the_end_of_their_request() -> None:
     records = [record(0), record(0)]
     assert increments(records, executed)["r0_infer_count"] == 3
     assert increments(records, executed, [False, True]) == {"r0_infer_count": 1}
+    executed.given_up = {0}
+    count_cancel(counts, 1, 9)
+    count_cancel(counts, 100_000, 9)
+    found = increments(records, executed, [False, False])
+    assert found == counts, "what a cancelled request was given counts, although others settle it"
+    assert (found["r1_cancel_count"], found["r1_cancel_ns"]) == (1, 9)

@@ -64,3 +64,5 @@ def test_single_responses_are_told_of_where_they_are_counted() -> None:
     assert found["10"].empty_response == Duration(5, 6)
     assert (found["10"].cancel, found["10"].fail) == (Duration(), Duration())
     assert model_statistics("m", 1, {}).responses == {}
+    only = model_statistics("m", 1, {"r2_cancel_count": 3, "r2_cancel_ns": 4}).responses
+    assert only == {"2": ResponseStatistics(cancel=Duration(3, 4))}
