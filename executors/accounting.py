@@ -125,7 +125,7 @@ def count_response(
 
 
 def count_cancel(counts: dict[str, int], place: int, spent_ns: int) -> None:
-    """Count that a request was given up before its response of index `place`; `spent_ns` until the model let go (X5)."""
+    """Count that a request was given up before its response `place`; `spent_ns` until the model let go (X5)."""
     if place < MOST_PLACES:
         _add(counts, f"r{place}_cancel_count", 1)
         _add(counts, f"r{place}_cancel_ns", spent_ns)

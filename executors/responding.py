@@ -155,7 +155,7 @@ class ResponseWriter:
             ended = {one.index: one.record for one in ones if one.final}
             if ended:
                 last = batch.all_ended and self._unwritten[batch] == len(ones)
-                part = batch.part({index: record for index, record in ended.items() if batch.wanted(index)})
+                part = batch.part(ended)
                 job.ended.update(job.records[one.index].id for one in ones if one.final and not one.again)
                 settlements.append(settle(job, part, records, last))
                 if over := [job.records[one.index].id for one in ones if one.final and not one.again and one.place]:

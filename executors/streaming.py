@@ -344,9 +344,13 @@ class StreamedBatch:
     def all_ended(self) -> bool:
         return self._open == 0
 
-    def part(self, finals: dict[int, bytes]) -> Executed:
-        """These requests' end, to be settled and counted; every request is in one part."""
+    def part(self, ended: dict[int, bytes]) -> Executed:
+        """These requests' end, to be settled and counted; every request is in one part.
+
+        Of those that nobody wants any more what they were given is counted, as far as they were cancelled.
+        """
         executed = self.batch.executed
+        finals = {index: record for index, record in ended.items() if self.wanted(index)}
         part = Executed([b""] * len(self.batch.records))
         part.again = executed.again & finals.keys()
         for index, record in finals.items():
@@ -359,8 +363,9 @@ class StreamedBatch:
                 part.executions.append(replace(one, first=one.start_ns not in self._counted))
                 self._counted.add(one.start_ns)
         executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
-        part.given_up = executed.given_up & finals.keys()
-        part.responses = {index: executed.responses.pop(index) for index in finals if index in executed.responses}
+        part.given_up = executed.given_up & ended.keys()
+        told = [index for index in executed.responses if index in finals or index in part.given_up]
+        part.responses = {index: executed.responses.pop(index) for index in told}
         return part
 
     def freed_now(self) -> None:

@@ -174,7 +174,7 @@ async def test_an_exception_fails_the_batch_with_its_place(load: Load, tmp_path:
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
         ),
         (
-            "[request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) or 1 for request in requests]",
+            "[r.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) or 1 for r in requests]",
             "Expected a None object in the execute function return list for reschduled request, found type "
             "'<class 'int'>'.",
         ),
