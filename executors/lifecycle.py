@@ -207,6 +207,11 @@ class Lifecycle:
         """The models of a name that there have been."""
         return [key for key in self._models if name_of(key) == name]
 
+    def states(self) -> list[tuple[str, int, str, str]]:
+        """(model, version, state, reason) of all that was to be loaded, in order."""
+        found = [(key, v, e.state, e.reason) for key, model in self._models.items() for v, e in model.versions.items()]
+        return sorted(found)
+
     def ready_models(self) -> list[str]:
         return [name for name in self._models if self.ready_versions(name)]
 

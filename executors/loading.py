@@ -7,6 +7,7 @@ files or blocks runs in threads, so that heartbeats go on.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,14 @@ class Loader:
         self._retries = retries
         self.turnstile = turnstile
         self._host_policies = host_policies or HostPolicies({})
+
+    def backends(self) -> list[tuple[str, str, str]]:
+        """Word, file and settings (JSON) of the backends that models have needed so far (R30)."""
+        everywhere = self._backend_config.get("", {})
+        return [
+            (word, path, json.dumps({**everywhere, **self._backend_config.get(word, {})}, sort_keys=True))
+            for word, path in self._registry.places().items()
+        ]
 
     def can_find_backend(self, directory: ModelDirectory) -> bool:
         """Whether the backend of a model could be had here, without importing it. Reads files and metadata."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -65,6 +66,13 @@ class BackendRegistry:
         """The backends that models have needed so far."""
         with self._lock:
             return list(self._made.values())
+
+    def places(self) -> dict[str, str]:
+        """The words of the backends that models have needed so far, and the files they are in."""
+        with self._lock:
+            made = dict(self._made)
+        modules = {word: sys.modules.get(type(backend).__module__) for word, backend in sorted(made.items())}
+        return {word: getattr(module, "__file__", None) or "" for word, module in modules.items()}
 
     def get(self, name: str) -> Backend:
         """The backend of that word. Raises `InvalidArgument` for an unknown one, `Unsupported` for a broken one."""

@@ -49,6 +49,7 @@ from .on_demand import OnDemand
 from .payloads import Payloads
 from .placing import Placing
 from .room import Room
+from .start_report import report
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class ExecutorService:
         self.failed = False
         self.on_failure: Callable[[], None] | None = None
         self._log = log
+        self._loader = loader
         self._settings = settings
         self.metrics = metrics
         self._me = settings.incarnation
@@ -205,12 +207,26 @@ class ExecutorService:
         failures, _ = await asyncio.gather(self._deployment.load_all(decisions, load), self._describe())
         if self._on_demand is not None:
             self._on_demand.start()
+        _log.info("%s", self._report())
         if failures and self._settings.exit_on_error:
             reasons = "; ".join(f"{model}: {reason}" for model, reason in sorted(failures.items()))
             raise StartupError(f"failed to load all models: {reasons}")
         await self._tell_scan(ready=True)
         if self._settings.model_control_mode == POLL:
             self._polling = asyncio.create_task(self._poll(), name="repository poll")
+
+    def _report(self) -> str:
+        """What the start-up load came to (R30)."""
+        configs = self._deployment.configs().values()
+        used = {agent.name for config in configs for agent in config.model_repository_agents.agents}
+        models: list[tuple[str, int | None, str]] = [
+            (model, version if version != NO_VERSION else None, f"{state}: {reason}" if reason else state)
+            for model, version, state, reason in self._lifecycle.states()
+        ]
+        known = {(model, version) for model, version, _ in models}
+        for model, versions in self._deployment.announced.items():
+            models += [(model, version, "on demand") for version in versions if (model, version) not in known]
+        return report([(name, "built in") for name in sorted(used)], self._loader.backends(), sorted(models, key=str))
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more batches, give queued ones back, finish running ones; False when some outlasted `timeout_s`."""

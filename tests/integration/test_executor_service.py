@@ -261,6 +261,20 @@ async def test_a_start_up_that_fails_says_why_and_leaves_nothing(tmp_path: Path,
     assert not any(task is not asyncio.current_task() for task in asyncio.all_tasks())
 
 
+async def test_the_start_is_told_in_tables(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R30: also of what failed."""
+    linear(tmp_path / "good" / "1" / "model.onnx")
+    linear(tmp_path / "bad" / "2" / "model.onnx")
+    (tmp_path / "bad" / "config.pbtxt").write_text("max_batch_size: -3")
+    caplog.set_level("INFO", "executors.service")
+    with pytest.raises(StartupError):
+        await create(ExecutorSettings(ME, (os.fspath(tmp_path),)), MemoryLog()).start()
+    (told,) = [record.getMessage() for record in caplog.records if "| Model" in record.getMessage()]
+    assert re.search(r"\| good +\| 1 +\| READY +\|", told)
+    assert re.search(r"\| bad +\| 2 +\| UNAVAILABLE: .*'max_batch_size' must be non-negative", told)
+    assert re.search(r"\| onnxruntime \| /.*executors/backends/onnxruntime.py +\| \{\}", told)
+
+
 async def test_with_exit_on_error_off_the_others_are_served(tmp_path: Path) -> None:
     linear(tmp_path / "good" / "1" / "model.onnx")
     (tmp_path / "bad" / "1").mkdir(parents=True)
