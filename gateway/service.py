@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,7 +53,7 @@ from .statistics import model_statistics
 from .streaming import only, responses_of, wanted_outputs
 from .tenants import Tenants
 from .terms import TermsBook
-from .tracing.trace import answered, failed, left
+from .tracing.trace import answered, failed, left, reported
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter
 
@@ -249,7 +249,10 @@ class GatewayService:
             and (options is None or not is_job(options))
         ):
             tenant = options.caller.tenant if options is not None else ""
+            send: Callable[[], Awaitable[ResponseRecord]]
             send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
+            if request.trace is not None:
+                send = partial(reported, request.trace, send)
             return self._coming(self._cache.answer(request, served, rules, tenant, send, counts))
         if options is None or not is_job(options):
             return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from charonia.clock import wall_ns
@@ -54,6 +54,8 @@ class Trace(Traced):
     on_finish: Callable[[Trace], None] | None = None
     awaits_report: bool = False
     """Its request is a job: there is more to come after its call is over."""
+    is_over: bool = False
+    """Its call is over, and what it waits for now comes by another way."""
 
     def mark(self, name: str) -> None:
         """Something of the front happens now."""
@@ -92,6 +94,13 @@ class Trace(Traced):
         return Finished(
             self.context, self.root_id, self.parent, own, tuple(self.front), error, self.log_frequency, self.series
         )
+
+
+async def reported(trace: Traced, send: Callable[[], Awaitable[ResponseRecord]]) -> ResponseRecord:
+    """Send a traced request whose answer will be others' as well, and keep what it says of this request alone."""
+    record = await send()
+    trace.took(record.report)
+    return record
 
 
 def answered(trace: Traced, record: ResponseRecord) -> None:

@@ -218,7 +218,7 @@ class Tracer:
         if not trace.own:
             return  # it was refused before it was a request
         if trace.awaits_report:
-            trace.on_finish = self._finished
+            trace.on_finish, trace.is_over = self._finished, True
             return
         if trace.counted:
             self._spawn(self._count(trace))
@@ -265,6 +265,7 @@ class Tracer:
             trace.awaits_report = False
             if error:
                 trace.ends(error)
+            if error or trace.is_over:
                 trace.finish()
 
     def report_for(self, response: ResponseRecord) -> bool:

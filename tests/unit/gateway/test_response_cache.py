@@ -13,11 +13,17 @@ from job_bench import request as request_of
 
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import Cancelled, DeadlineExceeded, InternalError, LogUnavailable, Unavailable
 from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.port import Reply
 from charonia.events import VersionLoaded
 from charonia.models.config import normalise
 from charonia.models.pbtxt import parse
+from charonia.tensors import Tensor
+from charonia.traces.contexts import TIMESTAMPS, Context, Traced
+from charonia.traces.reports import Report
+from charonia.wire import pack_response, record_fields, report_response
 from gateway.handler import Duration
 
 CACHED = CONFIG + "response_cache { enable: true }\n"
@@ -440,3 +446,20 @@ async def test_large_inputs_are_hashed_aside() -> None:
     await task
     assert await gateway.infer(request) == await gateway.infer(request)
     await bench.close()
+
+
+async def test_the_trace_of_who_asked_first_has_what_the_executor_says_of_it(bench: Any) -> None:
+    gateway = await cached_gateway(bench)
+    traces = [Traced(Context(TIMESTAMPS, bytes(16), bytes([number]) * 8)) for number in (1, 2)]
+    first = asking(gateway, trace=traces[0])
+    (record,) = await bench.comes()
+    second = asking(gateway, trace=traces[1])
+    await waiting(gateway, 2)
+    assert record.trace is not None
+    report = Report(record.trace.context.span_id, MODEL, 1, "", (("COMPUTE_START", 5),))
+    outputs = [Tensor(name, DataType.INT32, (1, 1), bytes(4)) for name in ("y", "z")]
+    answer = report_response(pack_response(record.id, MODEL, 1, outputs, {}), report)
+    reply = Reply(keys.replies(record.endpoint), record_fields([answer]))
+    assert await bench.log.settle(MODEL, [(record.id, 1)], None, [reply]) == [True]
+    await asyncio.gather(first, second)
+    assert [trace.report for trace in traces] == [report, None], "nothing was executed for the second"

@@ -245,6 +245,20 @@ async def test_a_jobs_trace_waits_for_its_report(gateways: Any) -> None:
     assert [trace.error for trace in one.kept.traces] == ["", "cancelled", "", ""]
 
 
+async def test_a_trace_whose_call_was_over_before_its_job_was_refused_is_written(gateways: Any) -> None:
+    one, _ = gateways
+    trace = one.tracer.begin("m")
+    trace.begins("m", 1, "")
+    refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    accepting = asyncio.create_task(one.tracer.accepted(bytes(16), trace, refused))
+    await asyncio.sleep(0)
+    trace.finish()  # its caller has gone
+    refused.set_exception(LogUnavailable("away"))
+    with pytest.raises(LogUnavailable):
+        await accepting
+    await until(lambda: one.tracer.written == 1)
+
+
 async def test_without_the_log_a_counted_trace_is_lost_and_nothing_else(
     gateways: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
