@@ -12,6 +12,7 @@ from charonia.eventlog.port import EventLog
 from charonia.events import (
     FIELD_FACT,
     ExecutorDescribed,
+    ExecutorDraining,
     Fact,
     ModelExcluded,
     RepositoryScanned,
@@ -51,6 +52,7 @@ class Announcer:
         self._log = log
         self._scan: RepositoryScanned | None = None
         self._described: ExecutorDescribed | None = None
+        self._draining: ExecutorDraining | None = None
         self._excluded: dict[str, ModelExcluded] = {}
         self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
@@ -74,12 +76,16 @@ class Announcer:
             await self._write(self._described)
         if self._scan is not None:
             await self._write(self._scan)
+        if self._draining is not None:
+            await self._write(self._draining)
 
     def _remember(self, fact: Fact) -> None:
         if isinstance(fact, RepositoryScanned):
             self._scan = fact
         elif isinstance(fact, ExecutorDescribed):
             self._described = fact
+        elif isinstance(fact, ExecutorDraining):
+            self._draining = fact
         elif isinstance(fact, ModelExcluded):
             self._excluded[fact.model] = fact
         elif isinstance(fact, VersionLoaded | VersionUnloaded | VersionAnnounced):

@@ -235,7 +235,7 @@ class Intake:
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):
             if isinstance(fact, VersionWanted):
-                if self.on_wanted is not None:
+                if self.on_wanted is not None and not self._stopped:
                     self.on_wanted(fact.model, fact.version)
                 continue
             if isinstance(fact, ResponsesWanted):

@@ -6,6 +6,7 @@ from charonia import keys
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import (
+    ExecutorDraining,
     ModelRequestFinished,
     RepositoryScanned,
     VersionFailed,
@@ -39,6 +40,7 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
         sick_again,
         VersionStateChanged("e", "n", 2, "UNLOADING"),
         gone,
+        ExecutorDraining("e"),
     ):
         await announcer.tell(fact)
     await log.delete_stream(keys.CONTROL)
@@ -46,4 +48,4 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
     await announcer.say_again()
 
     said = [fact for entry in await log.range(keys.CONTROL) for fact in facts_of(entry)]
-    assert said == [loaded, reloading, refused, sick_again, gone, scan]
+    assert said == [loaded, reloading, refused, sick_again, gone, scan, ExecutorDraining("e")]
