@@ -16,7 +16,10 @@ def live_batchers(catalog: Catalog) -> set[str]:
 
 async def take(log: EventLog, catalog: Catalog, model: str, incarnation: str) -> int:
     """Own a model if nobody alive does: the new token, or 0 when somebody else owns it."""
-    owner, _ = await log.owner(model)
-    if owner and owner != incarnation and owner in live_batchers(catalog):
-        return 0
-    return await log.take_ownership(model, incarnation, owner)
+    while True:
+        owner, _ = await log.owner(model)
+        if owner and owner != incarnation and owner in live_batchers(catalog):
+            return 0
+        # somebody was faster: perhaps one that is gone again, then nobody else would look
+        if token := await log.take_ownership(model, incarnation, owner):
+            return token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -101,10 +101,7 @@ class BatcherService:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
         self._closing = True
         self._deadlocks.close()
-        taking = list(self._taking.values())
-        for task in taking:
-            task.cancel()
-        await asyncio.gather(*taking, return_exceptions=True)
+        await asyncio.gather(*self._stop_taking(), return_exceptions=True)
         for model in list(self._owned):
             owned = self._drop(model)
             with contextlib.suppress(CharoniaError):
@@ -128,8 +125,7 @@ class BatcherService:
 
     def begin_anew(self) -> None:
         """The log is another one, in which nothing is owned yet: ownership is taken again as models are said anew."""
-        for model in list(self._owned):
-            self._drop(model)
+        self._step_down()
         self._departed.clear()
         if self.cached is not None:
             self.cached.begin_anew()
@@ -162,6 +158,8 @@ class BatcherService:
         self._tell_related(model)
         if model in self._taking or (not held and self._catalog.may_come(model)):
             return
+        if self._settings.incarnation not in self._catalog.processes:
+            return  # held for lost, others take it; once it has joined it is asked again
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
             return
@@ -190,7 +188,8 @@ class BatcherService:
                     _log.exception("model '%s' could not be recovered", model)
                 await asyncio.sleep(_RETRY_S)
         finally:
-            self._taking.pop(model, None)
+            if self._taking.get(model) is asyncio.current_task():
+                del self._taking[model]
 
     async def _restore(self, model: str, token: int) -> None:
         owned = self._owner(model, token)
@@ -252,6 +251,19 @@ class BatcherService:
         held = self._catalog.held(model)
         return held[max(held)].interface if held else None
 
+    def _step_down(self) -> None:
+        """What was ours is not, what is being taken included: others take it, with tokens of their own."""
+        self._stop_taking()
+        for model in list(self._owned):
+            self._drop(model)
+
+    def _stop_taking(self) -> list[asyncio.Task[None]]:
+        taking = list(self._taking.values())
+        self._taking.clear()
+        for task in taking:
+            task.cancel()
+        return taking
+
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             self._drop(model)
@@ -305,8 +317,7 @@ class BatcherService:
                 self._tell(owned, partial(owned.on_executor_lost, drained=fact.reason == "drained"), fact.incarnation)
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
-            for model in list(self._owned):
-                self._drop(model)
+            self._step_down()
             return
         if streams := streams_of(fact):
             self._departed.left(fact.incarnation, streams)
@@ -345,20 +356,27 @@ class BatcherService:
             await asyncio.sleep(_VERIFY_S)
             min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS
             self._forgotten = False
-            try:
-                for owned in list(self._owned.values()):
-                    await verify(owned, min_age_ns)
-                    await owned.look_after()
-                    if owned.demand.is_for_this_model:
-                        owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
-                for upkeep in list(self._upkeep.values()):
-                    await upkeep.look()
-                await self._deadlocks.look()
-                await self._tidy()
-            except CharoniaError:
-                self._forgotten = True
-            except Exception:
-                _log.exception("batches could not be verified")
+            for owned in list(self._owned.values()):
+                await self._looked(partial(self._verify_one, owned, min_age_ns))
+            for upkeep in list(self._upkeep.values()):
+                await self._looked(upkeep.look)
+            await self._looked(self._deadlocks.look)
+            await self._looked(self._tidy)
+
+    async def _looked(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Look once; what fails for one model must not keep the others from being looked at."""
+        try:
+            await look()
+        except CharoniaError:
+            self._forgotten = True
+        except Exception:
+            _log.exception("batches could not be verified")
+
+    async def _verify_one(self, owned: OwnedModel, min_age_ns: int) -> None:
+        await verify(owned, min_age_ns)
+        await owned.look_after()
+        if owned.demand.is_for_this_model:
+            owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
 
     def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
         if self.latencies.measures:

@@ -113,6 +113,35 @@ async def test_a_batcher_taken_for_lost_takes_its_models_again(cluster: Cluster)
     await cluster.settled()
 
 
+async def test_a_batcher_taken_for_lost_while_it_takes_a_model_does_not_own_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, taking, go = await cluster.batcher("batcher-slow"), asyncio.Event(), asyncio.Event()
+    paused = slow.log.paused
+
+    async def slowly(model: str) -> bool:
+        if asyncio.current_task() in slow.service._taking.values():
+            taking.set()
+            await go.wait()
+        return await paused(model)
+
+    monkeypatch.setattr(slow.log, "paused", slowly)
+    executor = await cluster.executor()
+    await taking.wait()
+    other = await cluster.batcher()
+    await cluster.lose("batcher", slow.name)
+    await executor.load(cluster.config, slots=2)  # news of the model, which the slow one does not take for its own yet
+    go.set()
+    await other.owns()
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, n) for n in range(20)]) == list(range(20))
+    assert slow.service.owned == {}
+    await slow.control.announce(ProcessJoined("batcher", slow.name))
+    await until(lambda: slow.name in slow.control.catalog.processes)
+    assert slow.service.owned == {}
+    await cluster.settled()
+
+
 async def test_a_lost_executors_work_runs_elsewhere_and_its_late_settle_is_fenced(cluster: Cluster) -> None:
     first = await cluster.executor(gated=True)
     batcher = await cluster.batcher()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from batcher import service as batching
 from batcher.ensembles import owned as shell
 from batcher.ensembles.flights import step_id
 from batcher.service import BatcherService
@@ -280,6 +281,21 @@ async def test_a_step_that_the_log_lost_is_asked_again(world: World, monkeypatch
     await world.answer("a", again)
     await play(world, "bc")
     assert await world.outcome() == [4.0]
+
+
+async def test_what_fails_for_one_model_keeps_no_other_from_being_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: set[str] = set()
+
+    async def look(owned: Any, _min_age_ns: int) -> None:
+        looked.add(owned.model)
+        raise RuntimeError(owned.model)
+
+    monkeypatch.setattr(batching, "verify", look)
+    monkeypatch.setattr(batching, "_VERIFY_S", 0.001)
+    await world.new_owner()
+    await world.until(lambda: looked == set("abce"))
 
 
 async def test_answers_nobody_awaits_are_not_kept(world: World) -> None:

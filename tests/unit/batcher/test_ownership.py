@@ -37,3 +37,20 @@ async def test_only_a_dead_owner_is_replaced_and_tokens_grow() -> None:
 
     assert 0 < first < again < second
     assert await log.owner("m") == ("b", second)
+
+
+async def test_one_that_was_faster_and_is_gone_is_replaced() -> None:
+    log, catalog = MemoryLog(), Catalog()
+    catalog.apply(ProcessJoined("batcher", "a"))
+    asked = log.owner
+
+    async def overtaken(model: str) -> tuple[str, int]:
+        log.owner = asked  # type: ignore[method-assign]
+        found = await asked(model)
+        await log.take_ownership(model, "gone", found[0])
+        return found
+
+    log.owner = overtaken  # type: ignore[method-assign]
+    token = await take(log, catalog, "m", "a")
+    assert token > 0
+    assert await log.owner("m") == ("a", token)
