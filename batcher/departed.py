@@ -109,7 +109,9 @@ class Departed:
                 new = [stream for stream, left in self._streams.items() if left == _OFTEN]
                 if new:
                     await self._log.set_times(keys.DEPARTED, dict.fromkeys(new, wall_ns() // 1000))
-            for stream, left in list(self._streams.items()):
+            for stream in list(self._streams):
+                if (left := self._streams.get(stream)) is None:
+                    continue  # its reader has been heard of meanwhile
                 with contextlib.suppress(CharoniaError):
                     await self._log.delete_stream(stream)
                     if left > 1 and stream in self._streams:

@@ -66,3 +66,24 @@ async def test_endpoints_nobody_hears_of_are_found(monkeypatch: pytest.MonkeyPat
     assert found.endpoints == {"gateway-1"}
     await emptied(log, REPLIES)
     await found.close()
+
+
+async def test_a_stream_whose_reader_is_heard_of_during_a_sweep_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departed, "SWEEP_S", 0.001)
+    log = MemoryLog()
+    swept = Departed(log, Catalog())
+    batches = keys.batches("executor-1")
+    await log.append(batches, [b"h", b"x"])
+    delete = log.delete_stream
+
+    async def slowly(stream: bytes) -> None:
+        if stream == REPLIES:
+            swept.joined("executor-1", [batches])
+        await delete(stream)
+
+    monkeypatch.setattr(log, "delete_stream", slowly)
+    await log.append(REPLIES, [b"r", b"x"])
+    swept.left("executor-1", [REPLIES, batches])
+    await emptied(log, REPLIES)
+    await swept.close()
+    assert len(await log.range(batches)) == 1
