@@ -154,11 +154,13 @@ class ColocatedLog:
         near_facts, far_facts = _parted(facts)
 
         def settled(outcome: list[bool] | CharoniaError) -> None:
-            done(outcome)
-            if isinstance(outcome, list):
-                for fact in near_facts:
-                    if not self.hand(fact.stream, fact.fields):
-                        self._local.append_here(fact.stream, fact.fields)
+            try:
+                done(outcome)
+            finally:  # it is settled, whatever becomes of who settled it: the owner must hear of that
+                if isinstance(outcome, list):
+                    for fact in near_facts:
+                        if not self.hand(fact.stream, fact.fields):
+                            self._local.append_here(fact.stream, fact.fields)
 
         settlement = (model, requests, statistics, far, far_facts, settled)
         if not self._shared.settle_now(*settlement, outcomes=outcomes, ran=ran):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from charonia import keys
@@ -35,3 +37,19 @@ async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process() -
     with pytest.raises(LogUnavailable):
         await ColocatedLog(Lost(), local).settle("m", [(b"a", 0)], None, [], [Reply(b"local:f", [b"e", b"x"])])
     assert await local.range(b"local:f") == []
+
+
+async def test_an_owner_hears_of_a_settlement_although_its_executor_fails_over_it() -> None:
+    log, heard = ColocatedLog(MemoryLog(), MemoryLog()), asyncio.Event()
+    log.take_over(b"local:f", lambda _fields: heard.set())
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+    failure = KeyError("what is counted")
+
+    def fail(_outcome: object) -> None:
+        raise failure
+
+    assert log.settle_now("m", [(b"a", 0)], None, [], [Reply(b"local:f", [b"e", b"x"])], fail)
+    await asyncio.wait_for(heard.wait(), 10)
+    assert failures == [failure]
