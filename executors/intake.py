@@ -168,15 +168,17 @@ class Intake:
                 self._metrics.invalid()
                 self._spawn(self._delete(entry_id))
                 continue
-            if entry_id in self._returned:
-                continue
-            try:
+            if entry_id not in self._returned:
                 self._take(header, records, entry_id)
-            except Exception as error:  # what comes after it is taken all the same
-                self._stumbled(Job(records, _nothing, header, entry_id), error)
 
     def _take(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes = b"") -> None:
         """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
+        try:
+            self._begin(header, records, entry_id)
+        except Exception as error:  # what comes after it is taken all the same, and who hands over is not to blame
+            self._stumbled(Job(records, _nothing, header, entry_id), error)
+
+    def _begin(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes) -> None:
         if self._stopped:
             self.give_back(header, entry_id, DRAINS)
             return
@@ -342,6 +344,7 @@ class Intake:
     def _stumbled(self, job: Job, error: Exception) -> None:
         """An error nobody foresaw: the batch ends like one that took its instance along, or nobody would hear of it."""
         header = self._forget(job)
+        self._taken.pop(header.batch_id, None)
         _log.error("batch %s of '%s' could not be ended", header.batch_id, header.model, exc_info=error)
         death = Death("", f"its executor could not end it: {type(error).__name__}: {error}")
         fields = batch_died(self._executor, header.batch_id, death, (record.id for record in job.records))

@@ -100,32 +100,16 @@ class ExecutorService:
         self._membership.on_new_epoch.append(self._calls.begin_anew)
         self._membership.say_again.append(self._calls.renew)
         self._calls.leased = self._membership.is_leased
-        self._deployment = Deployment(
-            log,
-            self._me,
-            repository=self._repository,
-            lifecycle=self._lifecycle,
-            loader=loader,
-            announcer=self._announcer,
-            metrics=metrics,
-            placing=Placing(settings.pool, capabilities, loader.can_find_backend),
-            concurrent_loads=settings.model_load_thread_count,
-            on_hung=self._hung,
-            catalog=self._calls.catalog,
+        self._deployment = self._make_deployment(
+            log, loader, Placing(settings.pool, capabilities, loader.can_find_backend)
         )
         if loader.turnstile is not None:
             metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))
         self._named = Named(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
-        self._intake = Intake(
-            log,
-            self._me,
-            self._deployment.find,
-            metrics,
-            Payloads(log, self._directory),
-            local=settings.hosts_batcher,
-        )
+        payloads = Payloads(log, self._directory)
+        self._intake = Intake(log, self._me, self._deployment.find, metrics, payloads, local=settings.hosts_batcher)
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,6 +128,21 @@ class ExecutorService:
             payloads=self._directory,
             interval_ms=log_settings.heartbeat_interval_ms,
             ttl_ms=log_settings.heartbeat_ttl_ms,
+        )
+
+    def _make_deployment(self, log: EventLog, loader: Loader, placing: Placing) -> Deployment:
+        return Deployment(
+            log,
+            self._me,
+            repository=self._repository,
+            lifecycle=self._lifecycle,
+            loader=loader,
+            announcer=self._announcer,
+            metrics=self.metrics,
+            placing=placing,
+            concurrent_loads=self._settings.model_load_thread_count,
+            on_hung=self._hung,
+            catalog=self._calls.catalog,
         )
 
     def _make_on_demand(self) -> OnDemand | None:

@@ -8,7 +8,7 @@ is only counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.calls.reporting import reports_to_gateways
@@ -101,15 +101,11 @@ class Settler:
         whole = answers
         if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers) if job.referred is None else job.referred
-        answered = [] if via_owner else ending.indices
-        if ending.jobs:
-            answered = [index for index in answered if index not in ending.jobs]
+        answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         facts = [Reply(header.report_to, self._fact(job, executed, answers, ending, won))] if last else []
         if executed.again:
             facts.insert(0, Reply(header.report_to, requests_rescheduled(self._executor, header, records, executed)))
-        now = replies(records, answers, answered)
-        if before:
-            now = [*replies_of(before), *now]
+        now = [*replies_of(before), *replies(records, answers, answered)]
         won |= await self._write(job, executed, ending, now, together, facts, ran, outcome)
         if ran is not None and True not in won.values():  # then there is no fact of their end
             job.untold = True
@@ -118,17 +114,12 @@ class Settler:
             self._settle_sequences(job, won, incarnation)
         if together is None or False in won.values() or (counted and not ending.requests):
             counted = await self._add_statistics(key, job, executed, won)
-        self._metrics.settled(incarnation.model, incarnation.version, counted)
-        if self._metrics.measures:
-            self._metrics.observe(incarnation.model, incarnation.version, records, executed, won)
-        self._count_unawaited(job, executed, won)
+        self._count(job, executed, incarnation, counted, won)
         if not via_owner and ending.jobs:
-            for reply in replies(records, answers, [index for index in ending.jobs if won[index]]):
-                await self._append(reply)
+            await self._append_all(replies(records, answers, [index for index in ending.jobs if won[index]]))
         if job.flags & FLAG_TRACED:
             mine = [(records[index], whole[index]) for index, is_won in won.items() if is_won]
-            for reply in reports_to_gateways(mine):
-                await self._append(reply)
+            await self._append_all(reports_to_gateways(mine))
 
     def settle_plain(
         self, job: Job, executed: Executed, incarnation: Incarnation, done: Callable[[Outcome | None], None]
@@ -161,13 +152,10 @@ class Settler:
                 job.untold = untold
                 done(outcome)
                 return
-            self._metrics.settled(incarnation.model, incarnation.version, counted)
-            if self._metrics.measures:
-                self._metrics.observe(
-                    incarnation.model, incarnation.version, records, executed, dict(enumerate(outcome))
-                )
-            self._count_unawaited(job, executed, outcome)
-            done(None)
+            try:
+                self._count(job, executed, incarnation, counted, outcome)
+            finally:
+                done(None)
 
         finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
         written = self._log.settle_now(
@@ -182,6 +170,21 @@ class Settler:
         )
         job.untold = job.untold or (untold and not written)
         return written
+
+    def _count(
+        self,
+        job: Job,
+        executed: Executed,
+        incarnation: Incarnation,
+        counted: Mapping[str, int],
+        won: Won | list[bool],
+    ) -> None:
+        """For the metrics of this process; `counted` is what the statistics got."""
+        self._metrics.settled(incarnation.model, incarnation.version, counted)
+        if self._metrics.measures:
+            told = dict(enumerate(won)) if isinstance(won, list) else won
+            self._metrics.observe(incarnation.model, incarnation.version, job.records, executed, told)
+        self._count_unawaited(job, executed, won)
 
     @staticmethod
     def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:
@@ -227,8 +230,7 @@ class Settler:
         header = job.header
         assert header is not None
         if not ending.requests:
-            for one in (*keyless, *facts):
-                await self._append(one)
+            await self._append_all((*keyless, *facts))
             return {}
         won: list[bool] = []
         unsure = False
@@ -302,6 +304,10 @@ class Settler:
             if won[index] if isinstance(won, list) else won.get(index, False):
                 taken_ns = max(0, now_ns - job.records[index].accepted_ns)
                 self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
+
+    async def _append_all(self, entries: Iterable[Reply]) -> None:
+        for one in entries:
+            await self._append(one)
 
     async def _append(self, reply: Reply) -> None:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")

@@ -140,11 +140,13 @@ class StreamWorker(Worker):
             await asyncio.wait({taking, dying}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             dying.cancel()
-        if taking.done():
-            return taking.result()
-        taking.cancel()
+        if not taking.done():
+            taking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            return await taking
+            job = await taking
+            if job is None and self._dead.is_set():
+                self._jobs.put_nowait(None)  # for the turn after this one, which is the death's
+            return job
         return None
 
     async def _begin(self, job: Job) -> None:

@@ -297,6 +297,8 @@ class StreamedBatch:
 
     def _end_answering(self, one: Answering, record: bytes) -> None:
         one.ended = True
+        if one.window:
+            self._look_again()
         self._end(one.index, one.place, record)
 
     def _end(self, index: int, place: int, record: bytes) -> None:

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from asking_cluster import answers, clustered
 from batching_cluster import MODEL, Cluster, ask, until
-from executor_bench import ME, linear, running, x
+from executor_bench import ME, Follower, linear, running, x
 
 from batcher.scheduling.scheduler import ModelScheduler
 from batcher.sending import Sending
 from batcher.service import BatcherService
 from batcher.upkeep import Upkeep
 from charonia import keys
+from charonia.eventlog.colocated import ColocatedLog
+from charonia.eventlog.memory import MemoryLog
 from charonia.events import BatchDied
 from charonia.tensors import Tensor
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
 from executors.beginnings import Beginnings
 from executors.settling import Settler
 
@@ -146,3 +148,21 @@ async def test_a_batch_that_cannot_be_ended_is_told_of(
         assert await bench.log.pending("m") == (0, 0)
         assert await bench.service.drain(10)
         assert await bench.log.range(keys.batches(ME)) == []
+
+
+async def test_who_hands_a_batch_over_does_not_stumble_with_its_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batcher in the same process goes on with whatever else it had decided."""
+    linear(tmp_path / "m" / "1" / "model.onnx")
+    log = ColocatedLog(MemoryLog(), MemoryLog())
+    async with running(tmp_path, log=log, hosts_batcher=True) as bench:
+        Stumble(monkeypatch, Beginnings, "watch")
+        request_id, record = await bench.accept("m", [Tensor.of("x", x(1))], flags=FLAG_JOURNALLED)
+        facts = keys.LOCAL + keys.facts("m")
+        header = BatchHeader("b-1", "m", 1, "", 1, (0,), facts)
+        assert log.hand(keys.LOCAL + keys.batches(ME), header, [unpack_request(record)])
+        died = await Follower(log, facts).fact(BatchDied)
+        assert (died.batch_id, died.ids) == ("b-1", request_id)
+        assert log.hand(keys.LOCAL + keys.batches(ME), header, [unpack_request(record)])
+        assert request_id in await bench.replies("gw", 1)

@@ -107,3 +107,14 @@ async def test_a_warm_up_runs_without_a_batcher(config: str) -> None:
     assert (final.final, final.place) == (True, (1, 1) if config else None)
     kinds = {name for counts in executed.responses.values() for name in counts if name.endswith("success_count")}
     assert kinds == ({"r0_success_count", "r1_success_count"} if config else set()), "X5"
+
+
+async def test_a_worker_ends_although_its_instance_dies_in_the_same_moment() -> None:
+    pool = pool_of(DECOUPLED, Streaming())
+    (worker,) = pool._workers
+    assert isinstance(worker, StreamWorker)
+    pool.start()
+    await asyncio.sleep(0)
+    worker._dead.set()
+    async with asyncio.timeout(30):
+        await pool.close()
