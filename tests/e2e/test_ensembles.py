@@ -1,4 +1,4 @@
-"""Ensembles, by the public clients: graphs, failures, statistics, life cycle, and what a crash leaves standing."""
+"""Ensembles, by the public clients: graphs, failures, statistics, life and death."""
 
 from __future__ import annotations
 
@@ -14,214 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_asking import client, index, infer, inputs, pending, post, settle, statistics, until
-from e2e_models import SCALING_IO, WIDTH, gated, put, python, scaling
+from e2e_models import WIDTH
 from e2e_server import Server, serving
+from ensemble_models import BIG, ask, build, counted, rows, succeeded
+from gated_ensemble import Gate, files_of, job_in
 from tritonclient.utils import InferenceServerException
-
-ADDER = """
-import json
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            asked = json.loads(request.parameters())
-            if "fail" in asked:
-                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(asked["fail"])))
-                continue
-            terms = [pb_utils.get_input_tensor_by_name(request, name) for name in ("A", "B", "C")]
-            total = sum(term.as_numpy() for term in terms if term is not None)
-            made = [] if "silent" in asked else [pb_utils.Tensor("SUM", total)]
-            responses.append(pb_utils.InferenceResponse(made))
-        return responses
-"""
-
-REPEATER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-
-REPEATER_CONFIG = f"""
-max_batch_size: 8
-input [
-  {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {WIDTH} ] }},
-  {{ name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }}
-]
-output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-model_transaction_policy {{ decoupled: true }}
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-"""
-
-TOTAL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            get = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy()
-            total = get("BEFORE") + get("TERM")
-            responses.append(
-                pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total), pb_utils.Tensor("AFTER", total)])
-            )
-        return responses
-"""
-
-TOTAL_CONFIG = f"""
-max_batch_size: 8
-input [ {{ name: "TERM" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-output [ {{ name: "TOTAL" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-sequence_batching {{
-  oldest {{ max_candidate_sequences: 8 }}
-  state [ {{ input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-}}
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-"""
-
-ADDER_CONFIG = f"""
-max_batch_size: 8
-input [
-  {{ name: "A" data_type: TYPE_FP32 dims: [ {WIDTH} ] }},
-  {{ name: "B" data_type: TYPE_FP32 dims: [ {WIDTH} ] optional: true }},
-  {{ name: "C" data_type: TYPE_FP32 dims: [ {WIDTH} ] optional: true }}
-]
-output [ {{ name: "SUM" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-"""
-
-
-BIG = np.arange(30_000, dtype=np.float32).reshape(1, -1)
-"""Over 32 KB: beside the log."""
-
-
-def step(model: str, takes: dict[str, str], gives: dict[str, str]) -> str:
-    taken = " ".join(f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in takes.items())
-    given = " ".join(f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in gives.items())
-    return f'step {{ model_name: "{model}" model_version: -1 {taken} {given} }}'
-
-
-def ensemble(models: Path, name: str, *steps: str, io: str = SCALING_IO, more: str = "", batch: int = 8) -> None:
-    (models / name / "1").mkdir(parents=True)
-    scheduling = "ensemble_scheduling {\n" + "\n".join(steps) + "\n}"
-    put(models / name / "config.pbtxt", f'platform: "ensemble"\nmax_batch_size: {batch}\n{io}\n{scheduling}\n{more}\n')
-
-
-def tensor(name: str, type_: str = "TYPE_FP32", dims: object = WIDTH, more: str = "") -> str:
-    return f'{{ name: "{name}" data_type: {type_} dims: [ {dims} ] {more} }}'
-
-
-def copying_graph() -> bytes:
-    """An ONNX model: FP32 [batch, any] IN -> OUT."""
-    from onnx import TensorProto, helper
-
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "any"]) for name in ("IN", "OUT")]
-    node = helper.make_node("Identity", ["IN"], ["OUT"])
-    model = helper.make_model(
-        helper.make_graph([node], "copying", tensors[:1], tensors[1:]),
-        opset_imports=[helper.make_opsetid("", 13)],
-        ir_version=8,
-    )
-    return bytes(model.SerializeToString())
-
-
-def build(models: Path) -> None:
-    put(models / "copying" / "1" / "model.onnx", copying_graph())
-    wide = f"input [ {tensor('IN', dims=-1)} ] output [ {tensor('OUT', dims=-1)} ]"
-    put(models / "copying" / "config.pbtxt", f'backend: "onnxruntime"\nmax_batch_size: 8\n{wide}\n')
-    scaling(models, "double", 2.0)
-    scaling(models, "triple", 3.0)
-    scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
-    python(models, "adder", ADDER, ADDER_CONFIG)
-    gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")
-    scale = {"INPUT0": "INPUT0"}
-    ensemble(
-        models,
-        "chain",
-        step("double", scale, {"OUTPUT0": "a"}),
-        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "b"}),
-        step("batched", {"INPUT0": "b"}, {"OUTPUT0": "OUTPUT0"}),
-    )
-    branches = (
-        step("double", scale, {"OUTPUT0": "a"}),
-        step("triple", scale, {"OUTPUT0": "b"}),
-        step("adder", {"A": "a", "B": "b", "C": "EXTRA"}, {"SUM": "SUM"}),
-    )
-    ensemble(
-        models,
-        "branches",
-        *branches,
-        io=f"input [ {tensor('INPUT0')}, {tensor('EXTRA', more='optional: true')} ]"
-        f"output [ {tensor('SUM')}, {tensor('a')} ]",
-    )
-    ensemble(
-        models,
-        "nested",
-        step("branches", {"INPUT0": "INPUT0"}, {"SUM": "five"}),
-        step("triple", {"INPUT0": "five"}, {"OUTPUT0": "OUTPUT0"}),
-    )
-    ensemble(
-        models,
-        "conditional",
-        step("double", scale, {"OUTPUT0": "doubled"}),
-        step("adder", {"A": "INPUT0", "B": "doubled"}, {"SUM": "SUM"}),
-        io=f"input [ {tensor('INPUT0')}, {tensor('RUN', 'TYPE_BOOL', 1)} ]"
-        f"output [ {tensor('SUM')}, {tensor('doubled')} ]",
-        more='parameters { key: "charonia.step_condition.double" value { string_value: "RUN" } }',
-    )
-    ensemble(
-        models,
-        "waiting",
-        step("triple", scale, {"OUTPUT0": "a"}),
-        step("copying", {"IN": "BIG"}, {"OUT": "first"}),
-        step("gated", {"VALUE": "VALUE"}, {"ECHO": "echo"}),
-        step("adder", {"A": "a"}, {"SUM": "SUM"}),
-        step("copying", {"IN": "first"}, {"OUT": "second"}),
-        io=f"input [ {tensor('INPUT0')}, {tensor('BIG', dims=-1)}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
-        f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)}, {tensor('second', dims=-1)} ]",
-    )
-    python(models, "repeater", REPEATER, REPEATER_CONFIG)
-    ensemble(
-        models,
-        "spread",
-        step("repeater", {"INPUT0": "INPUT0", "COUNT": "COUNT"}, {"OUTPUT0": "a"}),
-        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
-        io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
-    )
-    ensemble(
-        models,
-        "remembered",
-        step("double", scale, {"OUTPUT0": "a"}),
-        step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
-        more="response_cache { enable: true }",
-    )
-    scaling(models, "kept", 5.0, config="response_cache { enable: true }")
-    ensemble(
-        models,
-        "recalling",
-        step("kept", scale, {"OUTPUT0": "a"}),
-        step("kept", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
-    )
-    python(models, "total", TOTAL, TOTAL_CONFIG)
-    ensemble(
-        models,
-        "running",
-        step("double", scale, {"OUTPUT0": "a"}),
-        step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
-    )
-    ensemble(models, "round", step("about", scale, {"OUTPUT0": "OUTPUT0"}))
-    ensemble(models, "about", step("round", scale, {"OUTPUT0": "OUTPUT0"}))
-    ensemble(models, "lacking", step("nobody", scale, {"OUTPUT0": "OUTPUT0"}))
-    wide = f"input [ {tensor('INPUT0', dims=WIDTH + 1)} ] output [ {tensor('OUTPUT0')} ]"
-    ensemble(models, "unfit", step("double", scale, {"OUTPUT0": "OUTPUT0"}), io=wide)
 
 
 @pytest.fixture(scope="module")
@@ -246,34 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def rows(count: int = 1) -> np.ndarray:
-    return np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH) + 1
-
-
-def ask(server: Server, model: str, kind: str = "grpc", **tensors: np.ndarray) -> Any:
-    return infer(server, model, kind, **(tensors or {"INPUT0": rows()}))
-
-
-def counted(server: Server, model: str) -> dict[str, int]:
-    """Executions, rows, successes and failures of a model."""
-    stats = statistics(server, model)
-    return {
-        "executions": int(stats.get("execution_count", 0)),
-        "rows": int(stats.get("inference_count", 0)),
-        "success": int(stats["inference_stats"]["success"].get("count", 0)),
-        "fail": int(stats["inference_stats"]["fail"].get("count", 0)),
-    }
-
-
 def counted_all(server: Server, *models: str) -> dict[str, dict[str, int]]:
     """`counted` of each, once none has anything under way."""
     settle(server, *models)
     return {model: counted(server, model) for model in models}
-
-
-def succeeded(server: Server, model: str) -> float:
-    name = f'nv_inference_request_success{{model="{model}",version="1"}} '
-    return sum(float(line.removeprefix(name)) for line in server.scrape().splitlines() if line.startswith(name))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -371,12 +144,6 @@ def test_large_tensors_pass_through_and_leave_nothing_behind(server: Server) -> 
     np.testing.assert_array_equal(answer.as_numpy("echo"), value)
     np.testing.assert_array_equal(answer.as_numpy("second"), BIG)
     until("its files are gone", lambda: not files_of(server, "waiting"))
-
-
-def files_of(server: Server, model: str) -> list[Path]:
-    """What lies in the payload directory of an ensemble."""
-    directory = server.state_dir / "shm" / f"ensemble.{model}"
-    return [path for path in directory.iterdir() if path.name != "token"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -529,27 +296,6 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
 # -- life and death ----------------------------------------------------------------------------------------------------
 
 
-class Gate:
-    """A request of `waiting`: its step `gated` waits for `open`, `entered` says that it has begun."""
-
-    def __init__(self, server: Server, directory: Path, pool: ThreadPoolExecutor) -> None:
-        self._entered, self._gate = directory / "entered", directory / "gate"
-        asked = {"entered": str(self._entered), "gate": str(self._gate)}
-        value = np.array([[7]], np.int32)
-        self.task = pool.submit(
-            infer, server, "waiting", "grpc", options={"parameters": asked}, INPUT0=rows(), VALUE=value, BIG=BIG
-        )
-
-    def until_entered(self) -> None:
-        until("the gated step has begun", lambda: self._entered.exists() or self.task.done())
-
-    def forget_entered(self) -> None:
-        self._entered.unlink()
-
-    def open(self) -> None:
-        self._gate.touch()
-
-
 @pytest.mark.parametrize("role", ["batcher", "executor"])
 def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp_path: Path, role: str) -> None:
     before = counted(server, "triple")
@@ -604,15 +350,6 @@ def test_a_job_survives_its_owner(server: Server, tmp_path: Path) -> None:
     outputs = {output["name"]: output["data"] for output in json.loads(result)["outputs"]}
     assert outputs["SUM"] == (rows() * 3).ravel().tolist()
     assert outputs["second"] == BIG.ravel().tolist()
-
-
-def job_in(server: Server, location: str, state: str) -> dict[str, Any] | None:
-    """The job once it is in a state; None before."""
-    status, answer = server.get(location)
-    assert status == 200, answer
-    job = dict(json.loads(answer))
-    assert job["state"] not in {"failed", "cancelled", "expired"} - {state}, job
-    return job if job["state"] == state else None
 
 
 def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import os
-import signal
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +15,10 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 from e2e_asking import client, inputs, pending, until
+from e2e_jobs import ASYNC, GATED, WAIT_S, EventReader, Held, ask, output, result, submit, value_of, view
 from e2e_models import WIDTH, gated, scaling
-from e2e_server import serving, start
+from e2e_server import serving
 from tritonclient.utils import InferenceServerException
-
-ASYNC = {"Prefer": "respond-async"}
-GATED = "max_batch_size: 1 instance_group [ { count: 1 kind: KIND_CPU } ]"
-WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -41,65 +33,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with serving(models, tmp_path_factory.mktemp("state")) as running:
         yield running
-
-
-def ask(
-    server: Any, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one exchange."""
-    connection = http.client.HTTPConnection(server.http, timeout=90)
-    try:
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-    finally:
-        connection.close()
-
-
-def value_of(number: int, parameters: dict[str, Any] | None = None) -> bytes:
-    """A request to a gated model; ECHO is `number`."""
-    tensor = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [number]}
-    return json.dumps({"inputs": [tensor], **({"parameters": parameters} if parameters else {})}).encode()
-
-
-def submit(
-    server: Any, number: int, parameters: dict[str, Any] | None = None, model: str = "gated", **headers: str
-) -> str:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    status, answered, body = ask(
-        server, "POST", f"/v2/models/{model}/infer", value_of(number, parameters), {**ASYNC, **named}
-    )
-    assert status == 202, body
-    return answered["location"]
-
-
-def view(server: Any, location: str) -> dict[str, Any]:
-    status, _, body = ask(server, "GET", location)
-    assert status == 200, body
-    return dict(json.loads(body))
-
-
-def result(server: Any, location: str) -> tuple[int, dict[str, Any]]:
-    status, _, body = ask(server, "GET", f"{location}/result?wait={WAIT_S}")
-    return status, json.loads(body)
-
-
-def output(answer: dict[str, Any], name: str) -> int:
-    return int(next(o["data"][0] for o in answer["outputs"] if o["name"] == name))
-
-
-class Held:
-    """A job that holds the one instance of the gated model until `open`."""
-
-    def __init__(self, server: Any, directory: Path) -> None:
-        gate = directory / f"gate-{time.monotonic_ns()}"
-        entered = gate.with_suffix(".entered")
-        self.gate = gate
-        self.location = submit(server, 0, {"gate": str(gate), "entered": str(entered)})
-        until("the job is executed", entered.exists)
-
-    def open(self) -> None:
-        self.gate.touch()
 
 
 @pytest.fixture
@@ -190,29 +123,6 @@ def test_a_stock_grpc_client_needs_nothing_else(server: Any, hold: Callable[[], 
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-class EventReader(threading.Thread):
-    """Follows a job's events; `kinds` are those seen by number."""
-
-    def __init__(self, server: Any, location: str, last: int = 0) -> None:
-        super().__init__(daemon=True)
-        self.connection = http.client.HTTPConnection(server.http, timeout=60)
-        self.connection.request("GET", location + "/events", headers={"Last-Event-ID": str(last)} if last else {})
-        self.answer = self.connection.getresponse()
-        self.status = self.answer.status
-        self.kinds: dict[int, str] = {}
-        self.start()
-
-    def run(self) -> None:
-        number = 0
-        for line in self.answer:
-            name, _, value = line.decode().rstrip("\n").partition(": ")
-            if name == "id":
-                number = int(value)
-            elif name == "event":
-                self.kinds[number] = value
-        self.connection.close()
-
-
 def test_many_readers_see_the_same_events(server: Any, hold: Callable[[], Held]) -> None:
     held = hold()
     location = submit(server, 1)
@@ -289,9 +199,6 @@ def test_what_is_refused_leaves_no_job(server: Any, headers: dict[str, str], say
     assert len(listed(server, "model=gated&limit=1000")) == before
 
 
-# -- cancelling, deadlines ---------------------------------------------------------------------------------------------
-
-
 def active(server: Any) -> list[dict[str, Any]]:
     return [job for job in listed(server, "model=gated") if job["state"] in ("queued", "running")]
 
@@ -300,6 +207,9 @@ def listed(server: Any, query: str) -> list[dict[str, Any]]:
     status, _, body = ask(server, "GET", f"/v2/jobs?{query}")
     assert status == 200, body
     return list(json.loads(body)["jobs"])
+
+
+# -- cancelling, deadlines ---------------------------------------------------------------------------------------------
 
 
 def test_cancelling_what_waits_and_what_runs(server: Any, hold: Callable[[], Held]) -> None:
@@ -400,46 +310,3 @@ def test_a_listing_by_pages(server: Any, hold: Callable[[], Held]) -> None:
             break
     assert (len(seen), set(seen)) == (7, locations)
     ask(server, "DELETE", "/v2/jobs?model=gated&state=queued")
-
-
-# -- surviving ---------------------------------------------------------------------------------------------------------
-
-
-def _kill(server: Any, role: str) -> None:
-    for pid in server.pids(role):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_jobs_survive_every_part_and_all_at_once(models: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    server = start(models, state)
-    server.wait_ready()
-    held = Held(server, tmp_path)
-    locations = [submit(server, number) for number in range(20)]
-
-    gateways = server.pids("gateway")
-    _kill(server, "gateway")
-    until("another gateway is there", lambda: set(server.pids("gateway")) - set(gateways))
-    server.wait_ready()
-    assert view(server, locations[-1])["state"] == "queued"
-
-    executors = server.pids("executor+batcher")
-    _kill(server, "executor+batcher")
-    until("another executor is there", lambda: set(server.pids("executor+batcher")) - set(executors))
-    server.wait_ready()
-    assert view(server, locations[-1])["state"] in ("queued", "running")
-
-    os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait()
-    held.open()
-    with serving(models, state) as again:
-        answers = [result(again, location) for location in locations]
-        assert [(status, output(answer, "ECHO")) for status, answer in answers] == [(200, n) for n in range(20)]
-        first = view(again, held.location)
-        assert (first["state"], first["attempts"] > 1) == ("succeeded", True)
-    with serving(models, state) as restarted:
-        assert [result(restarted, location) for location in locations] == answers
-        late = EventReader(restarted, held.location)
-        late.join(WAIT_S)
-        assert list(late.kinds.values())[-1] == "succeeded"

@@ -19,103 +19,14 @@ from e2e_models import WIDTH, put, python, scaling
 from e2e_parts import GATEWAY_FLAGS, Part
 from e2e_server import serving
 from otlp_receiver import Receiver, Span
+from trace_files import entries, names_of, traced
+from traced_models import CALLER, CALLER_IO, CHAIN, COUNTS, COUNTS_IO, ONE, OUTER, WAITS, WAITS_IO
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.e2e
-
 ROW = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
-ONE = "instance_group [ { count: 1 kind: KIND_CPU } ]"
-
-CALLER = '''
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    """X -> Y: what `chain` makes of X, asked for as part of the trace of X; TEXT: the trace as model code sees it."""
-
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            asked = dict(model_name="chain", requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", x)])
-            inner = pb_utils.InferenceRequest(**asked, trace=request.trace()).exec()
-            pb_utils.InferenceRequest(**asked).exec()  # without its trace: no part of it
-            if inner.has_error():
-                raise inner.error()
-            y = pb_utils.get_output_tensor_by_name(inner, "OUT").as_numpy()
-            text = np.array([[json.dumps(request.trace().get_context())]], dtype=object)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), pb_utils.Tensor("TEXT", text)]))
-        return responses
-'''
-CALLER_IO = f"""
-max_batch_size: 8
-input [ {{ name: "X" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ {WIDTH} ] }}, {{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }} ]
-"""
-COUNTS = '''
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    """COUNT -> so many VALUEs."""
-
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for value in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", np.array([value], np.int32))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-'''
-COUNTS_IO = (
-    'input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ] '
-    'output [ { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] } ] '
-    "model_transaction_policy { decoupled: true } "
-)
-WAITS = '''
-import os, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    """GATE, a file to wait for -> OPEN; `GATE`.entered is made before."""
-
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            gate = pb_utils.get_input_tensor_by_name(request, "GATE").as_numpy()[0].decode()
-            open(gate + ".entered", "w").close()
-            while not os.path.exists(gate) and not request.is_cancelled():
-                time.sleep(0.002)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OPEN", np.array([1], np.int32))]))
-        return responses
-'''
-WAITS_IO = (
-    'input [ { name: "GATE" data_type: TYPE_STRING dims: [ 1 ] } ] '
-    'output [ { name: "OPEN" data_type: TYPE_INT32 dims: [ 1 ] } ] '
-)
-CHAIN = f"""
-platform: "ensemble"
-max_batch_size: 8
-input [ {{ name: "IN" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-output [ {{ name: "OUT" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
-ensemble_scheduling {{
-  step [
-    {{ model_name: "double" input_map {{ key: "INPUT0" value: "IN" }} output_map {{ key: "OUTPUT0" value: "twice" }} }},
-    {{ model_name: "triple" input_map {{ key: "INPUT0" value: "twice" }} output_map {{ key: "OUTPUT0" value: "OUT" }} }}
-  ]
-}}
-"""
-OUTER = (
-    CHAIN.replace('"double"', '"chain"')
-    .replace('"INPUT0" value: "IN"', '"IN" value: "IN"')
-    .replace('"OUTPUT0" value: "twice"', '"OUT" value: "twice"')
-)
-
 ROOT_EVENTS = ["HTTP_RECV_START", "HTTP_RECV_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
+
 GRPC_EVENTS = [
     "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END",
 ]  # fmt: skip
@@ -401,29 +312,6 @@ def test_wrong_settings(stack: Any, change: dict[str, Any], status: int, text: s
 
 
 # -- the trace file ----------------------------------------------------------------------------------------------------
-
-
-def entries(stack: Any) -> list[dict[str, Any]]:
-    return json.loads(stack.file.read_text()) if stack.file.exists() else []
-
-
-def traced(stack: Any, request_id: str) -> list[dict[str, Any]]:
-    """What the file says of one request and of all that was made for it."""
-    found: list[dict[str, Any]] = []
-    ids: set[int] = set()
-    for entry in entries(stack):
-        if entry.get("request_id") == request_id or entry.get("parent_id") in ids:
-            ids.add(entry["id"])
-        if entry["id"] in ids:
-            found.append(entry)
-    return found
-
-
-def names_of(found: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """(model, parent's place among them, -1 for none) of each."""
-    named = [entry for entry in found if "model_name" in entry]
-    places = {entry["id"]: place for place, entry in enumerate(named)}
-    return [(entry["model_name"], places.get(entry.get("parent_id"), -1)) for entry in named]
 
 
 def test_a_change_at_one_gateway_holds_at_the_other(stack: Any) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import batching_cluster as parts
 import pytest
 from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pending_are, statistics
 from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
+from own_server import own_server
 
 from batcher.upkeep import verify
 from charonia import keys
@@ -317,13 +315,8 @@ async def test_answers_to_an_executor_that_was_lost_with_its_batcher_are_not_kep
 @pytest.fixture
 def server() -> Iterator[PrivateServer]:
     """A server of the test's own, to be killed."""
-    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
-    server = PrivateServer(state_dir)
-    server.start()
-    server.wait_ready()
-    yield server
-    server.stop()
-    shutil.rmtree(state_dir)
+    with own_server() as server:
+        yield server
 
 
 @pytest.mark.parametrize("extra", [DYNAMIC, ORDERED])

@@ -10,31 +10,15 @@ from typing import Any
 import pytest
 import repeat_backend as repeat
 from executor_bench import ME, Bench, Follower, running
+from response_reader import DURABLE, MODEL, Reader, facts, statistics, told
 
 from charonia import keys
 from charonia.backend import InstanceDied
-from charonia.errors import InternalError, InvalidArgument, LogUnavailable
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
-    FIELD_FACT,
-    BatchDied,
-    BatchDiedInCompany,
-    BatchFinished,
-    BatchReturned,
-    ExecutorDraining,
-    OwnerChanged,
-    ResponsesBegun,
-    ResponsesWanted,
-    SlotFreed,
-    VersionLoaded,
-    pack_fact,
-)
+from charonia.errors import InternalError, InvalidArgument
+from charonia.events import BatchDied, BatchDiedInCompany, BatchFinished, ResponsesBegun, SlotFreed
 from charonia.jobs import JobEnd, JobState
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, records_of, unpack_response
-from executors import outgoing, registry
-
-DURABLE = FLAG_JOB | FLAG_JOURNALLED
-MODEL = "repeat"
+from charonia.wire import FLAG_JOB, unpack_response
+from executors import registry
 
 
 @pytest.fixture(autouse=True)
@@ -49,47 +33,6 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with running(tmp_path) as found:
         yield found
-
-
-class Reader:
-    """What one endpoint gets."""
-
-    def __init__(self, bench: Bench, endpoint: str = "gw") -> None:
-        self.follower = Follower(bench.log, keys.replies(endpoint))
-
-    def all(self) -> list[ResponseRecord]:
-        return [unpack_response(record) for entry in self.follower.entries for record in records_of(entry.fields)]
-
-    def of(self, request_id: bytes) -> list[ResponseRecord]:
-        return [record for record in self.all() if record.id == request_id]
-
-    async def count(self, request_id: bytes, count: int) -> list[ResponseRecord]:
-        await self.follower.until(lambda: len(self.of(request_id)) >= count)
-        return self.of(request_id)
-
-    async def ended(self, request_id: bytes) -> list[ResponseRecord]:
-        await self.follower.until(lambda: any(record.final for record in self.of(request_id)))
-        return self.of(request_id)
-
-
-def told(records: list[ResponseRecord]) -> list[Any]:
-    """Each response in short: its number, "end" for an empty final one, or the text of its error."""
-    found: list[Any] = []
-    for record in records:
-        if record.error is not None:
-            found.append(record.error.message)
-        else:
-            found.append(int(record.outputs[0].array()[0, 0]) if record.outputs else "end")
-    return found
-
-
-def facts(follower: Follower, kind: type) -> list[Any]:
-    return [fact for fact in follower.facts() if isinstance(fact, kind)]
-
-
-async def statistics(bench: Bench) -> dict[str, int]:
-    loaded = await bench.control.fact(VersionLoaded, model=MODEL)
-    return await bench.log.statistics(keys.statistics(MODEL, 1, loaded.content_hash))
 
 
 async def test_responses_come_in_order_with_their_places_and_end_once(bench: Bench) -> None:
@@ -166,78 +109,6 @@ async def test_a_freed_slot_takes_the_next_batch_while_responses_are_to_come(ben
     repeat.release(1)
     await owner.fact(BatchFinished, batch_id=one)
     assert told(reader.of(first[0])) == [1000, 1001, "end"]
-
-
-async def test_a_drain_waits_for_what_is_still_to_come(bench: Bench) -> None:
-    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
-    repeat.FREE.add(1)
-    repeat.HOLD_AFTER[1] = 1
-    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
-    batch_id = await bench.dispatch(MODEL, [record])
-    await owner.fact(SlotFreed, batch_id=batch_id)
-
-    draining = asyncio.ensure_future(bench.service.drain(30))
-    assert not await bench.service.drain(0.05), "it would not wait for ever"
-    repeat.release(1)
-    assert await draining
-    assert told(await reader.ended(request_id)) == [1000, 1001, "end"]
-
-
-async def stopped_taking(bench: Bench) -> None:
-    """Wait until a drain has begun: a batch that comes is given back."""
-    _, record = await bench.accept(MODEL, repeat.inputs(99, 1))
-    await bench.control.fact(ExecutorDraining)
-    await bench.finished(MODEL, await bench.dispatch(MODEL, [record]), BatchReturned)
-
-
-async def test_a_producer_is_let_go_on_while_its_executor_drains(bench: Bench) -> None:
-    """S55: who waits for its responses takes them on, and says so."""
-    reader = Reader(bench)
-    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5), window=2)
-    batch_id = await bench.dispatch(MODEL, [record])
-    assert told(await reader.count(request_id, 2)) == [1000, 1001]
-
-    draining = asyncio.ensure_future(bench.service.drain(30))
-    await stopped_taking(bench)
-    assert repeat.MADE == [1000, 1001]
-    for count in (4, 6):
-        wanted = ResponsesWanted(batch_id, request_id, count)
-        await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(wanted)])
-    assert told(await reader.ended(request_id)) == [1000, 1001, 1002, 1003, 1004, "end"]
-    assert await draining
-
-
-async def test_a_model_hears_while_its_executor_drains_that_nobody_waits(bench: Bench) -> None:
-    reader = Reader(bench)
-    repeat.HOLD_AFTER[1] = 1
-    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 5))
-    batch_id = await bench.dispatch(MODEL, [record])
-    await reader.count(request_id, 1)
-    draining = asyncio.ensure_future(bench.service.drain(30))
-    await stopped_taking(bench)
-    await bench.unwant(batch_id, request_id)
-    other = await bench.dispatch(MODEL, [(await bench.accept(MODEL, repeat.inputs(2, 1)))[1]])
-    await bench.finished(MODEL, other, BatchReturned)
-    assert repeat.CANCELLED == [1]
-    repeat.release(1)
-    assert await draining
-
-
-async def test_a_new_owner_is_told_again_while_the_executor_drains(bench: Bench) -> None:
-    reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
-    repeat.FREE.add(1)
-    repeat.HOLD_AFTER[1] = 1
-    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
-    batch_id = await bench.dispatch(MODEL, [record])
-    await reader.count(request_id, 1)
-    draining = asyncio.ensure_future(bench.service.drain(30))
-    await stopped_taking(bench)
-    known = len(owner.entries)
-    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged(MODEL))])
-    await owner.until(lambda: len(owner.entries) == known + 2)
-    assert owner.facts()[known:] == [SlotFreed(ME, batch_id), ResponsesBegun(ME, batch_id, request_id)]
-    repeat.release(1)
-    assert await draining
 
 
 async def test_a_failure_ends_what_is_open_and_nothing_else(bench: Bench) -> None:
@@ -379,24 +250,6 @@ async def test_who_was_together_with_a_dead_instance_is_told_apart_from_who_was_
         assert (await owner.fact(BatchDiedInCompany, batch_id=batch_id)).ids == request_id
 
 
-async def test_a_new_owner_is_told_again(bench: Bench) -> None:
-    reader = Reader(bench)
-    repeat.FREE.add(1)
-    repeat.HOLD_AFTER[1] = 1
-    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
-    batch_id = await bench.dispatch(MODEL, [record])
-    await reader.count(request_id, 1)
-    owner = Follower(bench.log, keys.facts(MODEL))
-    await owner.fact(SlotFreed)
-    known = len(owner.entries)
-    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged(MODEL))])
-    await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(OwnerChanged("another"))])
-    await owner.until(lambda: len(owner.entries) == known + 2)
-    assert owner.facts()[known:] == [SlotFreed(ME, batch_id), ResponsesBegun(ME, batch_id, request_id)]
-    repeat.release(1)
-    await reader.ended(request_id)
-
-
 async def test_a_silent_request_is_ended(tmp_path: Path) -> None:
     config = repeat.CONFIG + 'parameters { key: "charonia.max_execution_s" value { string_value: "0.3" } }'
     (tmp_path / MODEL / "config.pbtxt").write_text(config)
@@ -409,49 +262,6 @@ async def test_a_silent_request_is_ended(tmp_path: Path) -> None:
         text = "model 'repeat' sent no response for 0.3 s (charonia.max_execution_s)"
         assert told(await reader.ended(request_id)) == [1000, text]
         assert repeat.CANCELLED == [1]
-
-
-class StalledLog(MemoryLog):
-    """Takes no responses while `stalled`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stalled = False
-        self.refused = asyncio.Event()
-
-    async def append(self, stream: bytes, fields: Any) -> bytes:
-        if self.stalled and stream.startswith(b"r:"):
-            self.refused.set()
-            raise LogUnavailable("away")
-        return await super().append(stream, fields)
-
-    async def settle(self, *args: Any, **named: Any) -> list[bool]:
-        if self.stalled:
-            raise LogUnavailable("away")
-        return await super().settle(*args, **named)
-
-
-async def test_a_model_is_slowed_while_the_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MOST_WAITING_BYTES", 10_000)
-    log = StalledLog()
-    async with running(tmp_path, log=log) as bench:
-        reader = Reader(bench)
-        request_id, record = await bench.accept(MODEL, repeat.inputs(1, 500))
-        log.stalled = True
-        batch_id = await bench.dispatch(MODEL, [record])
-        await asyncio.wait_for(log.refused.wait(), 30)
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        made = len(repeat.MADE)
-        assert 10 < made < 60
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert len(repeat.MADE) == made
-        log.stalled = False
-        await bench.finished(MODEL, batch_id)
-        records = await reader.ended(request_id)
-        assert told(records) == [*range(1000, 1500), "end"]
-        assert [record.place for record in records] == [(0, n) for n in range(501)]
 
 
 async def test_a_response_after_the_final_one_is_the_backends_error(bench: Bench) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from own_server import own_server
 
 from charonia import keys
 from charonia.errors import Cancelled, LogUnavailable
@@ -32,13 +32,8 @@ FIELDS = [b"r", b"x"]
 
 @pytest.fixture
 def server() -> Iterator[PrivateServer]:
-    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
-    server = PrivateServer(state_dir)
-    server.start()
-    server.wait_ready()
-    yield server
-    server.stop()
-    shutil.rmtree(state_dir)
+    with own_server() as server:
+        yield server
 
 
 @pytest.fixture

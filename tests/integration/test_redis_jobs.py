@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
+from own_server import own_server
 
 from charonia import keys
 from charonia.errors import InternalError, LogUnavailable
@@ -28,13 +26,8 @@ MOST_BYTES_PER_QUEUED_JOB = 900
 
 @pytest.fixture
 def server() -> Iterator[PrivateServer]:
-    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
-    server = PrivateServer(state_dir)
-    server.start()
-    server.wait_ready()
-    yield server
-    server.stop()
-    shutil.rmtree(state_dir)
+    with own_server() as server:
+        yield server
 
 
 @pytest.fixture

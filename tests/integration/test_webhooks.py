@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import shutil
-import signal
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import webhook_receiver as parts
+from webhook_bench import HEARTBEATS, end_job, final, nothing_left, state_of, until
 
 from charonia import keys
-from charonia.clock import wall_ns
-from charonia.errors import LogUnavailable
-from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
 from charonia.eventlog.sharing import preferred_owner
-from charonia.jobs import JobEnd, JobState, NewJob
-from charonia.settings import LogSettings, WebhookSettings
+from charonia.jobs import JobState
+from charonia.settings import WebhookSettings
 from gateway.webhooks.app import WebhooksApp
-from gateway.webhooks.deliveries import Delivery, delivery_of
 from gateway.webhooks.retries import DeliveryState
 
 FIRST_RETRY_S = 0.05
-HEARTBEATS = LogSettings(heartbeat_ttl_ms=300)
 
 
 @pytest.fixture
@@ -77,54 +67,6 @@ async def sender(log: EventLog, settings: Callable[..., WebhookSettings]) -> Asy
     await app.start()
     yield app
     await app.stop()
-
-
-async def end_job(
-    log: EventLog,
-    webhook: dict[str, Any] | None,
-    *,
-    model: str = "m",
-    state: JobState = JobState.SUCCEEDED,
-    tenant: str = "",
-    retention_s: int = 3600,
-) -> bytes:
-    """A job that has ended, as accept and settle leave it."""
-    job_id = secrets.token_bytes(16)
-    about = {"version": 1} | ({"webhook": webhook} if webhook else {})
-    job = NewJob(job_id, 10, wall_ns() // 1000, retention_s, tenant=tenant, about=about)
-    await log.accept_job(model, 0, 0, job, [b"r", b"record"], Limits())
-    owner, token = await log.owner(model)
-    token = token if owner else await log.take_ownership(model, "batcher", "")
-    assert await log.begin_attempt(model, token, [job_id], 1, jobs=[job_id]) == [True]
-    end = JobEnd(state, b"result", {} if state is JobState.SUCCEEDED else {"error": "boom"})
-    assert await log.settle(model, [(job_id, 1)], None, [], ends={job_id: end}) == [True]
-    return job_id
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(parts.PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def state_of(log: EventLog, job_id: bytes, wanted: Callable[[Delivery], bool], model: str = "m") -> Delivery:
-    """A job's delivery, once it is as wanted."""
-    async with asyncio.timeout(parts.PATIENCE_S):
-        while True:
-            delivery = await delivery_of(log, model, job_id)
-            if delivery is not None and wanted(delivery):
-                return delivery
-            await asyncio.sleep(0.005)
-
-
-async def nothing_left(log: EventLog, model: str = "m") -> None:
-    async with asyncio.timeout(parts.PATIENCE_S):
-        while await log.count_times(keys.webhook_times(model)) or await log.range(keys.webhooks(model)):
-            await asyncio.sleep(0.005)
-
-
-def final(delivery: Delivery) -> bool:
-    return delivery.state.final
 
 
 async def test_the_end_of_a_job_is_told_once_and_signed(
@@ -309,129 +251,5 @@ async def test_what_is_gone_or_unreadable_is_passed_over(
     await until(lambda: app.sender.outcomes["lost"] >= 3)
     assert await log.range(keys.webhooks("m")) == []
     assert len(receiver.received) == 1
-    await app.stop()
-    await log.close()
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    """A log server of the test's own, to be killed."""
-    state_dir = Path(tempfile.mkdtemp(prefix="charonia-test-"))
-    server = PrivateServer(state_dir)
-    server.start()
-    server.wait_ready()
-    yield server
-    server.stop()
-    shutil.rmtree(state_dir)
-
-
-async def start_process(url: str, secrets_file: str, *flags: str) -> asyncio.subprocess.Process:
-    """`charonia webhooks` as an operator starts it, up."""
-    reading, writing = os.pipe()
-    command: Sequence[str] = [
-        *(sys.executable, "-m", "charonia.cli", "webhooks", f"--log-url={url}", f"--webhook-secrets={secrets_file}"),
-        *("--webhook-allow=127.0.0.1/32", "--webhook-retry-secs=0.05", "--allow-metrics=false"),
-        *(f"--report-fd={writing}", *flags),
-    ]
-    process = await asyncio.create_subprocess_exec(*command, pass_fds=[writing])
-    os.close(writing)
-    with os.fdopen(reading, "rb") as report:
-        assert b'"ready": true' in await asyncio.to_thread(report.readline)
-    return process
-
-
-@pytest.mark.integration
-async def test_a_sender_killed_in_mid_call_is_made_up_for_by_the_next(
-    fresh_log_url: str, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
-) -> None:
-    async def never(_received: object) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    log = open_log(fresh_log_url)
-    await log.open()
-    receiver.answers["/hook"] = never
-    receiver.answers["/down"] = [parts.status(500)]
-    process = await start_process(fresh_log_url, settings().secrets)
-    down = await end_job(log, {"url": receiver.url("/down")})
-    tried = await state_of(log, down, lambda delivery: delivery.attempts >= 2)
-    job_id = await end_job(log, {"url": receiver.url("/hook")})
-    await receiver.wait_for("/hook", 1)
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
-    del receiver.answers["/hook"]
-    process = await start_process(fresh_log_url, settings().secrets)
-    first, second = (await receiver.wait_for("/hook", 2))[:2]
-    assert first.headers["webhook-id"] == second.headers["webhook-id"]
-    assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
-    # and one that had failed goes on where it was
-    assert (await delivery_of(log, "m", down) or tried).attempts >= tried.attempts
-    process.terminate()
-    assert await process.wait() == 0
-    await log.close()
-
-
-@pytest.mark.integration
-async def test_in_another_log_it_begins_anew(
-    server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
-) -> None:
-    log = open_log(server.url)
-    await log.open()
-    apps = [WebhooksApp(log, settings(), HEARTBEATS) for _ in range(2)]
-    for app in apps:
-        await app.start()
-    await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-    await until(lambda: all(app._membership.epoch_changes for app in apps))
-    await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
-    job_id = await end_job(log, {"url": receiver.url("/hook")})
-    assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
-    for app in apps:
-        await app.stop()
-    await log.close()
-
-
-@pytest.mark.integration
-async def test_a_log_that_goes_and_comes_back_loses_nothing(
-    server: PrivateServer, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
-) -> None:
-    log = open_log(server.url)
-    await log.open()
-    app = WebhooksApp(log, settings(), HEARTBEATS)
-    await app.start()
-    await end_job(log, {"url": receiver.url("/before")})
-    await receiver.wait_for("/before", 1)
-    await nothing_left(log)
-    gate = asyncio.Event()
-
-    async def held(_received: object) -> bytes:
-        await gate.wait()
-        return parts.status(204)
-
-    receiver.answers["/during"] = held
-    during = await end_job(log, {"url": receiver.url("/during")})
-    await receiver.wait_for("/during", 1)
-    os.kill(server.pid, signal.SIGKILL)
-    while server.poll() is None:
-        await asyncio.sleep(0)
-    gate.set()  # the call succeeds while there is nowhere to write that down
-    server.start()
-    await asyncio.to_thread(server.wait_ready)
-    async with asyncio.timeout(parts.PATIENCE_S):
-        while True:
-            try:
-                after = await end_job(log, {"url": receiver.url("/after")})
-                break
-            except LogUnavailable:
-                await asyncio.sleep(0.01)
-    await receiver.wait_for("/after", 1)
-    for job_id in (during, after):
-        assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED
-    assert len(receiver.at("/during")) == 1
-    await nothing_left(log)
     await app.stop()
     await log.close()

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from google.protobuf import text_format
+from sequence_bench import Bench, batch, names
 
-from batcher.scheduling.decisions import (
-    CondemnRequest,
-    Decision,
-    DispatchBatch,
-    ForgetSequences,
-    RejectRequest,
-    StopExecution,
-)
+from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, ForgetSequences, RejectRequest, StopExecution
 from batcher.scheduling.live_sequence import LiveSequence
 from batcher.scheduling.observations import (
     BatchDied,
@@ -20,86 +13,22 @@ from batcher.scheduling.observations import (
     BatchRunning,
     ExecutorLost,
     ExecutorReturned,
-    Observation,
-    PolicyChanged,
     QueueHeld,
     RequestCancelled,
-    RequestQueued,
     RequestSettled,
     RequestsRescheduled,
-    ResponsesBegun,
     SequenceFound,
-    SlotFreed,
     VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
 )
 from batcher.scheduling.sequence_instances import SequenceInstance
-from batcher.scheduling.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequence_scheduler import Delays
 from charonia.errors import ErrorCode
-from charonia.models.config import normalise
-from charonia.models.interface import ModelInterface
 from charonia.sequences import SequenceAbout, sequence_key
 from charonia.wire import SequenceMark
-from protos.model_config_pb2 import ModelConfig
 
 MS = 1_000_000
-
-
-def interface(block: str = "", rows: int = 4) -> ModelInterface:
-    text = f'name: "m" backend: "python" max_batch_size: {rows} sequence_batching {{ {block} }}'
-    return ModelInterface.of(normalise(text_format.Parse(text, ModelConfig())))
-
-
-class Bench:
-    """A scheduler with one executor `e` of one instance, and requests that are named by number and sequence."""
-
-    def __init__(self, block: str = "", rows: int = 4, delays: Delays | None = None, serve: bool = True) -> None:
-        self.scheduler = SequenceScheduler("b", 100, delays or Delays())
-        self.now = 0
-        self.numbers = 0
-        self.see(PolicyChanged(interface(block, rows)))
-        if serve:
-            self.see(VersionServed("e", 1, "h", 1))
-
-    def see(self, *events: Observation) -> list[Decision]:
-        return self.scheduler.observe_all(events, self.now)
-
-    def request(self, name: str, flags: str = "", **more: int) -> RequestQueued:
-        self.numbers += 1
-        mark = SequenceMark(name, "s" in flags, "e" in flags)
-        given = {"signature": 0, "timeout_us": 0, "deadline_ns": 0} | more
-        return RequestQueued(
-            self.numbers.to_bytes(16, "big"),
-            1,
-            0,
-            1,
-            given["signature"],
-            given["timeout_us"],
-            given["deadline_ns"],
-            self.now,
-            sequence=mark,
-        )
-
-    def send(self, name: str, flags: str = "", **more: int) -> list[Decision]:
-        return self.see(self.request(name, flags, **more))
-
-    def finish(self, batch: DispatchBatch) -> list[Decision]:
-        return self.see(BatchFinished(batch.batch_id, batch.executor))
-
-    def at(self, now_ns: int) -> list[Decision]:
-        self.now = now_ns
-        return self.scheduler.advance(now_ns)
-
-
-def batch(decisions: list[Decision]) -> DispatchBatch:
-    (one,) = decisions
-    assert isinstance(one, DispatchBatch)
-    return one
-
-
-def names(one: DispatchBatch) -> list[object]:
-    return [request.sequence.correlation_id for request in one.requests if request.sequence]
 
 
 def test_direct_batches_have_slots_and_cover_those_between() -> None:
@@ -399,83 +328,3 @@ def test_a_slot_that_is_asked_for_leaves_those_below_free() -> None:
     instance.release(sequences[1])
     assert instance.take(LiveSequence(1, b"x"))
     assert sorted(instance.slots) == [0, 1, 2, 3, 4]
-
-
-SEEN = "STREAM_INTERRUPTED: {}, and the model is not declared repeatable (charonia.repeatable)"
-
-
-def test_a_freed_instance_takes_other_sequences() -> None:
-    """Of decoupled models: a sequence whose responses are still to come has nothing else that runs."""
-    bench = Bench()
-    first = batch(bench.send("a", "s"))
-    assert bench.send("a") == bench.send("b", "s") == []
-    other = batch(bench.see(SlotFreed(first.batch_id, "e")))
-    assert names(other) == ["b"]
-    assert bench.send("b") == []
-    assert bench.see(SlotFreed(other.batch_id, "e"), SlotFreed("nobody's", "e")) == []
-    assert names(batch(bench.finish(first))) == ["a"]
-    assert bench.finish(other) == [], "its instance has a's batch"
-
-
-def test_nothing_of_which_a_response_was_seen_runs_again() -> None:
-    """And what follows in its sequence ends with it."""
-    bench = Bench()
-    first = batch(bench.see(*(bench.request(name, "s") for name in "ab")))
-    bench.send("a")
-    bench.see(ResponsesBegun(first.batch_id, "e", frozenset({first.requests[0].id})))
-    told = bench.see(ExecutorLost("e"))
-    rejected = [one for one in told if isinstance(one, RejectRequest)]
-    assert [one.code for one in rejected] == [ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED]
-    assert (rejected[0].request, rejected[0].message) == (first.requests[0], SEEN.format("its executor was lost"))
-    assert names(batch(bench.see(VersionServed("f", 1, "h", 1)))) == ["b"]
-
-
-def test_a_repeatable_model_runs_again() -> None:
-    bench = Bench(serve=False)
-    text = (
-        'name: "m" backend: "python" max_batch_size: 4 sequence_batching { } '
-        'parameters { key: "charonia.repeatable" value { string_value: "true" } }'
-    )
-    bench.see(PolicyChanged(ModelInterface.of(normalise(text_format.Parse(text, ModelConfig())))))
-    bench.see(VersionServed("e", 1, "h", 1))
-    first = batch(bench.send("a", "s"))
-    bench.see(ResponsesBegun(first.batch_id, "e", frozenset({first.requests[0].id})))
-    bench.see(ExecutorLost("e"))
-    assert batch(bench.see(VersionServed("f", 1, "h", 1))).attempts == (2,)
-
-
-def test_the_turns_of_a_request_end_with_its_instance() -> None:
-    """S41: it begins anew, as another attempt, unless a response was seen."""
-    for seen in (False, True):
-        bench = Bench()
-        first = batch(bench.send("a", "s"))
-        request = first.requests[0]
-        bench.see(QueueHeld(True))
-        bench.see(RequestsRescheduled(first.batch_id, "e", frozenset({request.id})))
-        if seen:
-            bench.see(ResponsesBegun(first.batch_id, "e", frozenset({request.id})))
-        bench.finish(first)
-        told = bench.see(VersionServed("e", 1, "another", 1), QueueHeld(False))
-        if seen:
-            assert isinstance(told[0], RejectRequest)
-            assert told[0].message == SEEN.format("its instance is gone")
-        else:
-            again = batch(told)
-            assert again.sequences is not None
-            assert (again.attempts, again.sequences.places[0].again) == ((2,), False)
-
-
-def test_a_suspect_has_an_instance_for_itself() -> None:
-    """One that dies in company of what freed it before blames nobody."""
-    bench = Bench()
-    streams = batch(bench.send("a", "s"))
-    bench.see(SlotFreed(streams.batch_id, "e"))
-    both = batch(bench.see(bench.request("b", "s"), bench.request("c", "s")))
-    ids = frozenset(request.id for request in both.requests)
-    assert bench.see(BatchDied(both.batch_id, "e", ids, "it died", in_company=True)) == []
-    alone = batch(bench.finish(streams))
-    assert names(alone) == ["b"]
-    assert bench.see(SlotFreed(alone.batch_id, "e")) == []
-    told = bench.see(BatchDied(alone.batch_id, "e", frozenset({alone.requests[0].id}), "it died"))
-    assert isinstance(told[0], CondemnRequest)
-    assert names(next(one for one in told if isinstance(one, DispatchBatch))) == ["c"]

@@ -1,0 +1,229 @@
+"""An executor that loads, reloads and unloads models as it is told, or as the repository changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from executor_bench import WEIGHTS, linear, running, x
+
+from charonia.errors import ErrorCode
+from charonia.events import RepositoryScanned, VersionFailed, VersionLoaded, VersionUnloaded
+from charonia.tensors import Tensor
+from protos.model_config_pb2 import ModelConfig
+
+# -- explicit control --------------------------------------------------------------------------------------------------
+
+
+async def test_explicit_loads_only_what_is_named_and_then_what_is_asked(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        linear(tmp_path / name / "1" / "model.onnx")
+    async with running(tmp_path, model_control_mode="explicit", load_model=("a",)) as bench:
+        assert {fact.model for fact in bench.control.facts() if isinstance(fact, VersionLoaded)} == {"a"}
+        assert (await bench.request("load", "b")).error == ""
+        await bench.control.fact(VersionLoaded, model="b")
+        assert (await bench.request("unload", "a")).error == ""
+        unloaded = await bench.control.fact(VersionUnloaded, model="a")
+        assert unloaded.reason == "unloaded"
+        assert (await bench.request("unload", "never-heard-of")).error == ""
+        finished = await bench.request("load", "nothing")
+        assert finished.error_code == ErrorCode.INTERNAL
+        assert finished.error == "failed to load 'nothing', failed to poll from model repository"
+        finished = await bench.request("load", "../a")
+        assert finished.error == ("invalid model name '../a', model name must not contain path traversal characters")
+
+
+async def test_the_wildcard_loads_everything(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        linear(tmp_path / name / "1" / "model.onnx")
+    async with running(tmp_path, model_control_mode="explicit", load_model=("*",)) as bench:
+        assert {fact.model for fact in bench.control.facts() if isinstance(fact, VersionLoaded)} == {"a", "b"}
+
+
+async def test_other_modes_refuse_requests(tmp_path: Path) -> None:
+    """R9."""
+    linear(tmp_path / "a" / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        for action in ("load", "unload"):
+            finished = await bench.request(action, "a")
+            assert finished.error_code == ErrorCode.UNAVAILABLE
+            assert finished.error == "explicit model load / unload is not allowed if polling is enabled"
+
+
+async def test_a_failed_load_names_every_version_and_the_old_one_still_serves(tmp_path: Path) -> None:
+    """R21."""
+    model = tmp_path / "m" / "1" / "model.onnx"
+    linear(model)
+    linear(tmp_path / "m" / "2" / "model.onnx")
+    (tmp_path / "m" / "config.pbtxt").write_text("version_policy { all {} }")
+    async with running(tmp_path, model_control_mode="explicit", load_model=("m",)) as bench:
+        (tmp_path / "m" / "config.pbtxt").write_text(
+            'version_policy { all {} } input { name: "q" data_type: TYPE_FP32 dims: 16 }'
+        )
+        finished = await bench.request("load", "m")
+        reason = "Invalid argument: unexpected inference input 'q', allowed inputs are: x"
+        assert finished.error_code == ErrorCode.INVALID_ARG
+        assert finished.error == (
+            f"load failed for model 'm': version 1 is at UNAVAILABLE state: {reason};\n"
+            f"version 2 is at UNAVAILABLE state: {reason};\n"
+        )
+        (tmp_path / "m" / "config.pbtxt").write_text("not a config {")
+        assert (await bench.request("load", "m")).error == "failed to load 'm', failed to poll from model repository"
+        request_id, record = await bench.accept("m", [Tensor.of("x", x(1))])
+        await bench.dispatch("m", [record])
+        assert (await bench.replies("gw", 1))[request_id].error is None
+
+
+async def test_a_reload_switches_to_the_new_files_and_one_without_change_does_nothing(tmp_path: Path) -> None:
+    """R22."""
+    model = tmp_path / "m" / "1" / "model.onnx"
+    linear(model)
+    async with running(tmp_path, model_control_mode="explicit", load_model=("m",)) as bench:
+        first = await bench.control.fact(VersionLoaded)
+        assert (await bench.request("load", "m")).error == ""
+        assert sum(isinstance(fact, VersionLoaded) for fact in bench.control.facts()) == 1
+        linear(model, WEIGHTS * 2)
+        assert (await bench.request("load", "m")).error == ""
+        second = [fact for fact in bench.control.facts() if isinstance(fact, VersionLoaded)][-1]
+        assert second.content_hash != first.content_hash
+        request_id, record = await bench.accept("m", [Tensor.of("x", x(1))])
+        await bench.dispatch("m", [record], content_hash=first.content_hash)  # decided before the switch
+        (output,) = (await bench.replies("gw", 1))[request_id].outputs
+        np.testing.assert_allclose(output.array(), x(1) @ (WEIGHTS * 2), rtol=1e-4, atol=1e-5)
+        assert not any(isinstance(fact, VersionUnloaded) for fact in bench.control.facts())
+
+
+async def test_nothing_is_lost_while_models_are_reloaded_under_load(tmp_path: Path) -> None:
+    model = tmp_path / "m" / "1" / "model.onnx"
+    linear(model)
+    async with running(tmp_path, model_control_mode="explicit", load_model=("m",)) as bench:
+        accepted: list[bytes] = []
+
+        async def load() -> None:
+            for scale in (2, 3):
+                linear(model, WEIGHTS * scale)
+                assert (await bench.request("load", "m")).error == ""
+
+        reloading = asyncio.create_task(load())
+        while not reloading.done() or len(accepted) < 200:
+            pairs = [await bench.accept("m", [Tensor.of("x", x(1, i))]) for i in range(4)]
+            accepted += [request_id for request_id, _ in pairs]
+            batch_id = await bench.dispatch("m", [record for _, record in pairs])
+            await bench.finished("m", batch_id)
+        await reloading
+        found = await bench.replies("gw", len(accepted))
+        assert sorted(found) == sorted(accepted)
+        assert all(response.error is None for response in found.values())
+        assert await bench.log.pending("m") == (0, 0)
+
+
+async def test_a_configuration_override_lasts_until_unload(tmp_path: Path) -> None:
+    """R24."""
+    linear(tmp_path / "m" / "1" / "model.onnx")
+    async with running(tmp_path, model_control_mode="explicit") as bench:
+        config = '{"name": "m", "backend": "onnxruntime", "max_batch_size": "16"}'
+        assert (await bench.request("load", "m", config_json=config)).error == ""
+
+        def sizes() -> list[int]:
+            facts = [fact for fact in bench.control.facts() if isinstance(fact, VersionLoaded)]
+            return [ModelConfig.FromString(fact.config).max_batch_size for fact in facts]
+
+        assert sizes() == [16]
+        assert (await bench.request("load", "m")).error == ""
+        assert sizes() == [16]
+        assert "failed to poll" in (await bench.request("load", "m", config_json="{nonsense")).error
+        await bench.request("unload", "m")
+        assert (await bench.request("load", "m")).error == ""
+        assert sizes() == [16, 4]
+
+
+async def test_files_of_a_request_stand_in_for_the_repository(tmp_path: Path) -> None:
+    """R25."""
+    source = tmp_path / "files" / "model.onnx"
+    linear(source, WEIGHTS * 5)
+    (tmp_path / "repository").mkdir()
+    async with running(tmp_path / "repository", model_control_mode="explicit") as bench:
+        await bench.log.put_blob("blob-1", source.read_bytes(), 60)
+        config = '{"name": "m", "backend": "onnxruntime"}'
+        finished = await bench.request("load", "m", files={"7/model.onnx": "blob-1"})
+        assert finished.error == "Load parameter 'config' must be specified for model file override"
+        finished = await bench.request("load", "m", config_json=config, files={"../7/model.onnx": "blob-1"})
+        assert "is outside the model directory" in finished.error
+        finished = await bench.request("load", "m", config_json=config, files={"7/model.onnx": "lost"})
+        assert "not in the log any more" in finished.error
+        finished = await bench.request("load", "m", config_json=config, files={"7/model.onnx": "blob-1"})
+        assert finished.error == ""
+        loaded = await bench.control.fact(VersionLoaded)
+        assert loaded.version == 7
+        request_id, record = await bench.accept("m", [Tensor.of("x", x(1))])
+        await bench.dispatch("m", [record], version=7)
+        (output,) = (await bench.replies("gw", 1))[request_id].outputs
+        np.testing.assert_allclose(output.array(), x(1) @ (WEIGHTS * 5), rtol=1e-4, atol=1e-5)
+        await bench.request("unload", "m")
+        await bench.control.fact(VersionUnloaded)
+        assert "failed to poll" in (await bench.request("load", "m")).error
+
+
+# -- polling -----------------------------------------------------------------------------------------------------------
+
+
+async def test_polling_follows_the_repository(tmp_path: Path) -> None:
+    """R10."""
+    linear(tmp_path / "a" / "1" / "model.onnx")
+    linear(tmp_path / "b" / "1" / "model.onnx")
+    async with running(tmp_path, model_control_mode="poll", repository_poll_secs=3600) as bench:
+        before = len(bench.control.facts())
+        await bench.service.poll_once()
+        assert len(bench.control.facts()) == before
+        shutil.rmtree(tmp_path / "b")
+        linear(tmp_path / "c" / "1" / "model.onnx")
+        linear(tmp_path / "a" / "2" / "model.onnx", WEIGHTS * 3)
+        await bench.service.poll_once()
+        await bench.control.fact(VersionUnloaded, model="b")
+        await bench.control.fact(VersionLoaded, model="c")
+        await bench.control.fact(VersionLoaded, model="a", version=2)
+        await bench.control.fact(VersionUnloaded, model="a", version=1)  # the policy is the latest one
+        scans = [fact for fact in bench.control.facts() if isinstance(fact, RepositoryScanned)]
+        assert scans[-1].models == ("a", "c")
+        (tmp_path / "a" / "config.pbtxt").write_text("broken {")
+        await bench.service.poll_once()
+        failed = await bench.control.fact(VersionFailed, model="a")
+        count = len(bench.control.facts())
+        await bench.service.poll_once()  # a broken model is tried again only when its files change
+        assert len(bench.control.facts()) == count
+        assert failed.error_code == ErrorCode.INVALID_ARG
+
+
+async def test_polling_follows_the_models_of_an_ensembles_repository(tmp_path: Path) -> None:
+    """R2, R10: an ensemble goes over to the only other model of a name, and back when its own repository has one."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    linear(own / "part" / "1" / "model.onnx")
+    linear(other / "part" / "1" / "model.onnx", WEIGHTS * 3)
+    (own / "whole" / "1").mkdir(parents=True)
+    (own / "whole" / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 16 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 3 } ensemble_scheduling { step { model_name: "part" '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }'
+    )
+    polling = {"model_control_mode": "poll", "repository_poll_secs": 3600, "model_namespacing": True}
+
+    async def steps_of(loaded: VersionLoaded) -> list[str]:
+        return [s.model_namespace for s in ModelConfig.FromString(loaded.config).ensemble_scheduling.step]
+
+    async with running(own, model_repository=(os.fspath(own), os.fspath(other)), **polling) as bench:
+        whole = f"{own}::whole"
+        assert await steps_of(await bench.control.fact(VersionLoaded, model=whole)) == [os.fspath(own)]
+        shutil.move(own / "part", tmp_path / "aside")
+        await bench.service.poll_once()
+        await bench.control.fact(VersionUnloaded, model=f"{own}::part")
+        loaded = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.model == whole]
+        assert await steps_of(loaded[-1]) == [os.fspath(other)]
+        shutil.move(tmp_path / "aside", own / "part")
+        await bench.service.poll_once()
+        loaded = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.model == whole]
+        assert await steps_of(loaded[-1]) == [os.fspath(own)]
+        labels = f'{{model="part",namespace="{own}",version="1"}}'
+        assert f"nv_inference_exec_count{labels}" in bench.service.metrics.render().decode()
