@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_asking import index, infer, statistics, until
-from e2e_models import WIDTH, scaling
+from e2e_models import WIDTH, put, scaling
 from e2e_parts import log_of
 from e2e_server import REPOSITORY, Server
 
@@ -54,7 +55,11 @@ def stack(tmp_path: Path) -> Iterator[Any]:
     scaling(models, "anywhere", 2)
     scaling(models, "both", 3, config=parameter("charonia.pool", "default, far"))
     scaling(models, "far", 4, config=parameter("charonia.pool", "far"))
+    scaling(models, "dented", 6, config=parameter("charonia.pool", "default, far"))
     scaling(models, "required", 5, config=parameter("charonia.require", "zone=z|y,cpus>=1,backend=onnxruntime"))
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(models, elsewhere)
+    put(elsewhere / "dented" / "1" / "model.onnx", b"no model at all")
     started: list[Part] = []
     with log_of(tmp_path) as log_url:
 
@@ -63,7 +68,8 @@ def stack(tmp_path: Path) -> Iterator[Any]:
             return started[-1]
 
         repository = f"--model-repository={models}"
-        far = ("executor", "far", repository, "--pool=far", "--label=zone=z")
+        far = ("executor", "far", f"--model-repository={elsewhere}", "--pool=far", "--label=zone=z")
+        far += ("--exit-on-error=false",)
         try:
             gateway = start("gateway", "gateway", "--http-port=0", "--http-address=127.0.0.1", "--allow-grpc=false")
             start("batcher", "batcher")
@@ -98,7 +104,7 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
             and {row["pool"]: row for row in rows}
         ),
     )
-    assert (rows["default"]["loaded"], rows["far"]["loaded"]) == (2, 4)
+    assert (rows["default"]["loaded"], rows["far"]["loaded"]) == (3, 4)
     assert rows["far"]["labels"]["zone"] == "z"
     assert rows["far"]["devices"] == "cpu"
     assert set(rows["default"]["excluded"]) == {"far", "required"}
@@ -108,13 +114,15 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
     assert {name for (name, _), row in served.items() if row["state"] == "READY"} == {
         "anywhere",
         "both",
+        "dented",
         "far",
         "required",
     }
     gateway.wait_ready()
-    for model, factor in (("anywhere", 2), ("both", 3), ("far", 4), ("required", 5)):
+    for model, factor in (("anywhere", 2), ("both", 3), ("far", 4), ("required", 5), ("dented", 6)):
         np.testing.assert_array_equal(infer(gateway, model, INPUT0=X).as_numpy("OUTPUT0"), X * factor)
 
+    assert "failed to load dented: " in stack.far.log(), "one says that it cannot, the other serves it"
     assert stack.far.stop() == 0
     until("its models have nobody", lambda: gateway.get("/v2/models/far/ready")[0] == 400)
     assert gateway.get("/v2/models/both/ready")[0] == 200
