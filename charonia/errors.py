@@ -25,7 +25,7 @@ This module knows no transport; the maps live in `gateway.http.errors` and `gate
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ErrorCode(IntEnum):
@@ -62,6 +62,12 @@ class CharoniaError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def again(self) -> Self:
+        """An equal error that nobody has raised yet, without a traceback and what that holds on to."""
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
 
     @staticmethod
     def of(code: ErrorCode | int, message: str) -> CharoniaError:

@@ -51,7 +51,7 @@ class JobWatch:
     def check(self) -> None:
         """Raise the error that the last reading of the record ended with."""
         if self._error is not None:
-            raise type(self._error)(self._error.message)
+            raise self._error.again()
 
     @property
     def gone(self) -> bool:

@@ -85,7 +85,7 @@ class Call:
         while not self._answers:
             if self.ended:
                 if self._failure is not None:
-                    raise type(self._failure)(self._failure.message)
+                    raise self._failure.again()
                 return None
             self._waiting = asyncio.get_running_loop().create_future()
             try:

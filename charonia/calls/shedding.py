@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from charonia.errors import CharoniaError, ResourceExhausted
+from charonia.errors import CharoniaError
 
 
 def shed(error: CharoniaError) -> CharoniaError:
@@ -10,7 +10,4 @@ def shed(error: CharoniaError) -> CharoniaError:
     would stay until the garbage collector comes by, which it seldom does.
     """
     error.__traceback__ = None
-    again = type(error)(error.message)
-    if isinstance(error, ResourceExhausted) and isinstance(again, ResourceExhausted):
-        again.retry_after_s = error.retry_after_s
-    return again
+    return error.again()

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.errors import CharoniaError, ConfigError, ErrorCode, InvalidArgument, LogUnavailable, UnknownError
+from charonia.errors import (
+    CharoniaError,
+    ConfigError,
+    ErrorCode,
+    InvalidArgument,
+    LogUnavailable,
+    ResourceExhausted,
+    UnknownError,
+)
+from charonia.eventlog.redis.wire import Refused
 
 
 def test_numbers_are_never_given_anew() -> None:
@@ -41,3 +50,20 @@ def test_special_cases_keep_their_parents_code() -> None:
     assert ConfigError("x").code is InvalidArgument.code
     assert LogUnavailable("x").code is ErrorCode.UNAVAILABLE
     assert ErrorCode.INVALID_ARG.title == "Invalid argument"
+
+
+def test_an_error_anew_is_equal_and_holds_on_to_nothing() -> None:
+    for error in (ResourceExhausted("full"), Refused("NOREPLICAS Not enough good replicas to write.")):
+        if isinstance(error, ResourceExhausted):
+            error.retry_after_s = 3
+        try:
+            raise error from ValueError("another")
+        except CharoniaError:
+            again = error.again()
+        assert (type(again), str(again), again.message, vars(again)) == (
+            type(error),
+            str(error),
+            error.message,
+            vars(error),
+        )
+        assert again.__traceback__ is again.__cause__ is again.__context__ is None
