@@ -36,7 +36,9 @@ def scheduler_for(
 ) -> Scheduler:
     """The scheduler of an owner with this token."""
     if is_sequential(interface):
-        return SequenceScheduler(batch_prefix, token << _BINDINGS_PER_OWNER, delays)
+        sequences = SequenceScheduler(batch_prefix, token << _BINDINGS_PER_OWNER, delays)
+        sequences.on_conflict = _log.warning
+        return sequences
     return ModelScheduler(batch_prefix, prefetch, lane_weights, delays.requests)
 
 

@@ -7,6 +7,7 @@ what becomes of batches, `sequence_scheduler` takes facts.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from charonia.errors import ErrorCode
@@ -80,6 +81,8 @@ class SequenceBook:
         self._delays = delays
         self._held = False
         self._model = ""
+        self.on_conflict: Callable[[str], None] | None = None
+        """Told in words of a sequence that was begun anew before it had ended (S33)."""
         self._repeatable = False
         self._rules: SequenceRules | None = None
         self._known: dict[bytes, tuple[QueuedRequest, LiveSequence]] = {}

@@ -55,6 +55,10 @@ NOT_STARTED = (
     "inference request for sequence {id} to model '{model}' must specify the START flag on the first request of the "
     "sequence"
 )
+CONFLICT = (
+    "sequence {id} for model '{model}' has a conflict. The previous sequence did not end before this sequence start. "
+    "Previous sequence will be terminated early."
+)
 TIMED_OUT = "timeout of the corresponding sequence has been expired"
 NO_ID = "inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
 
@@ -159,6 +163,8 @@ class SequenceScheduler(SequenceBatches):
             text = NOT_STARTED.format(id=mark.correlation_id, model=self._model)
             self._refuse(request, (ErrorCode.INVALID_ARG, text, "OTHER"), decisions, bare=True)
             return
+        elif mark.start and self.on_conflict is not None:
+            self.on_conflict(CONFLICT.format(id=mark.correlation_id, model=self._model))
         # S33: a START on a live sequence ends what was before and goes on in its place
         sequence.closed = mark.end
         sequence.queue.append(request)

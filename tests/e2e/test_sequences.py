@@ -271,6 +271,7 @@ def test_what_is_no_sequence_is_refused(sequences: Any, kind: str) -> None:
 def test_a_start_on_a_live_sequence_begins_anew(sequences: Any) -> None:
     values = [(1, "s"), (2, ""), (5, "s"), (1, "e")]
     assert [sum_of(step(sequences, "direct", 9, value, flags)) for value, flags in values] == [1, 3, 5, 6]
+    assert "sequence 9 for model 'direct' has a conflict. The previous sequence did not end" in sequences.log()
 
 
 def test_strings_name_sequences(sequences: Any) -> None:

@@ -125,7 +125,13 @@ def test_a_start_on_a_live_sequence_keeps_the_slot() -> None:
     bench = Bench()
     first = batch(bench.send("a", "s"))
     again = bench.request("a", "s")
+    conflicts: list[str] = []
+    bench.scheduler.on_conflict = conflicts.append
     bench.see(again, bench.request("a"))
+    assert conflicts == [
+        "sequence a for model 'm' has a conflict. The previous sequence did not end before this sequence start. "
+        "Previous sequence will be terminated early."
+    ]
     second = batch(bench.finish(first))
     assert second.sequences is not None
     assert first.sequences is not None
