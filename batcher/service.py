@@ -78,7 +78,7 @@ class BatcherService:
         if caches:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
-        self._delays = delays
+        self.delays = delays
         self._recalling: asyncio.Task[None] | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._expiring: asyncio.Task[None] | None = None
@@ -241,7 +241,7 @@ class BatcherService:
             find_gone=self._departed.find,
             turns=self._turns,
             interface=self._interface(model),
-            delays=self._delays,
+            delays=self.delays,
             choose=partial(most_room, self._catalog),
             failure=self._catalog.failure,
             lost_ownership=self._drop_if_owned,

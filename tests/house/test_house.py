@@ -92,3 +92,14 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
     assert commands[:2] == ["make serve", "make test"]
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    """`docs/compatibility.md` says which test would fail without what."""
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r"`([\w/]+\.py)`((?:(?:: |, )`\w+`)*)", page)
+    assert len(rows) > 100
+    for file, names in rows:
+        source = (ROOT / "tests" / file).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert f"def {name}(" in source, f"{file} has no {name}"

@@ -1,0 +1,25 @@
+"""What a batcher takes from its environment: the hooks of Triton's own tests (S43)."""
+
+from __future__ import annotations
+
+import pytest
+
+from batcher.app import BatcherApp
+from batcher.scheduling.sequence_scheduler import Delays
+from charonia.eventlog.memory import MemoryLog
+from charonia.settings import BatcherSettings, LogSettings
+
+
+def delays() -> Delays:
+    return BatcherApp(MemoryLog(), BatcherSettings("b"), LogSettings()).service.delays
+
+
+async def test_hooks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"):
+        monkeypatch.delenv(name, raising=False)
+    assert delays() == Delays(0, 0)
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "4")
+    monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "2")
+    assert delays() == Delays(4, 2)
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "none")
+    assert delays() == Delays(0, 2)
