@@ -3,6 +3,8 @@
 A fact is written once and folded by whoever needs it; unknown fields and unknown kinds of a newer release are skipped
 (faults F17). Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are
 not facts but their payload: see `charonia.wire`.
+
+Longer than most modules because it is one list: whoever looks for a fact, or a free name for one, looks here.
 """
 
 from __future__ import annotations

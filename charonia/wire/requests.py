@@ -204,6 +204,7 @@ def pack_request(
 
 def unpack_request(record: Buffer) -> RequestRecord:
     """Decode a request record; tensor bytes stay views. Raises `InvalidRecord`."""
+    # a long function, as calls cost more than lines: every request that comes by itself goes through it
     view = record if type(record) is memoryview else memoryview(record)
     try:
         (
@@ -229,34 +230,19 @@ def unpack_request(record: Buffer) -> RequestRecord:
     endpoint_end = at + endpoint_length
     client_end = endpoint_end + client_id_length
     mark_end = meta_at = client_end + mark_length
-    lineage = None
-    if flags & FLAG_LINEAGE:
-        lineage, meta_at = Lineage.unpack(view, mark_end)
-    trace = None
-    if flags & FLAG_TRACED:
-        context, meta_at = Context.unpack(view, meta_at)
-        trace = Traced(context)
-    window = 0
-    if flags & FLAG_WINDOW:
-        window, meta_at = _window(view, meta_at)
+    lineage, trace, window = None, None, 0
+    if flags & _MORE:
+        lineage, trace, window, meta_at = _more(view, flags, mark_end)
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
     # slices of bytes, the usual case, cost less than those of a view
     raw = record if type(record) is bytes else view
     packed = bytes(raw[meta_at:meta_end])
-    meta = _REQUEST_METAS.get(packed)
-    if meta is None:
-        meta = _unpack_request_meta(packed)
-        if meta_length <= MAX_CACHED_META_BYTES:
-            if len(_REQUEST_METAS) >= META_CACHE_LIMIT:
-                _REQUEST_METAS.clear()
-            _REQUEST_METAS[packed] = meta
-    data = view[meta_end:]
-    reference = None
+    meta = _REQUEST_METAS.get(packed) or _new_meta(packed)
+    data, reference = view[meta_end:], None
     if flags & FLAG_REFERENCE:
-        reference = Reference.unpack(data)
-        data = data[:0]
+        reference, data = Reference.unpack(data), data[:0]
     if meta.size_bytes != (len(data) if reference is None else reference.size_bytes):
         raise InvalidRecord(f"request record holds {len(data)} tensor bytes, its meta describes another number")
     try:
@@ -286,8 +272,21 @@ def unpack_request(record: Buffer) -> RequestRecord:
     )
 
 
-_PARTS = FLAG_REFERENCE | FLAG_LINEAGE | FLAG_TRACED | FLAG_WINDOW
+_MORE = FLAG_LINEAGE | FLAG_TRACED | FLAG_WINDOW
 """Of a record with more parts than most."""
+
+
+def _more(view: memoryview, flags: int, at: int) -> tuple[Lineage | None, Traced | None, int, int]:
+    """Lineage, trace and window of a record in which they begin at `at`, and where they end. Raises `InvalidRecord`."""
+    lineage, trace, window = None, None, 0
+    if flags & FLAG_LINEAGE:
+        lineage, at = Lineage.unpack(view, at)
+    if flags & FLAG_TRACED:
+        context, at = Context.unpack(view, at)
+        trace = Traced(context)
+    if flags & FLAG_WINDOW:
+        window, at = _window(view, at)
+    return lineage, trace, window, at
 
 
 def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
@@ -317,7 +316,7 @@ def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
     first = unpack_request(records[:size])
     found = [first]
     start, data_at = size, 2 * size - first.meta.size_bytes
-    if first.flags & _PARTS or first.sequence is not None:
+    if first.flags & (_MORE | FLAG_REFERENCE) or first.sequence is not None:
         found += [unpack_request(records[at : at + size]) for at in range(size, len(records), size)]
         return found
     rows = struct.Struct(f"<{_ALIKE_BYTES}sI16sQQQQQ{data_at - size - _REQUEST.size}s{first.meta.size_bytes}x")
@@ -355,6 +354,16 @@ def _window(view: memoryview, at: int) -> tuple[int, int]:
 
 
 _REQUEST_METAS: dict[bytes, RequestMeta] = {}
+
+
+def _new_meta(packed: bytes) -> RequestMeta:
+    """A meta that was not seen before, or not lately."""
+    meta = _unpack_request_meta(packed)
+    if len(packed) <= MAX_CACHED_META_BYTES:
+        if len(_REQUEST_METAS) >= META_CACHE_LIMIT:
+            _REQUEST_METAS.clear()
+        _REQUEST_METAS[packed] = meta
+    return meta
 
 
 def _unpack_request_meta(packed: bytes) -> RequestMeta:

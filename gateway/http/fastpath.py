@@ -168,8 +168,7 @@ class HttpApplication:
         # anything but a short body that came whole goes the long way
         if message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes:
             body = await read_body(message, headers, receive, self._max_input_size_bytes)
-        handler = self._handler
-        served = handler.served_model(route.model, route.version)
+        served = self._handler.served_model(route.model, route.version)
         decoupled = served.interface.decoupled
         if decoupled and b"prefer" not in headers and PREFER.encode() not in body:
             raise Unsupported(DECOUPLED)  # whatever else the body says
@@ -180,11 +179,11 @@ class HttpApplication:
         version = version_of(route.version)
         request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
         if self._forwarding:
-            self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
+            self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
         applied = ""
         if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
-            caller = handler.identify(scope["headers"]) if self._identifies else ANYONE
+            caller = self._handler.identify(scope["headers"]) if self._identifies else ANYONE
             words = {**form.delivery, **words_of_headers(scope["headers"])}
             note = form.note(batching=served.interface.batching)
             only_later = DECOUPLED if decoupled else ""
@@ -196,7 +195,7 @@ class HttpApplication:
         elif decoupled:
             raise Unsupported(DECOUPLED)
         else:
-            response = await handler.infer(request)
+            response = await self._handler.infer(request)
         reply_headers, reply = self._encoder.encode(response, form, served)
         if applied:
             reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
