@@ -178,6 +178,8 @@ class InstancePool:
 
     def allow(self, job: Job, request_id: bytes, count: int) -> None:
         """Responses below index `count` of a request of a batch are wanted (S55)."""
+        if job.stream is None:
+            job.allowed[request_id] = max(count, job.allowed.get(request_id, 0))
         for worker in self._workers:
             if isinstance(worker, StreamWorker):
                 worker.allow(job, request_id, count)

@@ -46,6 +46,8 @@ class Job:
     stream: StreamedBatch | None = None
     """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
     responses: Responses | None = None
+    allowed: dict[bytes, int] = field(default_factory=dict)
+    """How many responses of its requests are wanted, by id, as far as that was said before it ran (S55)."""
     ended: set[bytes] = field(default_factory=set)
     """The requests of such a batch that had their final response, by id."""
     steps: BatchSteps | None = None

@@ -156,6 +156,8 @@ class StreamWorker(Worker):
         assert job.header is not None
         streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
         job.stream = streamed
+        for request_id, count in job.allowed.items():
+            streamed.allow(request_id, count)
         job.responses.writer.open(streamed, job, job.responses.settle)
         job.planned = batch.planned
         task = asyncio.get_running_loop().create_task(self._carry(job, streamed), name=f"batch on {self.spec.name}")

@@ -15,7 +15,17 @@ from response_reader import DURABLE, MODEL, Reader, facts, statistics, told
 from charonia import keys
 from charonia.backend import InstanceDied
 from charonia.errors import InternalError, InvalidArgument
-from charonia.events import BatchDied, BatchDiedInCompany, BatchFinished, ResponsesBegun, SlotFreed
+from charonia.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
+    BatchFinished,
+    BatchReturned,
+    ResponsesBegun,
+    ResponsesWanted,
+    SlotFreed,
+    pack_fact,
+)
 from charonia.jobs import JobEnd, JobState
 from charonia.wire import FLAG_JOB, unpack_response
 from executors import registry
@@ -109,6 +119,23 @@ async def test_a_freed_slot_takes_the_next_batch_while_responses_are_to_come(ben
     repeat.release(1)
     await owner.fact(BatchFinished, batch_id=one)
     assert told(reader.of(first[0])) == [1000, 1001, "end"]
+
+
+async def test_what_is_wanted_of_a_request_before_it_runs_is_remembered(bench: Bench) -> None:
+    """S55: it ran elsewhere before, and who reads its responses said then how many it wants."""
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = 1
+    first_id, first = await bench.accept(MODEL, repeat.inputs(1, 1))
+    await bench.dispatch(MODEL, [first])
+    await reader.count(first_id, 1)
+    request_id, record = await bench.accept(MODEL, repeat.inputs(2, 3), window=1)
+    batch_id = await bench.dispatch(MODEL, [record])
+    for count in (3, 4, 2):
+        await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(ResponsesWanted(batch_id, request_id, count))])
+    other = await bench.dispatch(MODEL, [(await bench.accept(MODEL, repeat.inputs(3, 1)))[1]], version=2)
+    await bench.finished(MODEL, other, BatchReturned)
+    repeat.release(1)
+    assert told(await reader.ended(request_id)) == [2000, 2001, 2002, "end"]
 
 
 async def test_a_failure_ends_what_is_open_and_nothing_else(bench: Bench) -> None:
