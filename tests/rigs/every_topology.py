@@ -22,16 +22,32 @@ from topologies import VARIABLE
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOPOLOGIES = ("single", "single,acl", "single,tls", "sentinel", "cluster", "sentinel,tls,acl", "cluster,tls,acl")
 SHORT = ("sentinel,tls,acl", "cluster,tls,acl")
-CONTRACT = tuple(f"contract/test_{name}" for name in ("event_log", "jobs", "notes_and_times", "adapters_agree"))
+CONTRACT = tuple(
+    f"contract/test_{name}"
+    for name in (
+        "accepted_work",
+        "adapters_agree",
+        "event_log",
+        "job_lists",
+        "jobs",
+        "journal",
+        "notes_and_times",
+        "streams",
+    )
+)
 SERVICES = tuple(
     f"integration/test_{name}"
     for name in (
+        "batcher_losses",
         "batcher_service",
         "batching_jobs",
         "gateway_jobs",
         "lost_streams",
         "operations",
+        "poison",
         "response_cache",
+        "unforeseen_errors",
+        "webhook_processes",
         "webhooks",
     )
 )
@@ -41,8 +57,10 @@ WHOLE = tuple(
         "bls",
         "ensembles",
         "gateways",
+        "job_survival",
         "jobs",
         "model_control",
+        "model_polling",
         "models_on_demand",
         "operations",
         "poison",
@@ -56,6 +74,15 @@ WHOLE = tuple(
         "webhooks",
     )
 )
+OVER_ONE_SERVER = {
+    "of fronts, models and processes, which reach the log by what is tested above": (
+        *("bound", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections", "instances"),
+        *("large_tensors", "load", "namespaces", "processes", "python_features", "python_models", "response_cache"),
+        *("scheduling", "sequence_streams", "stalled_executor", "tracing", "unwanted_runs"),
+    ),
+    "over servers of their own": ("cluster", "drill", "failover", "log_failures"),
+}
+"""Tests of whole servers that are not made over other topologies, and why."""
 SHORT_PARTS = ("integration/test_gateway_jobs", "integration/test_operations", "e2e/test_gateways", "e2e/test_pools")
 OF_OTHER_LOGS = "not [memory and not [cluster and not [colocated-local"
 """Cases that are not over the log of the run."""
