@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -108,6 +109,25 @@ async def test_a_lost_primary_is_replaced_by_its_replica(redis_cluster: Any, fre
     finally:
         cluster.stop()
         replica.stop()
+
+
+async def test_servers_that_are_slow_to_answer_the_first_time(redis_cluster: Any, fresh_cluster_url: str) -> None:
+    """Who begins waits for them as long as for a single server."""
+    for server in redis_cluster.servers:
+        server.kill(signal.SIGSTOP)
+
+    def go_on() -> None:
+        for server in redis_cluster.servers:
+            server.kill(signal.SIGCONT)
+
+    asyncio.get_running_loop().call_later(3.5, go_on)
+    log = open_log(fresh_cluster_url)
+    try:
+        await log.open()
+    finally:
+        go_on()
+    await log.append(b"ctl", [b"n", b"1"])
+    await log.close()
 
 
 async def test_a_url_that_names_no_cluster(fresh_cluster_url: str) -> None:

@@ -27,6 +27,8 @@ _SLOTS = 16384
 _INTERVAL_S = 1.0
 _SOON_S = 0.02
 _ANSWER_S = 1.0
+_FIRST_ANSWER_S = 5.0
+"""As long as for a log of one server: who begins knows no slots, and ends with an error without them."""
 
 
 def slot_of(key: bytes) -> int:
@@ -54,7 +56,9 @@ class Topology:
 
     async def open(self) -> None:
         """Learn it for the first time. Raises `StartupError`."""
-        if not await self._look():
+        found = await self._look(_FIRST_ANSWER_S)
+        await self._forget()  # whoever is asked from now on may not take as long
+        if not found:
             raise StartupError(f"the event log at {self._address.text} cannot be reached: no server names its slots")
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch of the log's slots")
 
@@ -93,11 +97,11 @@ class Topology:
             await asyncio.sleep(_INTERVAL_S)
             await self.refresh()
 
-    async def _look(self) -> bool:
+    async def _look(self, answer_s: float = _ANSWER_S) -> bool:
         """Ask servers one after the other until one answers; whether one did."""
         for place in list(self._known):
             try:
-                answer = await self._client(place).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+                answer = await self._client(place, answer_s).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             except Exception as error:  # whatever redis-py makes of a server that is away, starts or is none
                 _logger.debug("%s:%d does not name the slots: %s", *place, error)
                 await self._forget()
@@ -108,7 +112,7 @@ class Topology:
             await self._forget()
         return False
 
-    def _client(self, place: Place) -> Redis:
+    def _client(self, place: Place, answer_s: float) -> Redis:
         if self._asked is not None and self._asked[0] == place:
             return self._asked[1]
         from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
@@ -121,8 +125,8 @@ class Topology:
             "port": place[1],
             "username": address.username or None,
             "password": address.password or None,
-            "socket_timeout": _ANSWER_S,
-            "socket_connect_timeout": _ANSWER_S,
+            "socket_timeout": answer_s,
+            "socket_connect_timeout": answer_s,
             "retry": Retry(NoBackoff(), 0),
         }
         if address.tls is not None:
