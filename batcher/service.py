@@ -215,6 +215,8 @@ class BatcherService:
         for gone in set(remote) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
         self._tell(owned, owned.on_served, self._catalog.held(model))
+        if self._departed.endpoints:  # perhaps since its requests were read
+            self._tell(owned, owned.drop_of_gone, owned.unwatched())
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
     def _owner(self, model: str, token: int) -> OwnedModel:

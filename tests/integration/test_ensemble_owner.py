@@ -117,7 +117,7 @@ class World:
         incarnation = f"batcher-{self._owners}"
         control = ControlPlane(self.log, check_interval_ms=3_600_000, incarnation=incarnation)
         await control.start()
-        service = BatcherService(self.log, control, BatcherSettings(incarnation))
+        service = self.starting = BatcherService(self.log, control, BatcherSettings(incarnation))
         await service.start()
         await self.tell(ProcessJoined("batcher", incarnation))
         self._running = [service, control]
@@ -238,6 +238,21 @@ async def test_what_comes_while_an_ensemble_is_taken_over_is_begun(world: World)
     async with asyncio.timeout(PATIENCE_S):
         while len(await world.log.range(keys.replies(CALLER))) < 2:
             await asyncio.sleep(0.001)
+
+
+async def test_a_caller_that_leaves_while_an_ensemble_is_taken_over_is_not_worked_for(world: World) -> None:
+    await world.ask()
+    await world.step_of("a")
+    await world.stop_owner()
+    world.log.slow = keys.replies(keys.ensemble_endpoint("e"))
+    taking = asyncio.create_task(world.new_owner())
+    await world.log.waits.wait()
+    await world.tell(ProcessLeft("gateway", CALLER, "drained"))
+    await world.until(lambda: CALLER in world.starting._departed.endpoints)
+    world.log.go.set()
+    await taking
+    await world.until(lambda: world.log._work["e"].requests == {})
+    assert world.asked == ["a"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
