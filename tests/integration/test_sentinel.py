@@ -170,6 +170,25 @@ def _connections(cluster: Any) -> list[int]:
     return counts
 
 
+async def test_sentinels_that_are_slow_to_answer_the_first_time(cluster: Any) -> None:
+    """Who begins ends with an error without them; later nobody waits for them as long."""
+    for sentinel in cluster.sentinels:
+        sentinel.kill(signal.SIGSTOP)
+
+    def go_on() -> None:
+        for sentinel in cluster.sentinels:
+            sentinel.kill(signal.SIGCONT)
+
+    asyncio.get_running_loop().call_later(3.5, go_on)
+    log = RedisLog(cluster.url)
+    try:
+        await log.open()
+    finally:
+        go_on()
+    await log.append(b"ctl", [b"n", b"1"])
+    await log.close()
+
+
 async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Any) -> None:
     with pytest.raises(StartupError, match="cannot be reached: no sentinel names a primary of 'other'"):
         await RedisLog(cluster.url.replace("/log", "/other")).open()

@@ -19,12 +19,15 @@ from charonia.tensors import Buffer
 
 from .address import Address
 from .packing import Argument, pack
-from .sentinel import Primary
+from .sentinel import ANSWER_S, Primary
 from .wire import Done, Refused, Wire, lost
 
 _logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
+_FIRST_CONNECT_TIMEOUT_S = 15.0
+"""Who begins ends with an error without the log: a machine that is busy with starting takes seconds over TLS."""
+_FIRST_ANSWER_S = 5.0
 _STALL_TIMEOUT_S = 15.0
 _FIRST_DELAY_S = 0.02
 _LONGEST_DELAY_S = 1.0
@@ -77,7 +80,7 @@ class Connection:
     async def open(self) -> None:
         """Connect once. Raises OSError, TimeoutError or `Refused`."""
         self._closed = False
-        wire = await self._connect()
+        wire = await self._connect(_FIRST_CONNECT_TIMEOUT_S, _FIRST_ANSWER_S)
         if self.primary is not None:
             self.primary.watch(self._moved)
         self._up(wire)
@@ -190,7 +193,7 @@ class Connection:
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> Wire:
+    async def _connect(self, timeout_s: float, answer_s: float) -> Wire:
         address = self.address
         loop = asyncio.get_running_loop()
         wire = Wire(address.text, self._lost)
@@ -206,12 +209,12 @@ class Connection:
         wanted = len(commands)
         commands.extend(questions)
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 if address.path:
                     await loop.create_unix_connection(lambda: wire, address.path)
                 else:
                     if self.primary is not None:
-                        self._place = await self.primary.find()
+                        self._place = await self.primary.find(answer_s)
                     await loop.create_connection(lambda: wire, *self._place, ssl=address.tls)
                 # first by itself: who is not let in is cut off for a command as long as a script, and hears no reason
                 hello = _accepted(await _told(wire, [self._hello()]))[0]
@@ -272,12 +275,13 @@ class Connection:
             # jitter over the whole delay: processes that lost the server together must not return together
             await asyncio.sleep(random.uniform(0, self._delay_s))
             try:
-                wire = await self._connect()
+                wire = await self._connect(_CONNECT_TIMEOUT_S, ANSWER_S)
                 break
             except (OSError, LogUnavailable) as error:  # TimeoutError is an OSError
                 failures += 1
                 if failures == 1:
-                    _logger.warning("the event log at %s cannot be reached: %s", self.address.text, error)
+                    why = str(error) or f"no answer within {_CONNECT_TIMEOUT_S:.0f} s"
+                    _logger.warning("the event log at %s cannot be reached: %s", self.address.text, why)
                 if isinstance(error, Refused) and error.reply.startswith("LOADING"):
                     self._delay_s = _LOADING_DELAY_S
                     continue

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
-_ANSWER_S = 1.0
+ANSWER_S = 1.0
 
 Place = tuple[str, int]
 
@@ -33,13 +33,13 @@ class Primary:
         self._watchers: list[Callable[[Place], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
-    async def find(self) -> Place:
-        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one.
+    async def find(self, answer_s: float = ANSWER_S) -> Place:
+        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one within `answer_s`.
 
         Connections to sentinels are those of one call: many connect at once, and one that is done must close what is
         its own and nothing of the others.
         """
-        sentinel = self._sentinels()
+        sentinel = self._sentinels(answer_s)
         try:
             return await self._named_by(sentinel)
         finally:
@@ -77,7 +77,7 @@ class Primary:
 
     async def _look(self) -> None:
         """A primary that hangs answers nobody and closes nothing: only the sentinels tell that it was replaced."""
-        sentinel, myself = self._sentinels(), asyncio.current_task()
+        sentinel, myself = self._sentinels(ANSWER_S), asyncio.current_task()
         try:
             while self._watching is myself:  # what is thrown in here to end it may get lost where others' code waits
                 await asyncio.sleep(_INTERVAL_S)
@@ -93,7 +93,7 @@ class Primary:
         finally:
             await _close(sentinel)
 
-    def _sentinels(self) -> Sentinel:
+    def _sentinels(self, answer_s: float) -> Sentinel:
         from redis.asyncio.retry import Retry
         from redis.asyncio.sentinel import Sentinel
         from redis.backoff import NoBackoff
@@ -101,7 +101,7 @@ class Primary:
         address = self._address
         # one that is gone is not tried again: the next one is asked
         at_once = Retry(NoBackoff(), 0)
-        ways: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, "retry": at_once}
+        ways: dict[str, Any] = {"socket_timeout": answer_s, "socket_connect_timeout": answer_s, "retry": at_once}
         if address.sentinel_password:
             ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
         if address.tls is not None:
