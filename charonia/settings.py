@@ -106,7 +106,7 @@ class GatewaySettings:
     exit_timeout_secs: int = 30
     drain_delay_secs: float = 0.0
     shm_dir: str = ""
-    coalesce_requests: int = 32
+    coalesce_requests: int = 64
     coalesce_size_bytes: int = 65_536
     grpc_flush_interval_us: int = 1000
     max_pending_requests: int = 100_000

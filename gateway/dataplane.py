@@ -224,7 +224,7 @@ class DataPlane:
     def _end(self, underway: _Underway) -> None:
         if underway.timer is not None:
             underway.timer.cancel()
-        underway.door.open_requests -= 1
+        underway.door.ended(underway.waiter)
         self.pending.remove(underway.waiter)
         self._take_back(underway.reference)
 
@@ -264,9 +264,11 @@ class DataPlane:
                 self._other_doors[key] = door
         door.served = served
         door.in_order = served.interface.sequence_batching is not None
-        # a batch takes requests of sequences from anywhere in the queue, so an entry need not be half of one
-        most = self._settings.coalesce_requests if door.in_order else served.interface.max_batch_size // 2
-        door.max_requests = max(1, min(self._settings.coalesce_requests, most))
+        cap, batch = self._settings.coalesce_requests, served.interface.max_batch_size
+        # a batch takes requests of sequences from anywhere in the queue, so an entry need not be like a batch;
+        # half of one lets two instances share what comes together, which matters where a batch takes its time
+        door.max_requests = max(1, min(cap // 2, cap if door.in_order else batch // 2))
+        door.max_quick_requests = door.max_requests if door.in_order else max(1, min(cap, batch))
         return door
 
     async def _tell_owner(self, waiter: Waiter) -> None:

@@ -29,7 +29,7 @@ from .packing import pack
 _logger = logging.getLogger(__name__)
 
 _COUNT = 64
-"""Entries of each stream in one read: an entry carries up to 32 requests, so this is as much as anyone can use."""
+"""Entries of each stream in one read: an entry carries up to 64 requests, so this is as much as anyone can use."""
 
 _LAST = b"$"
 _NO_STREAM = "ERR no such key"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.memory import MemoryLog
@@ -170,6 +172,90 @@ async def test_when_all_open_requests_wait_they_leave_together() -> None:
     door.submit(names[8], interval_s=60.0)
     await door.quiet()
     assert await door.log.entries() == [[b"a"], names]
+
+
+async def test_as_many_are_waited_for_as_were_lately_open_at_once() -> None:
+    door = Door(max_requests=32)
+    door.coalescer.open_requests = 12
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.coalescer.open_requests = 9  # some have their answers, and their callers may ask again
+    names = [b"%d" % n for n in range(12)]
+    for name in names[:9]:
+        door.submit(name, interval_s=60.0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert await door.log.entries() == [[b"a"]]
+    for name in names[9:]:
+        door.coalescer.open_requests += 1
+        door.submit(name, interval_s=60.0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], names]
+
+
+async def test_callers_that_do_not_come_again_are_waited_for_in_vain_only_for_a_while() -> None:
+    door = Door(max_requests=32)
+    door.coalescer.open_requests = 12
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.coalescer.open_requests = 8
+    in_vain = 0
+    for _ in range(5):
+        for n in range(8):
+            door.submit(b"%d" % n, interval_s=60.0)
+        if (timer := door.coalescer._timer) is not None:
+            in_vain += 1
+            timer.cancel()
+            door.coalescer._flush_late()  # as the timer would
+        await door.quiet()
+    assert in_vain == 2
+    assert [len(entry) for entry in await door.log.entries()] == [1, 8, 8, 8, 8, 8]
+
+
+async def measure(door: Door, monkeypatch: pytest.MonkeyPatch, answered_us: int) -> None:
+    """One request, accepted after 1,000 us and answered so long after it was sent."""
+    now_ns = 0
+    monkeypatch.setattr("gateway.coalescing.monotonic_ns", lambda: now_ns)
+    door.log.gate.clear()
+    door.coalescer.open_requests = 1
+    sent = door.submit(b"first")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    now_ns = 1_000_000
+    door.log.gate.set()
+    await door.quiet()
+    now_ns = 1_000 * answered_us
+    door.coalescer.ended(sent)
+
+
+@pytest.mark.parametrize(("answered_us", "shared"), [(3_000, True), (30_000, False)])
+async def test_where_answers_are_quick_ticks_that_bring_requests_share_an_entry(
+    monkeypatch: pytest.MonkeyPatch, answered_us: int, shared: bool
+) -> None:
+    door = Door(max_requests=2)
+    door.coalescer.max_quick_requests = 8
+    await measure(door, monkeypatch, answered_us)
+    names = [b"%d" % n for n in range(5)]
+    for name in names:
+        door.coalescer.open_requests += 1
+        door.submit(name)
+        await asyncio.sleep(0)
+    await door.quiet()
+    # one by itself waits for nobody
+    others = [names[1:]] if shared else [[b"1"], [b"2"], [b"3"], [b"4"]]
+    assert await door.log.entries() == [[b"first"], [b"0"], *others]
+
+
+async def test_an_entry_that_is_full_waits_for_no_other_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, most in ((1, 2), (600, 8)):
+        door = Door()
+        door.coalescer.max_quick_requests = most
+        await measure(door, monkeypatch, 3_000)
+        door.coalescer.open_requests = 9
+        for n in range(2):
+            door.submit(b"%d" % n, size=size)
+        await asyncio.sleep(0)
+        assert not door.coalescer._waiting
 
 
 async def test_a_full_entry_does_not_wait_for_the_interval() -> None:
