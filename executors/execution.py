@@ -173,8 +173,11 @@ class Batch:
             self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
             return
         answers = self.executed.answers
-        for index, answer in zip(indices, packed, strict=True):
-            answers[index] = answer
+        if len(packed) == len(answers):
+            answers[:] = packed
+        else:
+            for index, answer in zip(indices, packed, strict=True):
+                answers[index] = answer
         self._count(indices, sum([plan.rows for plan, _ in pairs]), start_wall, (started, joined, inferred))
 
     def _run_nothing(
