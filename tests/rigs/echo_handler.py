@@ -10,25 +10,18 @@ from collections.abc import AsyncGenerator
 from math import prod
 
 import numpy as np
+from echo_jobs import EchoJobs
 
 from charonia.datatypes import DataType
-from charonia.errors import Cancelled, CharoniaError, InvalidArgument, KeyReused, NotFound, Unauthenticated
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated
 from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.jobs import JobEvent, JobState, public_id
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.settings import EXTENSIONS, SERVER_VERSION
 from charonia.tensors import Tensor
 from charonia.traces.settings import Wanted
 from gateway.delivery import (
-    ANYONE,
-    JOB_NOT_FOUND,
     Caller,
     DeliveryOptions,
-    JobFilter,
-    JobPage,
-    JobReceipt,
-    JobTimings,
-    JobView,
 )
 from gateway.handler import (
     BatchStatistics,
@@ -69,43 +62,12 @@ MODELS = {
 }
 
 
-class _Job:
-    def __init__(
-        self,
-        job_id: str,
-        request: InferenceRequest,
-        options: DeliveryOptions,
-        task: asyncio.Future[InferenceResponse | CharoniaError],
-    ) -> None:
-        self.id = job_id
-        self.request = request
-        self.options = options
-        self.task = task
-        self.state = JobState.QUEUED
-        self.events = [JobEvent(1, "accepted", 1000, {})]
-        self.changed = asyncio.Event()
-
-    def happened(self, kind: str, state: JobState, detail: dict[str, object]) -> None:
-        self.state = state
-        self.events.append(JobEvent(len(self.events) + 1, kind, 1000 * (len(self.events) + 1), detail))
-        self.changed.set()
-
-    def view(self) -> JobView:
-        ended = self.state.terminal
-        error = str(self.events[-1].detail.get("error", ""))
-        return JobView(
-            self.id, self.request.model, 1, self.state, 1, JobTimings(1000, 2000, 3000 if ended else 0, 0.001, 0.001),
-            0 if ended else 1, 0 if ended else 1, None, "" if ended else "it runs", error, "memory",
-            self.options.caller.tenant, self.request.id, self.state is JobState.SUCCEEDED, 9000 if ended else 0,
-            self.options.form, decoupled=self.request.model == "stream",
-        )  # fmt: skip
-
-
-class EchoHandler:
+class EchoHandler(EchoJobs):
     """See the module. `failure` set is raised by every inference; `gate` closed makes all inferences wait, one of
     `gates` that of its id. `tenants` maps API keys to tenants, `refusal` is raised by submissions."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.failure: BaseException | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -123,14 +85,8 @@ class EchoHandler:
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []
         self.options: list[DeliveryOptions | None] = []
-        self.refusal: CharoniaError | None = None
         self.tenants: dict[str, str] = {}
-        self.waits_s: list[float] = []
-        self.filters: list[JobFilter] = []
-        self.followers_closed = 0
         self.scripts: dict[str, list[int | asyncio.Event | CharoniaError | InferenceResponse | None]] = {}
-        self._jobs: dict[str, _Job] = {}
-        self._keys: dict[str, str] = {}
 
     def live(self) -> bool:
         return True
@@ -258,8 +214,6 @@ class EchoHandler:
                 self.cancelled_ids.append(request.id)
                 self.cancelled.set()
 
-    # -- jobs: tasks that run `infer`, numbered in the order of their coming ------------------------------------------
-
     tracer = None
 
     async def trace_settings(self, model: str) -> dict[str, list[str]]:
@@ -279,134 +233,6 @@ class EchoHandler:
         if given.decode() not in self.tenants:
             raise Unauthenticated("an API key is needed")
         return Caller(self.tenants[given.decode()], scoped=True)
-
-    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
-        if self.refusal is not None:
-            raise self.refusal
-        known = self._keys.get(options.idempotency_key) if options.idempotency_key else None
-        if known is None:
-            number = len(self._jobs) + 1
-            known = public_id(request.model, number.to_bytes(16, "big"))
-            self._jobs[known] = _Job(known, request, options, asyncio.ensure_future(self._run(known, request, options)))
-            self._keys[options.idempotency_key] = known
-            created = True
-        else:
-            created = False
-            if [t.data for t in self._jobs[known].request.inputs] != [t.data for t in request.inputs]:
-                raise KeyReused("the key was used for another request")
-        job = self._jobs[known]
-        active = [j for j in self._jobs.values() if not j.state.terminal]
-        position = active.index(job) + 1 if job in active else 0
-        return JobReceipt(
-            known, request.model, created, 1000, options.durability or "memory", position, len(active), 0.5
-        )
-
-    async def _run(
-        self, job_id: str, request: InferenceRequest, options: DeliveryOptions
-    ) -> InferenceResponse | CharoniaError:
-        await asyncio.sleep(0)
-        job = self._jobs[job_id]
-        job.happened("batched", JobState.RUNNING, {"executor": "e1", "raw": b"\xff"})
-        try:
-            response = await self.infer(request, options=options)
-        except CharoniaError as error:
-            job.happened("failed", JobState.FAILED, {"error": error.message})
-            return error
-        except asyncio.CancelledError:
-            job.happened("cancelled", JobState.CANCELLED, {})
-            return Cancelled("the job was cancelled")
-        job.happened("succeeded", JobState.SUCCEEDED, {})
-        return response
-
-    def _job(self, job_id: str, caller: Caller) -> _Job:
-        job = self._jobs.get(job_id)
-        if job is None or (caller.scoped and job.options.caller.tenant != caller.tenant):
-            raise NotFound(JOB_NOT_FOUND)
-        return job
-
-    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return self._job(job_id, caller).view()
-
-    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
-        job = self._job(job_id, caller)
-        self.waits_s.append(wait_s)
-        done, _ = await asyncio.wait({job.task}, timeout=wait_s)
-        if not done:
-            return None
-        outcome = job.task.result()
-        if isinstance(outcome, CharoniaError):
-            raise outcome
-        return outcome
-
-    async def job_responses(
-        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
-    ) -> AsyncGenerator[InferenceResponse]:
-        outcome = await asyncio.shield(self._job(job_id, caller).task)
-        if isinstance(outcome, CharoniaError):
-            raise outcome
-        if after_index < 0:
-            yield outcome
-
-    async def job_events(
-        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
-    ) -> AsyncGenerator[JobEvent]:
-        job = self._job(job_id, caller)
-
-        async def follow() -> AsyncGenerator[JobEvent]:
-            at = after_number
-            try:
-                while True:
-                    for event in job.events[at:]:
-                        at = event.number
-                        yield event
-                    if at < len(job.events):
-                        continue
-                    if job.state.terminal:
-                        return
-                    job.changed.clear()
-                    await job.changed.wait()
-            finally:
-                self.followers_closed += 1
-
-        return follow()
-
-    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
-        job = self._job(job_id, caller)
-        return job.view(), tuple(job.events)
-
-    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        job = self._job(job_id, caller)
-        await asyncio.sleep(0)  # a task that has not begun would end without a word
-        job.task.cancel()
-        await asyncio.wait({job.task})
-        return job.view()
-
-    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
-        self.filters.append(which)
-        wanted = [job for job in self._matching(which, caller) if not job.state.terminal]
-        for job in wanted:
-            await self.cancel_job(job.id, caller)
-        return len(wanted)
-
-    async def list_jobs(
-        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
-    ) -> JobPage:
-        self.filters.append(which)
-        if not 1 <= limit <= 1000:
-            raise InvalidArgument("limit must be 1 to 1000")
-        jobs = self._matching(which, caller)
-        at = int(cursor or 0)
-        more = str(at + limit) if at + limit < len(jobs) else ""
-        return JobPage(tuple(job.view() for job in jobs[at : at + limit]), more)
-
-    def _matching(self, which: JobFilter, caller: Caller) -> list[_Job]:
-        return [
-            job
-            for job in self._jobs.values()
-            if which.model in ("", job.request.model)
-            and which.state in (None, job.state)
-            and (not caller.scoped or job.options.caller.tenant == caller.tenant)
-        ]
 
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         if name and name not in MODELS:
