@@ -269,6 +269,8 @@ class Deployment:
             return dict.fromkeys(planned, config)
         for version in planned:
             try:
+                if await self._resize(directory, version, config):
+                    continue
                 incarnation = await self._loader.load(directory, version, config)
             except CharoniaError as error:
                 failures[version] = error
@@ -298,6 +300,19 @@ class Deployment:
             self._failed[model] = error
             raise
 
+    async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
+        """Whether a served version only got more or fewer instances (R23)."""
+        incarnation = self._serving.get((directory.key, version))
+        if incarnation is None or directory.key in self.announced:
+            return False
+        change = await self._loader.resize(incarnation, directory, version, config)
+        if change:
+            await self._count(incarnation)
+            await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+        if change < 0:
+            self._retirement.shrink(incarnation)
+        return change != 0
+
     async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
         """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
         return await self._loader.load(directory, version, config)
@@ -309,6 +324,12 @@ class Deployment:
         incarnation.pool.start()
         before = self._serving.get(key)
         self._serving[key] = incarnation
+        await self._count(incarnation)
+        return before
+
+    async def _count(self, incarnation: Incarnation) -> None:
+        """Count its instances, and what its warm-up did (I12)."""
+        key = (incarnation.model, incarnation.version)
         self._metrics.loaded(
             incarnation.model,
             incarnation.interface,
@@ -321,13 +342,18 @@ class Deployment:
         for records, executed in incarnation.warmed:
             with contextlib.suppress(LogUnavailable):
                 await self._log.add_statistics(statistics, increments(records, executed))
-        return before
 
     async def _tell_loaded(
         self, incarnation: Incarnation, before: Incarnation | None, directory: ModelDirectory
     ) -> None:
         """It is served; its predecessor finishes what it has (R22)."""
-        fact = VersionLoaded(
+        await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+        self.watch_health(incarnation)
+        if before is not None:
+            self._retirement.retire(before, forget=True)
+
+    def _loaded(self, incarnation: Incarnation) -> VersionLoaded:
+        return VersionLoaded(
             self._executor,
             incarnation.model,
             incarnation.version,
@@ -337,10 +363,6 @@ class Deployment:
             incarnation.labels,
             incarnation.load_ns,
         )
-        await self._announcer.tell(self._lifecycle.loaded(fact, directory.fingerprint))
-        self.watch_health(incarnation)
-        if before is not None:
-            self._retirement.retire(before, forget=True)
 
     def withdraw(self, incarnation: Incarnation) -> None:
         """Take no more batches of a version that is idle."""

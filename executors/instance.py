@@ -33,7 +33,7 @@ from .sequence_batch import BatchSteps
 from .sequences import Sequences
 from .stream_workers import StreamWorker
 from .turns import Turns, Turnstile
-from .workers import TaskWorker, ThreadWorker
+from .workers import TaskWorker, ThreadWorker, Worker
 
 Instance = BatchInstance | RequestInstance | StreamingInstance
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
@@ -70,6 +70,8 @@ class InstancePool:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _watch: asyncio.Task[None] | None = None
     _turns: Turns | None = None
+    _kept: int = 0
+    """How many are to stay while others leave; 0 for all."""
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
@@ -93,6 +95,8 @@ class InstancePool:
         places = job.header.sequences if job.header is not None else None
         if self.sequences is None or places is None:
             return None
+        if places.instance >= len(self._workers):
+            life = 0  # of an instance that has left, which nobody else remembers
         return self.sequences.begin(places, job.records, life)
 
     @property
@@ -103,7 +107,7 @@ class InstancePool:
     @property
     def slots(self) -> int:
         """Batches executed at once."""
-        return sum(not worker.passive for worker in self._workers)
+        return self._kept or sum(not worker.passive for worker in self._workers)
 
     @property
     def waiting_requests(self) -> int:
@@ -116,6 +120,14 @@ class InstancePool:
         Raises `InvalidArgument` when the rate limiter could never let it execute (Q3).
         """
         group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
+        worker = self._worker_for(spec, instance, group)
+        self._workers.append(worker)
+        if self._turns is not None:
+            self._turns.add(worker, group)
+
+    def _worker_for(
+        self, spec: InstanceSpec, instance: Instance, group: InstanceGroup
+    ) -> ThreadWorker | TaskWorker | StreamWorker:
         worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
             jobs = self._blocking if self._turns is None and not self._is_bound else Handover()
@@ -128,9 +140,7 @@ class InstancePool:
             assert isinstance(instance, RequestInstance)
             own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
-        self._workers.append(worker)
-        if self._turns is not None:
-            self._turns.add(worker, group)
+        return worker
 
     def _streams_on(self, instance: StreamingInstance) -> bool:
         """Whether an instance answers requests one by one. Raises `Unsupported` when it must and the model cannot."""
@@ -216,17 +226,80 @@ class InstancePool:
 
         Raises the first request's error: a warm-up that fails, fails the load (C17).
         """
-        done: list[tuple[Sequence[RequestRecord], Executed]] = []
-        for worker in self._workers:
-            for records in batches:
-                try:
-                    executed = await worker.execute(records)
-                except InstanceDied:
-                    raise died(worker.spec.name) from None
-                if executed.failures:
-                    raise executed.failures[0].error
-                done.append((records, executed))
+        return [one for worker in self._workers for one in await _warm_up(worker, batches)]
+
+    # -- more and fewer instances (R23) -------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its instances."""
+        return {worker.spec.name for worker in self._workers}
+
+    async def grow(
+        self, specs: Sequence[InstanceSpec], group: InstanceGroup, batches: Sequence[Sequence[RequestRecord]]
+    ) -> list[tuple[Sequence[RequestRecord], Executed]]:
+        """Let more instances of a group take work once they are made and warmed up; what their warm-up did.
+
+        Not with a rate limiter. Raises what a load raises, then nothing has changed.
+        """
+        workers: list[ThreadWorker | TaskWorker | StreamWorker] = []
+        try:
+            made = await asyncio.gather(*(self.create(spec) for spec in specs), return_exceptions=True)
+            for spec, instance in zip(specs, made, strict=True):
+                if not isinstance(instance, BaseException):
+                    workers.append(self._worker_for(spec, instance, group))
+            for failure in made:
+                if isinstance(failure, BaseException):
+                    raise failure
+            done = [one for worker in workers for one in await _warm_up(worker, batches)]
+        except BaseException:
+            await asyncio.gather(*(worker.leave() for worker in workers))
+            raise
+        for worker in workers:
+            self._workers.append(worker)
+            worker.start()
         return done
+
+    @property
+    def is_shrinking(self) -> bool:
+        return self._kept > 0
+
+    def keep(self, count: int) -> None:
+        """So many are to stay; `shrink` lets the others go."""
+        self._kept = count
+
+    async def shrink(self) -> None:
+        """Let those go that are not kept, after what they have; returns when they are gone."""
+        try:
+            await (self._end_last() if self._is_bound else self._end_free())
+        finally:
+            self._kept = 0
+
+    async def _end_last(self) -> None:
+        leaving = self._workers[self._kept :]
+        del self._workers[self._kept :]
+        await asyncio.gather(*(worker.close() for worker in leaving))
+
+    async def _end_free(self) -> None:
+        """Whoever is free first: they share their queue."""
+        count = len(self._workers) - self._kept
+        ends = {asyncio.ensure_future(worker.ended()): worker for worker in self._workers}
+        for _ in range(count):
+            if isinstance(self._workers[0], ThreadWorker):
+                self._blocking.put(None)
+            else:
+                self._cooperative.put_nowait(None)
+        try:
+            while count > 0:
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in done:
+                    worker = ends.pop(end)
+                    self._workers.remove(worker)
+                    count -= 1
+                    await worker.leave()
+        finally:
+            for end in ends:
+                end.cancel()
 
     def checking_instances(self) -> list[tuple[str, SelfCheckingInstance]]:
         """Those that can tell whether they are well and are not busy, with their names (P6)."""
@@ -302,3 +375,18 @@ class InstancePool:
                 self.on_hung(job, Death(worker.spec.name, text, worker.stack()))
             self._finished(1)
         return max(wait_s, _LEAST_LOOK_S)
+
+
+async def _warm_up(
+    worker: Worker, batches: Sequence[Sequence[RequestRecord]]
+) -> list[tuple[Sequence[RequestRecord], Executed]]:
+    done: list[tuple[Sequence[RequestRecord], Executed]] = []
+    for records in batches:
+        try:
+            executed = await worker.execute(records)
+        except InstanceDied:
+            raise died(worker.spec.name) from None
+        if executed.failures:
+            raise executed.failures[0].error
+        done.append((records, executed))
+    return done

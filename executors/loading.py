@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Never
 
@@ -38,6 +38,7 @@ from .isolation import create_isolated, wants_process
 from .near_calls import NearCalls, ResolvingCalls
 from .registry import BackendRegistry, prefers_gpu
 from .repository_agents import RepositoryAgents
+from .resizing import change_of
 from .sequence_tensors import SequenceTensors
 from .sequences import Memory, Sequences
 from .turns import Turnstile
@@ -207,6 +208,38 @@ class Loader:
             [],
             monotonic_ns() - started,
         )
+
+    async def resize(self, served: Incarnation, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
+        """Bring a served version to what a configuration wants, where that is more or fewer instances alone (R23).
+
+        Returns by how many it has changed; 0 when it must be loaded anew. Those that leave do when their pool shrinks.
+        Raises what `load` raises.
+        """
+        if self.turnstile is not None or is_ensemble(config) or served.pool.is_shrinking:
+            return 0
+        interface, before = ModelInterface.of(config), served.interface
+        bound = interface.sequence_batching is not None
+        change = change_of(before.instance_groups, interface.instance_groups, bound=bound)
+        source = self._source(directory, version, config)
+        if change == 0 or (await asyncio.to_thread(_read, source, config))[0] != served.content_hash:
+            return 0
+        if change > 0:
+            group = interface.instance_groups[-1]
+            named = _specs(
+                replace(group, count=group.count + len(served.pool.names)),
+                source,
+                interface,
+                self._host_policies,
+                self._calls_of(directory),
+            )
+            free = [spec for spec in named if spec.name not in served.pool.names]
+            batches = await asyncio.to_thread(_warmups, interface, source)
+            served.warmed = await served.pool.grow(free[:change], group, batches)
+        else:
+            served.warmed = []
+            served.pool.keep(served.pool.slots + change)
+        served.source, served.interface, served.pool.interface = source, interface, interface
+        return change
 
     async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
         try:

@@ -79,6 +79,10 @@ class Retirement:
         """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
         return self._spawn(self._retire(incarnation, forget=forget))
 
+    def shrink(self, incarnation: Incarnation) -> None:
+        """Let instances go that are not kept, when they have finished what they have (R23)."""
+        self._spawn(incarnation.pool.shrink())
+
     def discard_after(self, directory: Path) -> None:
         """Remove a temporary model directory when nobody loaded from it runs any more."""
         waiting = list(self._tasks)

@@ -86,6 +86,16 @@ class StreamWorker(Worker):
         if self._open:
             await asyncio.wait(self._open)
 
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def leave(self) -> None:
+        if self._open:  # others wait for their responses
+            await asyncio.wait(self._open)
+        self._closing.set()
+        await self._unload()
+
     def take_queued(self) -> list[Job]:
         return take_all(self._jobs)
 

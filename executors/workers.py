@@ -71,6 +71,14 @@ class Worker(ABC):
     async def close(self) -> None:
         """Stop after what is queued before this call, then unload the instance."""
 
+    @abstractmethod
+    async def ended(self) -> None:
+        """Returns when it takes no more batches: it was the one that found an end in a queue of several workers."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """Unload the instance of a worker that takes no more batches, or never took one."""
+
     @property
     def checking(self) -> SelfCheckingInstance | None:
         """The instance, if it can tell whether it is well and has nothing else to do."""
@@ -193,6 +201,14 @@ class ThreadWorker(Worker):
         if self._thread is not None:
             self._jobs.put(None)
             await self._ended.wait()
+        await self.leave()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def leave(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
             self._thread.join()
         await self._unload()
 
@@ -283,6 +299,14 @@ class TaskWorker(Worker):
         if self._task is not None:
             self._jobs.put_nowait(None)
             await self._task
+        await self.leave()
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def leave(self) -> None:
+        self._closing.set()
         await self._unload()
 
     @property

@@ -92,7 +92,7 @@ class Catalog:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._accepting: dict[str, dict[int, ServedVersion]] = {}
         self._newest: dict[tuple[str, int], str] = {}
-        self._parsed: dict[tuple[str, str], tuple[ModelConfig, ModelInterface]] = {}
+        self._parsed: dict[tuple[str, bytes], tuple[ModelConfig, ModelInterface]] = {}
         self._namespaces = Namespaces(self._is_meant)
 
     def clear(self) -> None:
@@ -287,7 +287,7 @@ class Catalog:
                 listener(model)
 
     def _parse(self, loaded: VersionLoaded) -> tuple[ModelConfig, ModelInterface]:
-        key = (loaded.model, loaded.content_hash)
+        key = (loaded.model, loaded.config)  # instance groups may differ where the content does not
         parsed = self._parsed.get(key)
         if parsed is None:
             config = ModelConfig.FromString(loaded.config)

@@ -200,7 +200,8 @@ async def running(repository: Path, *, log: Any = None, **settings: Any) -> Asyn
     log = log or MemoryLog()
     control = Follower(log, keys.CONTROL)
     settings.setdefault("model_repository", (os.fspath(repository),))
-    service = create(ExecutorSettings(ME, **settings), log)
+    backends = settings.pop("backends", None)
+    service = create(ExecutorSettings(ME, **settings), log, backends=backends)
     await service.start()
     await control.fact(RepositoryScanned, ready=True)
     try:
