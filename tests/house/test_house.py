@@ -103,3 +103,20 @@ def test_tests_that_pages_name_are_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", page))
     assert len(named) > 150
     assert not named - known
+
+
+def test_each_test_of_the_log_is_made_over_all_topologies_or_says_why_not() -> None:
+    """A file that is split or new must not be left out in silence."""
+    tests = ROOT / "tests"
+    over_the_log = {
+        f"integration/{path.stem}"
+        for path in (tests / "integration").glob("test_*.py")
+        if re.search(r"\b(fresh_log_url|clustered)\b", path.read_text())
+    }
+    assert set(every_topology.SERVICES) == over_the_log
+    contract = {f"contract/{path.stem}" for path in (tests / "contract").glob("test_*.py")}
+    assert set(every_topology.CONTRACT) == contract - {"contract/test_backends"}
+    elsewhere = {f"e2e/test_{name}" for names in every_topology.OVER_ONE_SERVER.values() for name in names}
+    whole = {f"e2e/{path.stem}" for path in (tests / "e2e").glob("test_*.py")}
+    assert set(every_topology.WHOLE) | elsewhere == whole
+    assert not set(every_topology.WHOLE) & elsewhere
