@@ -45,8 +45,12 @@ class Part(Server):
 
     def learn_address(self) -> None:
         """A port of 0 is a free one, which the gateway tells."""
-        said = until("it is up", lambda: self.log().partition("gateway is up, http on ")[2])
-        self.http = said.split()[0]
+
+        def look() -> str:
+            assert self.process.poll() is None, self.log()
+            return self.log().partition("gateway is up, http on ")[2]
+
+        self.http = until("it is up", look).split()[0]
 
 
 @pytest.fixture
