@@ -28,6 +28,8 @@ class Primary:
     """The primary of one service. Watchers are told its place when it is another one than before."""
 
     def __init__(self, address: Address) -> None:
+        import redis.asyncio.sentinel  # noqa: F401, long work that nobody shall wait for with a time-out
+
         self._address = address
         self._asked_first = address.sentinels
         self._watchers: list[Callable[[Place], None]] = []
