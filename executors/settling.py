@@ -102,9 +102,11 @@ class Settler:
         if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers) if job.referred is None else job.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
-        facts = [Reply(header.report_to, self._fact(job, executed, answers, ending, won))] if last else []
-        if executed.again:
-            facts.insert(0, Reply(header.report_to, requests_rescheduled(self._executor, header, records, executed)))
+        # in one entry: an owner that heard only of the batch's end would take those for ended that go on
+        told = requests_rescheduled(self._executor, header, records, executed) if executed.again else []
+        if last:
+            told += self._fact(job, executed, answers, ending, won)
+        facts = [Reply(header.report_to, told)] if told else []
         now = [*replies_of(before), *replies(records, answers, answered)]
         won |= await self._write(job, executed, ending, now, together, facts, ran, outcome)
         if ran is not None and True not in won.values():  # then there is no fact of their end

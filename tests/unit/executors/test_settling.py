@@ -13,9 +13,11 @@ import pytest
 
 from charonia import keys
 from charonia.errors import LogUnavailable
+from charonia.eventlog.control import facts_of
 from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Limits, Reply, Settled
+from charonia.events import BatchFinished, RequestsRescheduled
 from charonia.journal import read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -61,7 +63,9 @@ class TurnedAway(MemoryLog):
         return self._loses
 
 
-async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes, flags: int = 0) -> None:
+async def settle(
+    log: MemoryLog, directory: PayloadDirectory, answer: bytes, flags: int = 0, *, again: bool = False
+) -> None:
     """As the intake does it."""
     packed = pack_request(
         REQUEST_ID,
@@ -77,7 +81,7 @@ async def settle(log: MemoryLog, directory: PayloadDirectory, answer: bytes, fla
     )
     record = unpack_request(packed)
     job = Job([record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags)
-    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)])
+    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], again={0} if again else set())
     incarnation = cast(Incarnation, SimpleNamespace(model="m", version=1, content_hash="h"))
     beginnings = Beginnings(log, "executor-1")
     settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), beginnings)
@@ -127,3 +131,19 @@ async def test_the_journal_hears_of_a_short_batch_once(tmp_path: Path, what: str
     expected = ["accepted", "ended", "started"] if what == "fenced" else ["accepted", "started", "ended"]
     assert [fact.kind for fact in told] == expected
     assert await log.pending("m") == (0, 0)
+
+
+async def test_what_goes_on_is_told_in_one_entry_with_its_batchs_end(tmp_path: Path) -> None:
+    """Of two entries an owner that is replaced might read the first, and its successor only the second."""
+    log = MemoryLog()
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0))
+    await log.delete_stream(keys.facts("m"))  # that there is a lane
+    await settle(log, directory, b"", again=True)
+    (entry,) = await log.range(keys.facts("m"))
+    assert facts_of(entry) == [
+        RequestsRescheduled("executor-1", "b-1", REQUEST_ID),
+        BatchFinished("executor-1", "b-1"),
+    ]
+    assert await log.unsettled("m", [REQUEST_ID]) == [0]
