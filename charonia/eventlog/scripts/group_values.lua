@@ -19,3 +19,26 @@ local function whole(value, lasts, attempt)
   end
   return cut == 59 and lasts == string.sub(value, n + 2, 2 * n + 1) and string.sub(value, 2 * n + 2) or nil
 end
+
+-- The marks of a group's members, the members' places by last byte (nil when those are 0, 1, 2, ...), and where in the
+-- value the marks end.
+local function marks_of(value)
+  local cut = string.find(value, '[:;]')
+  local places = nil
+  if string.byte(value, cut) == 59 then
+    places = {}
+    for place = 1, cut - 1 do
+      places[string.byte(value, cut + place)] = place
+    end
+  end
+  return {string.byte(value, 1, cut - 1)}, places, cut
+end
+
+-- What a script answers about the requests of its groups, from the masks by group: one without a mask has all of them.
+local function joined_masks(masks, at, groups)
+  local parts = {}
+  for k = 0, groups - 1 do
+    parts[k + 1] = masks[k] or string.rep('1', #ARGV[at + groups + k])
+  end
+  return table.concat(parts)
+end

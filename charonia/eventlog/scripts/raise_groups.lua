@@ -9,14 +9,8 @@ local function raise_several(unsettled, at, groups, attempt, mark)
 
   -- Members one by one: the value with their attempts raised, nil if nothing changes, and who is unsettled.
   local function raise_members(value, lasts)
-    local cut = string.find(value, '[:;]')
-    local marks, places, changed, known = {string.byte(value, 1, cut - 1)}, nil, false, {}
-    if string.byte(value, cut) == 59 then
-      places = {}
-      for place = 1, cut - 1 do
-        places[string.byte(value, cut + place)] = place
-      end
-    end
+    local marks, places, cut = marks_of(value)
+    local changed, known = false, {}
     for i = 1, #lasts do
       local last = string.byte(lasts, i)
       local place = last + 1
@@ -61,11 +55,7 @@ local function raise_several(unsettled, at, groups, attempt, mark)
   if all then
     return nil
   end
-  local parts = {}
-  for k = 0, groups - 1 do
-    parts[k + 1] = masks[k] or string.rep('1', #ARGV[at + groups + k])
-  end
-  return table.concat(parts)
+  return joined_masks(masks, at, groups)
 end
 
 local function raise_groups(unsettled, at, groups, attempt)

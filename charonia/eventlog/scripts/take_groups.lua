@@ -9,16 +9,9 @@
 -- Returns nil when all requests were won, else a string with "1" (won) or "0" for each.
 -- Members one by one: the value that is left, nil for none, and whatever was won.
 local function take_members(value, lasts, attempt_of)
-  local cut = string.find(value, '[:;]')
-  local n = cut - 1
-  local marks, places = {string.byte(value, 1, n)}, nil
-  local tail = cut + 1
-  if string.byte(value, cut) == 59 then
-    places, tail = {}, cut + n + 1
-    for place = 1, n do
-      places[string.byte(value, cut + place)] = place
-    end
-  end
+  local marks, places, cut = marks_of(value)
+  local n = #marks
+  local tail = places and cut + n + 1 or cut + 1
   local sizes = {}
   for size in string.gmatch(string.match(value, '^[%d,]+', tail), '%d+') do
     sizes[#sizes + 1] = tonumber(size)
@@ -139,9 +132,5 @@ local function take_groups(unsettled, counters, at, groups, attempts)
   if won == seen then
     return nil
   end
-  local mask = {}
-  for k = 0, groups - 1 do
-    mask[k + 1] = masks[k] or string.rep('1', #ARGV[at + groups + k])
-  end
-  return table.concat(mask)
+  return joined_masks(masks, at, groups)
 end
