@@ -3,7 +3,7 @@
 For tests, for `local:` streams (`charonia.eventlog.colocated`) and as the plain statement of what the port means.
 Buffers are kept as they are given, so a caller must not change one after handing it over. One log may be shared by
 several services of a process: `open` and `close` do nothing, the data lives as long as the object. Streams and readers
-are `memory_streams`', the rules of accepted work `memory_work`'s.
+are `memory_streams`', the rules of accepted work `memory_work`'s, what is kept by key `memory_projections`'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
 from charonia import keys
-from charonia.clock import monotonic_ns, wall_ns
+from charonia.clock import wall_ns
 from charonia.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
 from charonia.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
@@ -21,27 +21,24 @@ from charonia.places import JobPlace
 from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
+from .memory_projections import MemoryProjections
 from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
 from .memory_work import ModelWork, now_us
-from .port import MOST_TAKEN, Fields, Limits, Reply, Settled, kept_response
+from .port import Fields, Limits, Reply, Settled, kept_response
 from .refusals import not_owner
 
 _DURABILITY = "memory"
 _NOT_JOURNALLED = ord("-")
 
 
-class MemoryLog(MemoryStreams):
+class MemoryLog(MemoryStreams, MemoryProjections):
     """`EventLog` in memory."""
 
     def __init__(self) -> None:
-        super().__init__()
+        MemoryStreams.__init__(self)
+        MemoryProjections.__init__(self)
         self._work: dict[str, ModelWork] = {}
         self._epoch = secrets.token_hex(16)
-        self._leases: dict[bytes, tuple[int, int]] = {}
-        self._statistics: dict[bytes, dict[str, int]] = {}
-        self._blobs: dict[bytes, tuple[bytes, int]] = {}
-        self._times: dict[bytes, dict[bytes, int]] = {}
-        self._recent: dict[bytes, dict[bytes, tuple[int, int]]] = {}
         self._job_models: dict[str, None] = {}
 
     async def open(self) -> None:
@@ -353,102 +350,7 @@ class MemoryLog(MemoryStreams):
         if (work.owner, work.token) == (owner, token):
             work.owner = ""
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        now = monotonic_ns()
-        self._leases[keys.alive(role, incarnation)] = now, now + ttl_ms * 1_000_000
-
-    async def end_beat(self, role: str, incarnation: str) -> None:
-        self._leases.pop(keys.alive(role, incarnation), None)
-
-    async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
-        now = monotonic_ns()
-        return [self._leases.get(keys.alive(role, incarnation), (0, 0))[1] > now for incarnation in incarnations]
-
-    async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
-        now = monotonic_ns()
-        leases = [self._leases.get(keys.alive(role, incarnation), (0, 0)) for incarnation in incarnations]
-        return [(now - began) // 1_000_000 if end > now else -1 for began, end in leases]
-
-    # -- projections and payloads -------------------------------------------------------------------------------------
-
-    async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:
-        totals = self._statistics.setdefault(key, {})
-        for name, value in increments.items():
-            if name.startswith("last_"):
-                totals[name] = max(totals.get(name, 0), value)
-            else:
-                totals[name] = totals.get(name, 0) + value
-
-    async def statistics(self, key: bytes) -> dict[str, int]:
-        return dict(self._statistics.get(key, {}))
-
     async def delete_keys(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._streams.pop(key, None)
-            self._leases.pop(key, None)
-            self._statistics.pop(key, None)
-            self._blobs.pop(key, None)
-            self._times.pop(key, None)
-            self._recent.pop(key, None)
-
-    async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
-        self._keep(keys.blob(blob_id), bytes(data), ttl_s)
-
-    async def blob(self, blob_id: str) -> bytes | None:
-        return self._kept(keys.blob(blob_id))
-
-    def _keep(self, key: bytes, data: bytes, ttl_s: int) -> None:
-        now = monotonic_ns()
-        for old in [old for old, (_, until) in self._blobs.items() if until <= now]:
-            del self._blobs[old]
-        self._blobs[key] = (data, now + ttl_s * 1_000_000_000)
-
-    def _kept(self, key: bytes) -> bytes | None:
-        data, until = self._blobs.get(key, (None, 0))
-        return data if until > monotonic_ns() else None
-
-    # -- notes and times ----------------------------------------------------------------------------------------------
-
-    async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
-        self._keep(key, data, ttl_s)
-
-    async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self._kept(key) for key in keys]
-
-    async def add_to_count(self, key: bytes, amount: int) -> int:
-        await self.add_statistics(key, {"n": amount})
-        return self._statistics[key]["n"]
-
-    async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
-        self._times.setdefault(key, {}).update(times)
-
-    async def due(self, key: bytes, until_us: int, count: int) -> list[bytes]:
-        times = self._times.get(key, {})
-        return [member for at, member in sorted((at, member) for member, at in times.items()) if at <= until_us][:count]
-
-    async def drop_times(self, key: bytes, members: Sequence[bytes]) -> None:
-        times = self._times.get(key, {})
-        for member in members:
-            times.pop(member, None)
-
-    async def count_times(self, key: bytes) -> int:
-        return len(self._times.get(key, {}))
-
-    async def keep_recent(
-        self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
-    ) -> list[bytes]:
-        kept = self._recent.setdefault(key, {})
-        for member in drop:
-            kept.pop(member, None)
-        for member, (at_us, size_bytes) in uses.items():
-            before_us, before_bytes = kept.get(member, (0, -1))
-            if size_bytes >= 0 or before_bytes >= 0:
-                kept[member] = (max(at_us, before_us), size_bytes if size_bytes >= 0 else before_bytes)
-        total_bytes = sum(size_bytes for _, size_bytes in kept.values())
-        taken: list[bytes] = []
-        for _, member in sorted((at_us, member) for member, (at_us, _) in kept.items()):
-            if total_bytes <= limit_bytes or len(taken) == MOST_TAKEN:
-                break
-            total_bytes -= kept.pop(member)[1]
-            taken.append(member)
-        return taken
+            self._forget(key)
