@@ -22,17 +22,9 @@ from charonia.models.interface import ModelInterface
 
 from .adaptive_batching import AdaptiveBatching
 from .arrivals import Arrivals
-from .decisions import Decision, RejectReason, RejectRequest, ReleaseReplies, StopExecution
+from .decisions import Decision, ReleaseReplies
 from .dispatch import Dispatching
-from .due_times import NEVER_NS
-from .ledger import (
-    DEADLINE_PASSED,
-    DEADLINE_PASSED_RUNNING,
-    LOAD_FAILED,
-    NOT_READY,
-    TIMED_OUT,
-    cut_short,
-)
+from .endings import Endings
 from .model_state import ModelState
 from .model_version import Batch
 from .observations import (
@@ -59,7 +51,6 @@ from .observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from .queueing import delays
 from .recalls import Recalls
 
 QUEUED = RequestState.QUEUED
@@ -88,6 +79,7 @@ class ModelScheduler:
         waits_for: int = 0,
     ) -> None:
         self._state = ModelState(prefetch, lane_weights or {})
+        self._endings = Endings(self._state)
         self._recalls = Recalls(self._state)
         self._dispatching = Dispatching(self._state, batch_prefix)
         self._dispatching.waits_for = waits_for
@@ -106,7 +98,7 @@ class ModelScheduler:
         state = self._state
         due = state.ledger.due
         if due.nearest_ns <= now_ns:
-            self._expire(now_ns, decisions)
+            self._endings.expire(now_ns, decisions)
         if type(events) is list and len(events) > 1:  # most of what arrives together is alike
             events = events[self._arrivals.enqueue_alike(events) :]
         for event in events:
@@ -195,25 +187,25 @@ class ModelScheduler:
             case ResponsesBegun():
                 self._begin(event)
             case ResponsesSeen():
-                self._seen(event, decisions)
+                self._endings.seen(event, decisions)
             case BatchDied():
                 self._recalls.die(event, now_ns, decisions)
             case BatchLost():
                 self._recalls.lose_unseen(event, now_ns, decisions)
             case RequestCancelled():
                 # the scheduler's cancellation has a code and no text (G26)
-                self._end_one(event.id, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+                self._endings.end_one(event.id, ErrorCode.CANCELLED, "", "CANCELED", decisions)
             case RequestSettled():
-                self._drop(event.id, decisions)
+                self._endings.drop(event.id, decisions)
             case CallRefused():
-                self._end_one(event.id, ErrorCode.UNAVAILABLE, event.message, "REJECTED", decisions)
+                self._endings.end_one(event.id, ErrorCode.UNAVAILABLE, event.message, "REJECTED", decisions)
             case QueueHeld():
                 self._dispatching.is_held = event.held
                 self._state.fresh_waits.clear()
                 for number in self._state.versions:
                     self._state.touch(number)
             case VersionsAbandoned():
-                self._abandon(event, decisions)
+                self._endings.abandon(event, decisions)
             case VersionServed():
                 self._recalls.served(event.executor, now_ns)
                 self._state.version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
@@ -273,65 +265,6 @@ class ModelScheduler:
             for request in batch.requests:
                 request.responding |= request.id in event.ids
 
-    def _seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
-        known = self._state.ledger.known
-        for request in [known[i] for i in event.ids if i in known]:
-            request.responding = True
-            if request.state is not DISPATCHED:
-                self._end_one(request.id, *cut_short("its executor was lost"), decisions)
-
-    def _end_one(
-        self, request_id: bytes, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
-    ) -> None:
-        """End a request wherever it is."""
-        request = self._state.ledger.known.get(request_id)
-        if request is None:
-            return
-        if request.state is DISPATCHED:
-            self._end_running(request, code, message, reason, decisions)
-            return
-        self._state.remove(request)
-        self._state.ledger.reject(request, code, message, reason, decisions)
-
-    def _drop(self, request_id: bytes, decisions: list[Decision]) -> None:
-        request = self._state.ledger.known.get(request_id)
-        if request is None:
-            return
-        if request.state is DISPATCHED:
-            self._stop(request, decisions)
-        else:
-            self._state.remove(request)
-
-    def _end_running(
-        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
-    ) -> None:
-        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
-        if not request.settled:
-            decisions.append(RejectRequest(request, code, message, reason))
-            self._stop(request, decisions)
-
-    def _stop(self, request: QueuedRequest, decisions: list[Decision]) -> None:
-        if not request.settled:
-            request.settled = True
-            if request.due_ns:
-                self._state.ledger.due.disarm(request)
-            batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
-            decisions.append(StopExecution(request, batch_id, batch.executor))
-
-    def _abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
-        waiting = [
-            r
-            for r in self._state.ledger.known.values()
-            if r.version not in event.kept and r.state in (QUEUED, DELAYED, SUSPECT)
-        ]
-        for request in waiting:
-            self._state.remove(request)
-            model = self._state.ledger.model
-            message = NOT_READY.format(model=model, version=request.version)
-            if failure := event.failures.get(request.version):
-                message = LOAD_FAILED.format(model=model, version=request.version, reason=failure)
-            self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
-
     def _adopt(self, event: BatchRunning, now_ns: int) -> None:
         if event.batch_id in self._state.batches or event.batch_id in self._state.held:
             return
@@ -387,32 +320,9 @@ class ModelScheduler:
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
-    def _expire(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Requests whose time-out or deadline has come (S21-S23)."""
-        while (request := self._state.ledger.due.pop(now_ns)) is not None:
-            if request.state is DISPATCHED:
-                code, message = ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING
-                self._end_running(request, code, message, "OTHER", decisions)
-                continue
-            timed_out = 0 < request.timeout_ns <= now_ns
-            if timed_out and delays(self._state.ledger.queueing.place(request.level)[1]):
-                request.timeout_ns = 0
-                request.delayed = True
-                version = self._state.versions[request.version]
-                version.queue.delay(request)
-                self._state.ledger.due.arm(request)
-                self._state.touch(request.version)
-                continue
-            deadline_first = 0 < request.deadline_ns <= (request.timeout_ns or NEVER_NS)
-            self._state.remove(request)
-            if deadline_first:
-                self._state.ledger.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
-            else:
-                self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions)
-
     def _decide(self, now_ns: int, decisions: list[Decision]) -> None:
         if self._state.ledger.due.nearest_ns <= now_ns:
-            self._expire(now_ns, decisions)
+            self._endings.expire(now_ns, decisions)
         if self._state.paused or self._state.fresh_waits:
             self._state.touch_due(now_ns)
         self._dispatching.decide(now_ns, decisions)
