@@ -44,11 +44,13 @@ from .executor_views import (
     ExecutorVersion,
     ExecutorView,
     IndexRow,
+    after,
     index,
     states,
 )
 from .interface import ModelInterface
 from .namespaces import Namespaces
+from .rollout import all_ready, may_come, started
 from .served import ServedVersion, held_versions, not_served
 
 __all__ = [
@@ -238,28 +240,18 @@ class Catalog:
         known = view.versions.get(*key)
         if not isinstance(fact, VersionFailed | VersionUnloaded):
             view.excluded.pop(fact.model, None)
+        changed = after(fact, known)
+        if changed is not None and changed is known:
+            return
         if isinstance(fact, VersionLoaded | VersionAnnounced):
-            on_demand = isinstance(fact, VersionAnnounced)
-            loaded = _without_slots(fact) if isinstance(fact, VersionAnnounced) else fact
-            self._parse(loaded)  # one that cannot be read must leave everything as it was
-            view.versions.put(*key, ExecutorVersion(READY, ON_DEMAND if on_demand else "", loaded, on_demand))
-            self._newest[key] = loaded.content_hash
-        elif isinstance(fact, VersionStateChanged):
-            # a reload keeps serving the old incarnation while the new one loads (R22)
-            if known is not None and known.state == READY and fact.state == LOADING:
-                return
-            # an unloading version still runs what was accepted before (R27)
-            view.versions.put(*key, ExecutorVersion(fact.state, "", known.loaded if known is not None else None))
-        elif isinstance(fact, VersionFailed):
-            if known is not None and known.state == READY and not known.on_demand:
-                return
-            on_demand = known is not None and known.on_demand
-            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.message, on_demand=on_demand))
-        elif fact.version < 1:
-            # it stood for a model that had no version to load
-            view.versions.drop(*key)
+            assert changed is not None
+            assert changed.loaded is not None
+            self._parse(changed.loaded)  # one that cannot be read must leave everything as it was
+            self._newest[key] = changed.loaded.content_hash
+        if changed is not None:
+            view.versions.put(*key, changed)
         else:
-            view.versions.put(*key, ExecutorVersion(UNAVAILABLE, fact.reason))
+            view.versions.drop(*key)
         if isinstance(fact, VersionUnloaded) or (isinstance(fact, VersionStateChanged) and fact.state == UNLOADING):
             # what is unloaded on purpose is not waited for on account of an executor that is gone
             for other in self.executors.values():
@@ -353,17 +345,8 @@ class Catalog:
         return entry is not None and entry.well
 
     def may_come(self, model: str) -> bool:
-        """Whether a model that nobody holds may be held soon: an executor loads it, still starts, or is missing.
-
-        What was accepted for it waits meanwhile; after a restart of everything that may be all there is to do.
-        """
-        live = [view for view in self.executors.values() if not view.away]
-        return not live or any(
-            view.scan is None
-            or not view.scan.ready
-            or any(entry.state == LOADING for entry in view.versions.of(model).values())
-            for view in live
-        )
+        """Whether a model that nobody holds may be held soon (`rollout`)."""
+        return may_come(self.executors.values(), model)
 
     def index(self) -> list[IndexRow]:
         """Every model any executor's repository holds, sorted by name, then version (H40)."""
@@ -380,33 +363,12 @@ class Catalog:
         return states(self.executors.values(), model)
 
     def started(self, *, awaited: bool = False) -> bool:
-        """Some executor has finished its start-up load; with `awaited` one that has left and has no successor counts.
-
-        What such a one served is accepted and waits in the log.
-        """
-        return any(v.scan is not None and v.scan.ready and (awaited or not v.lost) for v in self.executors.values())
+        """Whether some executor has finished its start-up load (`rollout`)."""
+        return started(self.executors.values(), awaited=awaited)
 
     def all_ready(self, *, awaited: bool = False) -> bool:
-        """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count.
-
-        Nor does what could not be loaded on demand: whoever asks for a broken model must not end the readiness of all.
-        With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
-        """
-        left: set[tuple[str, int]] = set()
-        tried: set[tuple[str, int]] = set()
-        for view in self.executors.values():
-            for model, version, entry in view.versions:
-                if awaited and view.away and entry.loaded is not None:
-                    left.add((model, version))
-                elif entry.on_demand and entry.state == UNAVAILABLE:
-                    tried.add((model, version))
-        return all(
-            row.state in (READY, "", UNLOADING)
-            or row.reason == UNLOADED
-            or (row.model, row.version) in tried
-            or ((row.model, row.version) in left and (row.state == LOADING or row.reason in AWAITED))
-            for row in self.index()
-        )
+        """R40's strict readiness (`rollout`)."""
+        return all_ready(self.executors.values(), awaited=awaited)
 
     def control_modes(self) -> set[str]:
         """The control modes of the live executors: none, poll, explicit (R8)."""
@@ -422,10 +384,6 @@ class Catalog:
 
     def live_executors(self) -> list[str]:
         return [incarnation for incarnation, view in self.executors.items() if not view.lost]
-
-
-def _without_slots(fact: VersionAnnounced) -> VersionLoaded:
-    return VersionLoaded(fact.executor, fact.model, fact.version, fact.content_hash, 0, fact.config, fact.labels)
 
 
 def failure_of(finished: ModelRequestFinished) -> CharoniaError | None:

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from charonia.events import ExecutorDescribed, ProcessJoined, RepositoryScanned, VersionLoaded
+from charonia.events import (
+    ExecutorDescribed,
+    ProcessJoined,
+    RepositoryScanned,
+    VersionAnnounced,
+    VersionFailed,
+    VersionLoaded,
+    VersionStateChanged,
+    VersionUnloaded,
+)
 
 READY = "READY"
 LOADING = "LOADING"
@@ -98,6 +107,35 @@ class ExecutorView:
     def away(self) -> bool:
         """It takes no batches: it is gone, or about to be. What it served is accepted until a successor is there."""
         return self.lost or self.draining
+
+
+VersionFact = VersionStateChanged | VersionLoaded | VersionAnnounced | VersionFailed | VersionUnloaded
+
+
+def after(fact: VersionFact, known: ExecutorVersion | None) -> ExecutorVersion | None:
+    """What an executor has of a version after a fact about it; `known` itself when that changes nothing, None for
+    nothing any more.
+    """
+    if isinstance(fact, VersionLoaded):
+        return ExecutorVersion(READY, "", fact)
+    if isinstance(fact, VersionAnnounced):
+        return ExecutorVersion(READY, ON_DEMAND, _without_slots(fact), on_demand=True)
+    if isinstance(fact, VersionStateChanged):
+        # a reload keeps serving the old incarnation while the new one loads (R22)
+        if known is not None and known.state == READY and fact.state == LOADING:
+            return known
+        # an unloading version still runs what was accepted before (R27)
+        return ExecutorVersion(fact.state, "", known.loaded if known is not None else None)
+    if isinstance(fact, VersionFailed):
+        if known is not None and known.state == READY and not known.on_demand:
+            return known
+        return ExecutorVersion(UNAVAILABLE, fact.message, on_demand=known is not None and known.on_demand)
+    # version 0 stood for a model that had no version to load
+    return ExecutorVersion(UNAVAILABLE, fact.reason) if fact.version >= 1 else None
+
+
+def _without_slots(fact: VersionAnnounced) -> VersionLoaded:
+    return VersionLoaded(fact.executor, fact.model, fact.version, fact.content_hash, 0, fact.config, fact.labels)
 
 
 @dataclass(frozen=True, slots=True)
