@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,93 +148,26 @@ ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
 STATE = SequenceState(ID, 4, (OUTPUT,))
 
 
+def request(endpoint: bytes, client_id: bytes = b"", **more: Any) -> bytes:
+    meta = request_meta(3, "abc", INPUTS, ("y",), PARAMETERS)
+    data = () if "reference" in more else [t.data for t in INPUTS]
+    values = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11} | more
+    return pack_request(ID, endpoint, client_id, meta, data, **values)
+
+
 def written() -> dict[str, bytes]:
     """What this release writes, by file name."""
-    meta = request_meta(3, "abc", INPUTS, ("y",), PARAMETERS)
+    whole = {"signature": 2**64 - 1, "level": 5, "deadline_ns": 12, "timeout_us": 13}
+    traced = {"lineage": LINEAGE, "trace": CONTEXT}
     records = {
-        "wire/v1-request.hex": pack_request(
-            ID,
-            b"g-1",
-            "é-1".encode(),
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=2**64 - 1,
-            level=5,
-            accepted_ns=11,
-            deadline_ns=12,
-            timeout_us=13,
-        ),
-        "wire/v1-request-by-reference.hex": pack_request(
-            ID, b"", b"", meta, (), rows=2, signature=1, level=0, accepted_ns=11, flags=FLAG_JOB, reference=REFERENCE
-        ),
-        "wire/v1-request-of-sequence.hex": pack_request(
-            ID, b"g-1", b"", meta, [t.data for t in INPUTS], rows=2, signature=1, level=0, accepted_ns=11, sequence=MARK
-        ),
-        "wire/v1-request-of-scoped-sequence.hex": pack_request(
-            ID,
-            b"",
-            b"",
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=1,
-            level=0,
-            accepted_ns=1,
-            sequence=SCOPED_MARK,
-        ),
-        "wire/v1-request-of-call.hex": pack_request(
-            ID,
-            b"e-1",
-            b"",
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=1,
-            level=0,
-            accepted_ns=11,
-            sequence=MARK,
-            lineage=LINEAGE,
-        ),
-        "wire/v1-request-of-blocking-call.hex": pack_request(
-            ID,
-            b"e-1",
-            b"",
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=1,
-            level=0,
-            accepted_ns=11,
-            lineage=BLOCKED,
-        ),
-        "wire/v1-request-traced.hex": pack_request(
-            ID,
-            b"g-1",
-            b"",
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=1,
-            level=0,
-            accepted_ns=11,
-            lineage=LINEAGE,
-            trace=CONTEXT,
-        ),
-        "wire/v1-request-windowed.hex": pack_request(
-            ID,
-            b"ensemble.e",
-            b"",
-            meta,
-            [t.data for t in INPUTS],
-            rows=2,
-            signature=1,
-            level=0,
-            accepted_ns=11,
-            lineage=LINEAGE,
-            trace=CONTEXT,
-            window=70000,
-        ),
+        "wire/v1-request.hex": request(b"g-1", "é-1".encode(), **whole),
+        "wire/v1-request-by-reference.hex": request(b"", flags=FLAG_JOB, reference=REFERENCE),
+        "wire/v1-request-of-sequence.hex": request(b"g-1", sequence=MARK),
+        "wire/v1-request-of-scoped-sequence.hex": request(b"", accepted_ns=1, sequence=SCOPED_MARK),
+        "wire/v1-request-of-call.hex": request(b"e-1", sequence=MARK, lineage=LINEAGE),
+        "wire/v1-request-of-blocking-call.hex": request(b"e-1", lineage=BLOCKED),
+        "wire/v1-request-traced.hex": request(b"g-1", **traced),
+        "wire/v1-request-windowed.hex": request(b"ensemble.e", **traced, window=70000),
         "wire/v1-response-reported.hex": report_response(
             time_response(pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)), REPORT
         ),
