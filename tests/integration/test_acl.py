@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ from typing import Any
 
 import log_servers as servers
 import pytest
-import redis
 import role_processes as roles
-from guarded_server import REDIS, ROLES, GuardedServer
+from fragile_models import FRAGILE, TWICE, fragile_model
+from guarded_server import GuardedServer
 
-from charonia import keys
-from charonia.errors import StartupError
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.jobs import NewJob
@@ -31,91 +28,7 @@ from loadtest.stack.models import FEATURES, numbers, write_features
 
 pytestmark = pytest.mark.integration
 
-_TWICE = """
-platform: "ensemble"
-max_batch_size: 0
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling {
-  step {
-    model_name: "held" model_version: -1
-    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "between" }
-  }
-  step {
-    model_name: "held" model_version: -1
-    input_map { key: "IN" value: "between" } output_map { key: "OUT" value: "OUT" }
-  }
-}
-"""
-
-
 _CACHE = "--cache-config=local,size=1000000"
-_ASKS_FRAGILE = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
-ensemble_scheduling {
-  step {
-    model_name: "fragile" model_version: -1
-    input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" }
-  }
-}
-"""
-_CALLS_FRAGILE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            call = pb_utils.InferenceRequest(
-                model_name="fragile", requested_output_names=["Y"], inputs=request.inputs()
-            )
-            answers.append(call.exec())
-        return answers
-"""
-_CALLS_FRAGILE_CONFIG = """
-backend: "python"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
-_FRAGILE = """
-import os
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        tensors = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
-        if any(13.0 in tensor for tensor in tensors):
-            os._exit(7)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor)]) for tensor in tensors]
-"""
-_FRAGILE_CONFIG = """
-backend: "python"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
-instance_group { kind: KIND_CPU count: 1 }
-dynamic_batching { }
-parameters { key: "charonia.target_p99_ms" value { string_value: "300" } }
-response_cache { enable: true }
-"""
-
-
-def fragile_model(repository: Path, name: str) -> None:
-    """X -> Y, whose process dies of 13.0; its batching adapts and its responses are cached."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(_FRAGILE)
-    (repository / name / "config.pbtxt").write_text(_FRAGILE_CONFIG)
-    for other in ("asks_fragile", "calls_fragile"):  # they find what it has answered in the cache
-        (repository / other / "1").mkdir(parents=True)
-    (repository / "asks_fragile" / "config.pbtxt").write_text(_ASKS_FRAGILE)
-    (repository / "calls_fragile" / "1" / "model.py").write_text(_CALLS_FRAGILE)
-    (repository / "calls_fragile" / "config.pbtxt").write_text(_CALLS_FRAGILE_CONFIG)
 
 
 @pytest.fixture
@@ -135,7 +48,7 @@ def house(request: pytest.FixtureRequest, server: GuardedServer, tmp_path: Path)
     write_features(models)
     fragile_model(models, "fragile")
     (models / "twice" / "1").mkdir(parents=True)
-    (models / "twice" / "config.pbtxt").write_text(_TWICE)
+    (models / "twice" / "config.pbtxt").write_text(TWICE)
     with ExitStack() as stack:
 
         def start(role: str, *flags: str) -> Any:
@@ -362,7 +275,7 @@ def test_models_come_and_go_and_operators_mend_as_their_own_users(
     fragile_model(spare, "spare")
     other = house.start("executor", f"--model-repository={spare}", "--model-control-mode=explicit", "--pool=other")
     other.until_up()
-    content = base64.b64encode(_FRAGILE.replace("tensor)])", "2 * tensor)])").encode()).decode()
+    content = base64.b64encode(FRAGILE.replace("tensor)])", "2 * tensor)])").encode()).decode()
     files = {"config": json.dumps({"backend": "python", "max_batch_size": 8} | _X_AND_Y), "file:1/model.py": content}
     status, answer = gateway.ask("POST", "/v2/repository/models/spare/load", json.dumps({"parameters": files}).encode())
     assert status == 200, answer
@@ -372,92 +285,6 @@ def test_models_come_and_go_and_operators_mend_as_their_own_users(
     for part in (gateway, house.batcher, other, house.webhooks):
         assert part.stop() == 0, part.log()
     assert unexpected(server) == set()
-
-
-_FORBIDDEN_TO_ALL = (
-    ("FLUSHALL",),
-    ("FLUSHDB",),
-    ("CONFIG", "SET", "appendonly", "no"),
-    ("KEYS", "*"),
-    ("SCAN", "0"),
-    ("SHUTDOWN", "NOSAVE"),
-    ("ACL", "LIST"),
-    ("MONITOR",),
-    ("REPLICAOF", "NO", "ONE"),
-    ("SAVE",),
-    ("EVAL", "return 1", "0"),
-    ("SET", "anything", "1"),
-    ("XADD", "r2d2", "*", "a", "b"),
-    ("DEL", "ctl"),
-    ("DEL", "epoch"),
-)
-_FORBIDDEN = {
-    "gateway": (
-        ("XDEL", "ctl", "1-1"),
-        ("XRANGE", "dlq:{m}", "-", "+"),
-        ("XADD", "x:executor-1", "*", "a", "b"),
-        ("XREAD", "STREAMS", "x:executor-1", "0"),
-        ("SET", "whs:{m}:00", "1"),
-        ("ZADD", "wht:{m}", "1", "a"),
-        ("SET", "alive:executor:e", "1"),
-    ),
-    "batcher": (
-        ("CONFIG", "GET", "*"),
-        ("XRANGE", "r:gateway-1", "-", "+"),
-        ("SET", "blob:1", "1"),
-        ("DEL", "dlq:{m}"),
-        ("XREAD", "STREAMS", "dlq:{m}", "0"),
-        ("GET", "whs:{m}:00"),
-        ("SET", "alive:gateway:g", "1"),
-    ),
-    "executor": (
-        ("XDEL", "ctl", "1-1"),
-        ("CONFIG", "GET", "*"),
-        ("XRANGE", "q:{m}:0:0", "-", "+"),
-        ("XDEL", "q:{m}:0:0", "1-1"),
-        ("XRANGE", "r:gateway-1", "-", "+"),
-        ("XREAD", "STREAMS", "r:gateway-1", "0"),
-        ("XREAD", "STREAMS", "f:{m}", "0"),
-        ("SMEMBERS", "jm"),
-        ("XADD", "dlq:{m}", "*", "a", "b"),
-        ("GET", "whs:{m}:00"),
-        ("SET", "alive:batcher:b", "1"),
-    ),
-    "webhooks": (
-        ("XDEL", "ctl", "1-1"),
-        ("CONFIG", "GET", "*"),
-        ("HSET", "job:{m}:00", "s", "s"),
-        ("XRANGE", "q:{m}:0:0", "-", "+"),
-        ("XRANGE", "j:{m}", "-", "+"),
-        ("XADD", "r:gateway-1", "*", "a", "b"),
-        ("GET", "blob:1"),
-        ("HSET", "n:{m}", "paused", "1"),
-        ("SET", "alive:gateway:g", "1"),
-    ),
-    "operator": (
-        ("XDEL", "ctl", "1-1"),
-        ("SET", "whs:{m}:00", "1"),
-        ("XADD", "ctl", "*", "a", "b"),
-        ("XADD", "x:executor-1", "*", "a", "b"),
-        ("SET", "blob:1", "1"),
-        ("SET", "alive:gateway:g", "1"),
-    ),
-}
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_a_role_is_refused_what_is_not_its_own(server: GuardedServer, role: str) -> None:
-    with server.client_of(role) as client:
-        assert client.ping()
-        for command in (*_FORBIDDEN_TO_ALL, *_FORBIDDEN[role]):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                client.execute_command(*command)
-        # a script may do no more than who runs it
-        digest = client.script_load("return redis.call('DEL', 'epoch')")
-        with pytest.raises(redis.exceptions.ResponseError, match=r"NOPERM|ACL failure|can't access|No permission"):
-            client.evalsha(digest, 0)
-    with server.client() as watcher:
-        assert watcher.dbsize() == 0
 
 
 async def test_what_roles_wrote_is_there_again_after_a_restart(server: GuardedServer) -> None:
@@ -495,53 +322,3 @@ async def test_a_gateway_writes_down_what_level_a_job_has_reached(server: Guarde
     finally:
         await log.close()
         replica.stop()
-
-
-def test_nobody_comes_in_without_a_password(server: GuardedServer) -> None:
-    for user, password in ((None, None), ("default", ""), ("default", "default")):
-        unknown = redis.Redis("127.0.0.1", server.port, username=user, password=password)
-        with unknown as client, pytest.raises(redis.exceptions.AuthenticationError):
-            client.ping()
-    with server.client_of("health", "anything") as client:
-        assert client.ping()
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.get("epoch")
-    stranger = server.client_of("gateway", "operator's:password")
-    with stranger as client, pytest.raises(redis.exceptions.AuthenticationError):
-        client.ping()
-
-
-async def test_a_role_that_may_not_ask_for_appendfsync_says_what_is_missing(
-    server: GuardedServer, tmp_path: Path
-) -> None:
-    """The level is refused with a sentence that names the way out; without one the server is used as it is."""
-    with server.client() as watcher:
-        watcher.execute_command("ACL", "SETUSER", "gateway", "-config|get")
-    url = f"redis://gateway:gateway's%3Apassword@127.0.0.1:{server.port}"
-    log = RedisLog(url, durability="memory")
-    await log.open()
-    assert await log.epoch()
-    await log.close()
-    with pytest.raises(StartupError, match=r"the log's user must be allowed to ask \(ACL \+config\|get\)"):
-        await RedisLog(url, durability="fsync").open()
-
-
-def test_every_key_of_the_log_is_somebody_s() -> None:
-    """A new kind of key must be given to the roles that need it."""
-    template = (REDIS / "users.acl.template").read_text()
-    table = (keys.__doc__ or "").split("\n\n")[2]
-    kinds = {
-        kind for line in table.splitlines() for kind in re.findall(r"^    (\w+)|, (\w+):\{", line) for kind in kind
-    }
-    assert {"q", "dlq", "fence", "jd"} <= kinds
-    assert [kind for kind in sorted(kinds - {""}) if not re.search(rf"~{kind}(:\*)?[ )\n]", template)] == []
-
-
-def test_an_empty_secret_makes_no_user(tmp_path: Path) -> None:
-    for role in ROLES:
-        (tmp_path / f"redis_{role}").write_text(f"{role}\n")
-    (tmp_path / "redis_batcher").write_text(" \n")
-    words = ["sh", str(REDIS / "users.sh"), str(REDIS / "users.acl.template"), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "redis_batcher is empty" in done.stderr

@@ -7,13 +7,22 @@ slot is lost; the rules of START and END (S32, S33); nothing runs anew of which 
 from __future__ import annotations
 
 from hypothesis import settings
-from sequence_machine import DIRECT, OLDEST, OldestSequences, Sequences, SlowSequences
+from sequence_machine import DIRECT, OLDEST, SLOW_DIRECT, Sequences
 
 from batcher.scheduling.decisions import DispatchBatch, RejectRequest
 from batcher.scheduling.observations import BatchFinished, PolicyChanged, RequestCancelled, RequestQueued, VersionServed
 from batcher.scheduling.sequence_scheduler import SequenceScheduler
 from charonia.errors import ErrorCode
 from charonia.wire import SequenceMark
+
+
+class SlowSequences(Sequences):
+    model = SLOW_DIRECT
+
+
+class OldestSequences(Sequences):
+    model = OLDEST
+
 
 TestDirect = Sequences.TestCase
 TestDirect.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -124,7 +124,11 @@ def copying_graph() -> bytes:
     return bytes(model.SerializeToString())
 
 
+SCALE = {"INPUT0": "INPUT0"}
+
+
 def build(models: Path) -> None:
+    """The models, the graphs of them, and graphs that cannot be loaded."""
     put(models / "copying" / "1" / "model.onnx", copying_graph())
     wide = f"input [ {tensor('IN', dims=-1)} ] output [ {tensor('OUT', dims=-1)} ]"
     put(models / "copying" / "config.pbtxt", f'backend: "onnxruntime"\nmax_batch_size: 8\n{wide}\n')
@@ -133,17 +137,30 @@ def build(models: Path) -> None:
     scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
     python(models, "adder", ADDER, ADDER_CONFIG)
     gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")
-    scale = {"INPUT0": "INPUT0"}
+    python(models, "repeater", REPEATER, REPEATER_CONFIG)
+    scaling(models, "kept", 5.0, config="response_cache { enable: true }")
+    python(models, "total", TOTAL, TOTAL_CONFIG)
+    build_shapes(models)
+    build_behaviours(models)
+    ensemble(models, "round", step("about", SCALE, {"OUTPUT0": "OUTPUT0"}))
+    ensemble(models, "about", step("round", SCALE, {"OUTPUT0": "OUTPUT0"}))
+    ensemble(models, "lacking", step("nobody", SCALE, {"OUTPUT0": "OUTPUT0"}))
+    unfit = f"input [ {tensor('INPUT0', dims=WIDTH + 1)} ] output [ {tensor('OUTPUT0')} ]"
+    ensemble(models, "unfit", step("double", SCALE, {"OUTPUT0": "OUTPUT0"}), io=unfit)
+
+
+def build_shapes(models: Path) -> None:
+    """A chain, branches that meet again, one in another, one with a condition, one whose tensors are large."""
     ensemble(
         models,
         "chain",
-        step("double", scale, {"OUTPUT0": "a"}),
+        step("double", SCALE, {"OUTPUT0": "a"}),
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "b"}),
         step("batched", {"INPUT0": "b"}, {"OUTPUT0": "OUTPUT0"}),
     )
     branches = (
-        step("double", scale, {"OUTPUT0": "a"}),
-        step("triple", scale, {"OUTPUT0": "b"}),
+        step("double", SCALE, {"OUTPUT0": "a"}),
+        step("triple", SCALE, {"OUTPUT0": "b"}),
         step("adder", {"A": "a", "B": "b", "C": "EXTRA"}, {"SUM": "SUM"}),
     )
     ensemble(
@@ -162,7 +179,7 @@ def build(models: Path) -> None:
     ensemble(
         models,
         "conditional",
-        step("double", scale, {"OUTPUT0": "doubled"}),
+        step("double", SCALE, {"OUTPUT0": "doubled"}),
         step("adder", {"A": "INPUT0", "B": "doubled"}, {"SUM": "SUM"}),
         io=f"input [ {tensor('INPUT0')}, {tensor('RUN', 'TYPE_BOOL', 1)} ]"
         f"output [ {tensor('SUM')}, {tensor('doubled')} ]",
@@ -171,7 +188,7 @@ def build(models: Path) -> None:
     ensemble(
         models,
         "waiting",
-        step("triple", scale, {"OUTPUT0": "a"}),
+        step("triple", SCALE, {"OUTPUT0": "a"}),
         step("copying", {"IN": "BIG"}, {"OUT": "first"}),
         step("gated", {"VALUE": "VALUE"}, {"ECHO": "echo"}),
         step("adder", {"A": "a"}, {"SUM": "SUM"}),
@@ -179,7 +196,10 @@ def build(models: Path) -> None:
         io=f"input [ {tensor('INPUT0')}, {tensor('BIG', dims=-1)}, {tensor('VALUE', 'TYPE_INT32', -1)} ]"
         f"output [ {tensor('SUM')}, {tensor('echo', 'TYPE_INT32', -1)}, {tensor('second', dims=-1)} ]",
     )
-    python(models, "repeater", REPEATER, REPEATER_CONFIG)
+
+
+def build_behaviours(models: Path) -> None:
+    """Graphs with a decoupled step, remembered answers, and sequences."""
     ensemble(
         models,
         "spread",
@@ -190,29 +210,22 @@ def build(models: Path) -> None:
     ensemble(
         models,
         "remembered",
-        step("double", scale, {"OUTPUT0": "a"}),
+        step("double", SCALE, {"OUTPUT0": "a"}),
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
         more="response_cache { enable: true }",
     )
-    scaling(models, "kept", 5.0, config="response_cache { enable: true }")
     ensemble(
         models,
         "recalling",
-        step("kept", scale, {"OUTPUT0": "a"}),
+        step("kept", SCALE, {"OUTPUT0": "a"}),
         step("kept", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
     )
-    python(models, "total", TOTAL, TOTAL_CONFIG)
     ensemble(
         models,
         "running",
-        step("double", scale, {"OUTPUT0": "a"}),
+        step("double", SCALE, {"OUTPUT0": "a"}),
         step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
     )
-    ensemble(models, "round", step("about", scale, {"OUTPUT0": "OUTPUT0"}))
-    ensemble(models, "about", step("round", scale, {"OUTPUT0": "OUTPUT0"}))
-    ensemble(models, "lacking", step("nobody", scale, {"OUTPUT0": "OUTPUT0"}))
-    wide = f"input [ {tensor('INPUT0', dims=WIDTH + 1)} ] output [ {tensor('OUTPUT0')} ]"
-    ensemble(models, "unfit", step("double", scale, {"OUTPUT0": "OUTPUT0"}), io=wide)
 
 
 def rows(count: int = 1) -> np.ndarray:

@@ -398,11 +398,3 @@ class Sequences(RuleBasedStateMachine):
         assert all(not i.slots for v in self.scheduler._versions.values() for i in v.instances.all())
         assert not self.world.records
         assert self.scheduler.next_wakeup() is None
-
-
-class SlowSequences(Sequences):
-    model = SLOW_DIRECT
-
-
-class OldestSequences(Sequences):
-    model = OLDEST
