@@ -1,11 +1,14 @@
-"""One batcher: takes ownership of models, keeps one `OwnedModel` for each and routes the log's entries to it."""
+"""One batcher: takes ownership of models, keeps one `OwnedModel` for each and routes the log's entries to it.
+
+What it looks after now and then is `rounds`'.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -23,23 +26,19 @@ from charonia.settings import BatcherSettings
 
 from . import ownership
 from .deadlock_looks import DeadlockLooks
-from .demand import has_room, most_room
+from .demand import most_room
 from .departed import Departed, streams_of
 from .ensembles.owned import OwnedEnsemble
-from .late_deadlines import LOOK_S, expire_behind_window
 from .owned import OwnedModel
 from .recovery import ask_for_streams, recover
+from .rounds import Rounds
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
-from .tidying import ControlTidying
 from .turns_apart import TurnsApart
-from .upkeep import Upkeep, verify
+from .upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 _News = TypeVar("_News")
 _RETRY_S = 0.2
-_VERIFY_S = 1.0
-_VERIFY_AGE_NS = 5_000_000_000
-_TIDY_S = 300.0
 
 
 class BatcherService:
@@ -79,13 +78,9 @@ class BatcherService:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
         self.delays = delays
-        self._recalling: asyncio.Task[None] | None = None
-        self._verifying: asyncio.Task[None] | None = None
-        self._expiring: asyncio.Task[None] | None = None
-        self._tidying = ControlTidying(log)
-        self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
-        self._forgotten = False
-        """The log was away: it may have forgotten what it had taken."""
+        self._rounds = Rounds(
+            *(log, control.catalog, settings.incarnation, self._owned, self._upkeep, self._departed, self._deadlocks)
+        )
         self._closing = False
 
     async def start(self) -> None:
@@ -93,9 +88,7 @@ class BatcherService:
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
-        self._recalling = asyncio.create_task(self._recall(), name="those that left unheard")
-        self._verifying = asyncio.create_task(self._verify(), name="verification of batches")
-        self._expiring = asyncio.create_task(self._expire(), name="deadlines behind windows")
+        self._rounds.start()
 
     async def drain(self) -> None:
         """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
@@ -117,10 +110,7 @@ class BatcherService:
         if self.cached is not None:
             with contextlib.suppress(CharoniaError):
                 await self.cached.close()
-        for task in (self._recalling, self._verifying, self._expiring):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self._rounds.close()
         await self._reader.close()
 
     def begin_anew(self) -> None:
@@ -336,49 +326,10 @@ class BatcherService:
         except Exception as error:
             owned.stumbled(error)
 
-    def _has_room(self, executor: str) -> bool:
-        return has_room(self._catalog, executor)
-
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
-            self._forgotten = True
-
-    async def _recall(self) -> None:
-        while True:
-            try:
-                await self._departed.recall()
-                return
-            except CharoniaError:
-                await asyncio.sleep(_RETRY_S)
-
-    async def _verify(self) -> None:
-        """Look after batches nobody speaks of any more: old ones now and then, all of them when the log was away."""
-        while True:
-            await asyncio.sleep(_VERIFY_S)
-            min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS
-            self._forgotten = False
-            for owned in list(self._owned.values()):
-                await self._looked(partial(self._verify_one, owned, min_age_ns))
-            for upkeep in list(self._upkeep.values()):
-                await self._looked(upkeep.look)
-            await self._looked(self._deadlocks.look)
-            await self._looked(self._tidy)
-
-    async def _looked(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Look once; what fails for one model must not keep the others from being looked at."""
-        try:
-            await look()
-        except CharoniaError:
-            self._forgotten = True
-        except Exception:
-            _log.exception("batches could not be verified")
-
-    async def _verify_one(self, owned: OwnedModel, min_age_ns: int) -> None:
-        await verify(owned, min_age_ns)
-        await owned.look_after()
-        if owned.demand.is_for_this_model:
-            owned.demand.tend(owned.scheduler.queued_by_version(), self._has_room)
+            self._rounds.log_came_back()
 
     def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
         if self.latencies.measures:
@@ -387,28 +338,6 @@ class BatcherService:
             )
             if latencies is not None:
                 latencies.observe(what, duration_ns, monotonic_ns())
-
-    async def _expire(self) -> None:
-        """Keep the deadlines of what no window has room for."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for owned in [owned for owned in self._owned.values() if not owned.windows.all_read]:
-                try:
-                    await expire_behind_window(owned)
-                except CharoniaError:
-                    pass  # looked at again soon
-                except Exception:
-                    _log.exception("deadlines of '%s' could not be looked at", owned.model)
-
-    async def _tidy(self) -> None:
-        """One batcher is enough to shorten the control stream; several would only do it twice."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._tidy_at_s:
-            return
-        self._tidy_at_s = now_s + _TIDY_S
-        if min(ownership.live_batchers(self._catalog), default="") == self._settings.incarnation:
-            await self._tidying.look()
-            await self._departed.sweep_remembered()
 
 
 def is_ensemble(held: Mapping[int, ServedVersion]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from batcher import service as batching
+from batcher import rounds
 from batcher.ensembles import owned as shell
 from batcher.ensembles.flights import step_id
 from batcher.service import BatcherService
@@ -307,8 +307,8 @@ async def test_what_fails_for_one_model_keeps_no_other_from_being_looked_at(
         looked.add(owned.model)
         raise RuntimeError(owned.model)
 
-    monkeypatch.setattr(batching, "verify", look)
-    monkeypatch.setattr(batching, "_VERIFY_S", 0.001)
+    monkeypatch.setattr(rounds, "verify", look)
+    monkeypatch.setattr(rounds, "_VERIFY_S", 0.001)
     await world.new_owner()
     await world.until(lambda: looked == set("abce"))
 
