@@ -318,7 +318,8 @@ class Catalog:
 
         Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2).
         """
-        model = self.resolve(model)
+        if self._namespaces:
+            model = self.resolve(model)
         served = self.served(model)
         if served:
             if version < 0:

@@ -23,6 +23,10 @@ class Namespaces:
         self._keys: dict[str, set[str]] = {}
         self._resolved: dict[tuple[str, str], str] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any: without them a name is a key."""
+        return bool(self._keys)
+
     def clear(self) -> None:
         self._keys.clear()
         self._resolved.clear()
