@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
-from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject
+from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
 from log_jobs import NOW_US, accept, end, made
 
 from charonia import keys
@@ -13,7 +14,11 @@ from charonia.eventlog.port import Entry, EventLog, kept_response
 from charonia.jobs import MOVED, JobState, NewJob
 from charonia.places import JobPlace
 
-pytestmark = pytest.mark.parametrize("subject", ADAPTERS, indirect=True)
+
+@pytest.fixture(params=ADAPTERS)
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    async with opened(request) as subject:
+        yield subject
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------

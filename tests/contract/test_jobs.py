@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 
 import pytest
-from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject
+from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
 from log_jobs import HUGE, NOW_US, accept, end, journal, made
 
 from charonia import keys
@@ -15,7 +16,11 @@ from charonia.eventlog.port import Limits
 from charonia.jobs import JobEnd, JobState, JobTicket
 from charonia.journal import JournalFact
 
-pytestmark = pytest.mark.parametrize("subject", ADAPTERS, indirect=True)
+
+@pytest.fixture(params=ADAPTERS)
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    async with opened(request) as subject:
+        yield subject
 
 
 # -- accepting ---------------------------------------------------------------------------------------------------------
