@@ -75,7 +75,8 @@ class Sending:
                 if not decision.requests:
                     owner.batch_finished(decision.batch_id, decision.executor)
                     return
-            if decision.suspects == "apart":
+            # one that is given up by now would never give its turn back
+            if decision.suspects == "apart" and decision.batch_id in owner.given:
                 await self._turns.take(decision.executor, decision.batch_id)
             if owner.notes.concern(decision) and decision.batch_id in owner.given:
                 await owner.notes.write(decision)
