@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from .topology import over_tls
 
 if TYPE_CHECKING:
     from redis.asyncio.sentinel import Sentinel
@@ -96,19 +98,26 @@ class Primary:
             await _close(sentinel)
 
     def _sentinels(self, answer_s: float) -> Sentinel:
+        from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
         from redis.asyncio.retry import Retry
         from redis.asyncio.sentinel import Sentinel
         from redis.backoff import NoBackoff
 
         address = self._address
         # one that is gone is not tried again: the next one is asked
-        at_once = Retry(NoBackoff(), 0)
-        ways: dict[str, Any] = {"socket_timeout": answer_s, "socket_connect_timeout": answer_s, "retry": at_once}
+        ways: dict[str, Any] = {
+            "socket_timeout": answer_s,
+            "socket_connect_timeout": answer_s,
+            "retry": Retry(NoBackoff(), 0),
+            # redis-py's own would read all certificates of the machine again, which takes longer than asking
+            "connection_class": Connection if address.tls is None else over_tls(SSLConnection, address),
+        }
         if address.sentinel_password:
             ways |= {"username": address.sentinel_username or None, "password": address.sentinel_password}
-        if address.tls is not None:
-            ways |= {"ssl": True, **_tls_options(address.tls_options)}
-        return Sentinel(list(self._asked_first), sentinel_kwargs=ways)  # type: ignore[no-untyped-call]
+        sentinel = Sentinel([])  # type: ignore[no-untyped-call]
+        pools = [ConnectionPool(host=host, port=port, **ways) for host, port in self._asked_first]
+        sentinel.sentinels = [Redis.from_pool(pool) for pool in pools]
+        return sentinel
 
 
 async def _close(sentinel: Sentinel) -> None:
@@ -119,10 +128,3 @@ async def _close(sentinel: Sentinel) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([closing])
         raise
-
-
-def _tls_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """A URL's options in redis-py's words, which verifies unless told otherwise."""
-    verified = options.get("ssl_cert_reqs") != "none"
-    files = {name: options[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in options}
-    return {**files, "ssl_cert_reqs": "required" if verified else "none", "ssl_check_hostname": verified}

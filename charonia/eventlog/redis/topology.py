@@ -130,7 +130,7 @@ class Topology:
             "retry": Retry(NoBackoff(), 0),
         }
         if address.tls is not None:
-            ways |= {"connection_class": _over_tls(SSLConnection, address)}
+            ways |= {"connection_class": over_tls(SSLConnection, address)}
         else:
             ways |= {"connection_class": Connection}
         client = Redis(connection_pool=ConnectionPool(**ways))
@@ -169,7 +169,7 @@ def _place(server: list[Any], asked: Place) -> Place:
     return (host or asked[0], int(server[1]))
 
 
-def _over_tls(connection: Any, address: Address) -> Any:
+def over_tls(connection: Any, address: Address) -> Any:
     """redis-py's TLS connection with the context that the URL describes."""
 
     class OverTls(connection):  # type: ignore[misc]
