@@ -14,9 +14,9 @@ from collections.abc import Collection
 
 from charonia import keys
 from charonia.errors import InvalidRecord
-from charonia.eventlog.control import facts_of
+from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, pack_fact
+from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
 from charonia.wire import FIELD_HEADER, BatchHeader
 
 from .carriers import requests_of
@@ -27,6 +27,12 @@ from .scheduling.observations import QueueHeld, RequestQueued, ResponsesSeen
 
 _log = logging.getLogger(__name__)
 _PAGE = 500
+
+
+async def newcomers(control: ControlPlane) -> set[str]:
+    """Executors that are news here: a former owner may have heard of them, and given them batches."""
+    joined = [fact for fact in await control.unheard() if isinstance(fact, ProcessJoined)]
+    return {fact.incarnation for fact in joined if fact.role == "executor"}
 
 
 async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:

@@ -30,7 +30,7 @@ from .demand import most_room
 from .departed import Departed, streams_of
 from .ensembles.owned import OwnedEnsemble
 from .owned import OwnedModel
-from .recovery import ask_for_streams, recover
+from .recovery import ask_for_streams, newcomers, recover
 from .rounds import Rounds
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
 from .turns_apart import TurnsApart
@@ -182,12 +182,13 @@ class BatcherService:
                 del self._taking[model]
 
     async def _restore(self, model: str, token: int) -> None:
+        news = await newcomers(self._control)
         owned = self._owner(model, token)
-        remote = [e for e in self._catalog.live_executors() if e != self._local_executor]
+        known = [e for e in self._catalog.live_executors() if e != self._local_executor]
         for stream in owned.fact_streams:
             self._routes[stream] = owned
         try:
-            found = await recover(self._log, owned, remote)
+            found = await recover(self._log, owned, {*known, *news})
             await owned.prepare()
             if any(version.interface.decoupled for version in self._catalog.held(model).values()):
                 await ask_for_streams(self._log, owned)
@@ -202,7 +203,7 @@ class BatcherService:
         owned.windows.follow()
         owned.on_blocking = self._deadlocks.soon
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
-        for gone in set(remote) - set(self._catalog.live_executors()):
+        for gone in set(known) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
         self._tell(owned, owned.on_served, self._catalog.held(model))
         if self._departed.endpoints:  # perhaps since its requests were read

@@ -17,7 +17,7 @@ from charonia.errors import CharoniaError, InvalidRecord
 from charonia.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
 from charonia.models.catalog import Catalog
 
-from .port import Entry, EventLog
+from .port import START, Entry, EventLog
 
 _log = logging.getLogger(__name__)
 
@@ -65,15 +65,14 @@ class ControlPlane:
         self._suspects: dict[str, int] = {}
         self._patient_until_s = 0.0
         self._changed = asyncio.Event()
+        self._folded = START
 
     async def start(self) -> None:
         """Fold everything written so far, then follow."""
-        after = b"0-0"
-        while entries := await self.log.range(keys.CONTROL, after):
+        while entries := await self.log.range(keys.CONTROL, self._folded):
             self._fold(entries)
-            after = entries[-1].id
         self._reader.start(self._on_entries, self._on_state)
-        self._reader.add(keys.CONTROL, after)
+        self._reader.add(keys.CONTROL, self._folded)
         self._task = asyncio.create_task(self._watch(), name="liveness watch")
 
     def begin_anew(self) -> None:
@@ -82,6 +81,7 @@ class ControlPlane:
         self._suspects.clear()
         self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
         self.catalog.clear()
+        self._folded = START
         self._reader.remove(keys.CONTROL)
         self._reader.add(keys.CONTROL)
         self._tell_changed()
@@ -104,6 +104,15 @@ class ControlPlane:
             if process.incarnation != self._incarnation and not _exists(process.pid)
         ]
 
+    async def unheard(self) -> list[Fact]:
+        """What is written by now and not folded yet. Raises what the log raises."""
+        found: list[Fact] = []
+        after = self._folded
+        while entries := await self.log.range(keys.CONTROL, after):
+            after = entries[-1].id
+            found += [fact for entry in entries for fact in facts_of(entry)]
+        return found
+
     async def announce(self, fact: Fact) -> None:
         """Write one control fact."""
         await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
@@ -122,6 +131,7 @@ class ControlPlane:
 
     def _fold(self, entries: list[Entry]) -> None:
         for entry in entries:
+            self._folded = entry.id
             for fact in facts_of(entry):
                 try:
                     self.catalog.apply(fact)

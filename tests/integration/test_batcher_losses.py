@@ -19,8 +19,10 @@ from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
+from charonia.eventlog.sharing import preferred_owner
 from charonia.events import ProcessJoined
 from charonia.sequences import SequenceAbout, SequenceStep
+from charonia.settings import BatcherSettings
 
 pytestmark = pytest.mark.integration
 
@@ -51,6 +53,36 @@ async def test_what_a_dead_batcher_had_is_taken_over_and_answered_once(cluster: 
     assert sorted(executor.executed) == list(range(60)), "what was running is not run again"
     await cluster.settled()
     assert gateway._dataplane.duplicates == 0
+
+
+async def test_what_an_executor_has_that_the_next_owner_has_not_heard_of_is_not_run_twice(cluster: Cluster) -> None:
+    """Both are told in the control stream, which everybody reads in its own time."""
+    await cluster.executor("executor-known", gated=True)
+    first = await cluster.batcher("batcher-first")
+    await first.owns()
+    gateway = await cluster.gateway()
+    name = next(n for n in map("batcher-{}".format, range(99)) if preferred_owner(MODEL, {n, first.name}) == n)
+    second = parts.Batcher(await cluster.log(), BatcherSettings(name), "")
+    await second.control.announce(ProcessJoined("batcher", name))
+    await second.control.start()
+    second.control._reader.remove(keys.CONTROL)  # what comes now it has still to read
+    new = await cluster.executor("executor-new", gated=True)
+    calls = [ask(gateway, n) for n in range(40)]
+    await until(lambda: len(new.held) == 2)
+
+    await first.stop()
+    await second.service.start()
+    second.running = True
+    cluster._batchers.append(second)
+    await second.owns()
+    given = second.service.owned[MODEL].given
+    assert given.older_than(0).keys() == {"executor-known", "executor-new"}
+    second.control._reader.add(keys.CONTROL, second.control._folded)
+    for executor in cluster._executors:
+        executor.release()
+    assert await answers(calls) == list(range(40))
+    assert sorted(value for executor in cluster._executors for value in executor.executed) == list(range(40))
+    await cluster.settled()
 
 
 async def test_an_idle_owner_that_dies_is_replaced(cluster: Cluster) -> None:
