@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from charonia import failpoints
-from charonia.calls.replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
+from charonia.calls.replies import OUTCOME_UNKNOWN, answers_in, no_longer_open, without_held
 from charonia.calls.splicing import Visible
 from charonia.errors import (
     CharoniaError,
@@ -200,7 +200,7 @@ class PendingMap:
         """Look after requests that wait since the last look: what is settled or unknown will get no reply.
 
         Jobs are answered from their records at once. Others fail when two looks in a row find them so, with no reply
-        in between.
+        in between and none that waits for its order.
         """
         if not self._up:
             return
@@ -210,13 +210,15 @@ class PendingMap:
             if waiter is not None and waiter.accepted:
                 suspects.setdefault(waiter.model, []).append(request_id)
         unanswered = await no_longer_open(self._log, suspects)
+        again = unanswered & self._unanswered
+        lost = await without_held(self._log, again, suspects) if again else again
         for request_id in unanswered:
             waiter = self._waiters.get(request_id)
             if waiter is None or waiter.future.done():
                 continue
             if waiter.is_job:
                 await self._answer_from_record(waiter)
-            elif request_id in self._unanswered:
+            elif request_id in lost:
                 waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
         self._unanswered = unanswered
 

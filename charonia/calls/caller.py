@@ -38,7 +38,7 @@ from .admission import Admission, Admitted
 from .call import Call, HeldBytes
 from .packing import request_record
 from .payloads import Payloads
-from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open
+from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open, without_held
 
 _log = logging.getLogger(__name__)
 
@@ -320,7 +320,8 @@ class Caller:
             if call is not None and call.accepted:
                 asked.setdefault(call.model, []).append(call_id)
         lost = await no_longer_open(self._log, asked)
-        for call_id in lost & self._lost:
+        again = lost & self._lost
+        for call_id in await without_held(self._log, again, asked) if again else again:
             call = self._open.get(call_id)
             if call is not None:
                 call.fail(LogUnavailable(OUTCOME_UNKNOWN))

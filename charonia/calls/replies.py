@@ -6,12 +6,15 @@ Who waits for which answer, and what it is told, is theirs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from charonia import keys
 from charonia.errors import InvalidRecord
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, Entry, EventLog
+from charonia.events import BatchFinished
 from charonia.tensors import Buffer
-from charonia.wire import Reference, ResponseRecord, records_of, unpack_response
+from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
 
 _log = logging.getLogger(__name__)
 
@@ -51,3 +54,20 @@ async def no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[byte
             attempts = await log.unsettled(model, part)
             found.update(request_id for request_id, attempt in zip(part, attempts, strict=True) if attempt < 0)
     return found
+
+
+async def without_held(log: EventLog, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
+    """These requests of these models, less those that were answered through their owner (S6), which has it still.
+
+    It waits for the answers before it, however long these take. Costs a look at all facts of a model: for the few that
+    seem lost.
+    """
+    left = set(ids)
+    for model in models if left else ():
+        after = START
+        while left and (entries := await log.range(keys.facts(model), after)):
+            after = entries[-1].id
+            for fact in (fact for entry in entries for fact in facts_of(entry)):
+                if isinstance(fact, BatchFinished):
+                    left.difference_update(response_id(record) for _, record in fact.replies)
+    return left

@@ -222,6 +222,30 @@ async def test_a_request_cancelled_before_it_is_written_is_not_written(cluster: 
     await cluster.settled()
 
 
+async def test_an_answer_that_waits_for_its_order_is_not_lost(cluster: Cluster) -> None:
+    """S6: its request is settled, however long the one before it runs."""
+    cluster.configure(ORDERED, max_batch_size=1)
+    slow, fast = [await cluster.executor(name, gated=True) for name in ("slow", "fast")]
+    batcher = await cluster.batcher(prefetch=0)
+    gateway = await cluster.gateway()
+    calls = []
+    for n in range(2):
+        calls.append(ask(gateway, n))
+        await until(lambda n=n: len(slow.held) + len(fast.held) == n + 1)
+    if fast.held[0].values == [0]:
+        slow, fast = fast, slow
+    fast.release()
+    await until(lambda: len(batcher.service.owned[MODEL].held_replies) == 1)
+    pending = gateway._dataplane.pending
+    for _ in range(3):
+        await pending.recheck(set(pending._waiters))
+    assert pending._unanswered
+    assert not calls[1].done()
+    slow.release()
+    assert await answers(calls) == [0, 1]
+    await cluster.settled()
+
+
 async def test_order_is_kept_over_two_executors(cluster: Cluster) -> None:
     cluster.configure(ORDERED, max_batch_size=1)
     slow = await cluster.executor("slow", gated=True)
