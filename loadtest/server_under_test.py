@@ -15,7 +15,7 @@ from types import TracebackType
 from .model import LoadTestError
 from .scrape import fetch
 
-READY_WITHIN_S = 180
+READY_WITHIN_S = 60
 STOP_WITHIN_S = 40
 POLL_S = 0.02
 

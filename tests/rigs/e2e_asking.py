@@ -22,7 +22,7 @@ from charonia.eventlog.redis import open_log
 T = TypeVar("T")
 
 
-def until(what: str, look: Callable[[], T], timeout_s: float = 180.0) -> T:
+def until(what: str, look: Callable[[], T], timeout_s: float = 60.0) -> T:
     """Look until something true is seen, and return it."""
     give_up_at = time.monotonic() + timeout_s
     while not (seen := look()):

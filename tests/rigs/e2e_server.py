@@ -34,7 +34,7 @@ class Server:
         self.metrics = ""
         self.log_url = ""
 
-    def wait_ready(self, timeout_s: float = 300.0) -> None:
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
         """Until /v2/health/ready is 200; polls, as any load balancer does."""
         give_up_at = time.monotonic() + timeout_s
         while time.monotonic() < give_up_at:
@@ -89,7 +89,7 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def stop(self, timeout_s: float = 180.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM and wait; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -19,7 +19,7 @@ import redis
 
 from charonia.eventlog.embedded import find_server
 
-PATIENCE_S = 120.0
+PATIENCE_S = 30.0
 
 
 def free_port() -> int:

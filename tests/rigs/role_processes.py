@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 CHARONIA = str(Path(sys.executable).parent / "charonia")
-PATIENCE_S = 180.0
+PATIENCE_S = 60.0
 
 HELD = '''
 import json, os, time
