@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,13 +95,11 @@ def test_a_queue_is_seen_held_and_cancelled(server: Any, tmp_path: Path) -> None
 
         code, _ = charonia(server, "queue", "pause", "gated")
         assert code == 0
-        begun = time.monotonic()
         code, document = charonia(server, "queue", "cancel", "gated", "--id", queued[3]["id"], "--id", queued[2]["id"])
         assert (code, len(document["cancelled"])) == (0, 2)
-        error = call.exception(30)
+        error = call.exception(30)  # at once, not when the instance is free: the gate is closed
         assert isinstance(error, InferenceServerException)
         assert "cancelled by an operator" in error.message()
-        assert time.monotonic() - begun < 5, "the caller hears of it at once, not when the instance is free"
     gate.touch()
     assert charonia(server, "jobs", "wait", running, "--timeout", "30")[0] == 0
     # what is held back does not begin although the instance is free
