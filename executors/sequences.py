@@ -228,6 +228,11 @@ class Sequences:
             for index in indices:
                 self._known.pop(self._key(records[index]), None)
 
+    def doubt(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
+        """Somebody else ended these, who may have run them as well: where the log has every step it is asked."""
+        if self._every == 1:
+            self.forget(records, indices)
+
     def _sweep(self, now_us: int, more: int) -> None:
         """Forget now and then what nobody has used for so long that its owner has given it up."""
         self._since_sweep += more

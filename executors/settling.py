@@ -195,6 +195,8 @@ class Settler:
         assert sequences is not None
         lost = {index: known for index, known in job.before.items() if not won.get(index, False)}
         sequences.go_back(job.records, lost)
+        # who was told of beforehand was cancelled, or too late
+        sequences.doubt(job.records, [index for index in lost if job.records[index].id not in job.unwanted])
         if job.unsure:
             sequences.forget(job.records, job.before)
 

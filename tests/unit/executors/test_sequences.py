@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 
 from charonia.backend import ModelResponse
@@ -22,9 +25,12 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
+from executors.job import Job
+from executors.loading import Incarnation
 from executors.sequence_batch import BatchSteps
 from executors.sequence_tensors import SequenceTensors
 from executors.sequences import Memory, Sequences
+from executors.settling import Settler
 from protos.model_config_pb2 import ModelConfig
 
 RUN, OTHER_RUN = b"r" * 16, b"o" * 16
@@ -136,6 +142,19 @@ def test_a_failure_changes_no_state_and_a_lost_settlement_goes_back() -> None:
     assert run(known, header(), record(4), 6)[0] == 5
     known.forget([record(4)], {0})
     assert known.missing(header(), [record(5)]) == [KEY]
+
+
+@pytest.mark.parametrize(("every", "told", "asks"), [(1, False, True), (1, True, False), (2, False, False)])
+def test_what_somebody_else_may_have_run_is_asked_of_the_log(every: int, told: bool, asks: bool) -> None:
+    """Two owners in a row may give a step out: what came second here is not what the log has."""
+    known = sequences(every=every)
+    run(known, header(), record(1, start=True), 5)
+    step = record(2)
+    _, (_, before) = run(known, header(), step, 6)
+    job = Job([step], lambda *_: None, header(), before=before, unwanted=frozenset({step.id} if told else ()))
+    incarnation = SimpleNamespace(pool=SimpleNamespace(sequences=known))
+    Settler._settle_sequences(job, {0: False}, cast(Incarnation, incarnation))
+    assert known.missing(header(), [record(3)]) == ([KEY] if asks else [])
 
 
 def test_turns_are_seen_by_the_same_request_alone() -> None:
