@@ -7,7 +7,7 @@ import contextlib
 import os
 
 from charonia import keys
-from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, NotFound, Unavailable
+from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.events import FIELD_FACT, ModelRequested, pack_fact
 from charonia.models.catalog import EXPLICIT, failure_of
@@ -104,4 +104,6 @@ class ModelControl:
                 errors.append(error)
             else:
                 errors.insert(0, error)
-        raise errors[0] if errors else NotFound("every executor left before the model was loaded")
+        if errors:
+            raise errors[0]
+        raise Unavailable(f"every executor that was asked left before model '{name}' was loaded; ask again")

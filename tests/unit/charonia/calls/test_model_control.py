@@ -20,6 +20,7 @@ from charonia.events import (
     ModelRequested,
     ModelRequestFinished,
     ProcessJoined,
+    ProcessLeft,
     RepositoryScanned,
     pack_fact,
 )
@@ -69,6 +70,14 @@ async def test_the_executors_own_error_is_raised(log: MemoryLog, control: Contro
     request = await requested(log)
     await tell(log, ModelRequestFinished("e", request.request_id, int(InvalidArgument.code), "broken"))
     with pytest.raises(InvalidArgument, match="broken"):
+        await asyncio.wait_for(loading, 5)
+
+
+async def test_whoever_was_asked_may_leave(log: MemoryLog, control: ControlPlane) -> None:
+    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    await requested(log)
+    await tell(log, ProcessLeft("executor", "e", "lost"))
+    with pytest.raises(Unavailable, match="every executor that was asked left before model 'm' was loaded"):
         await asyncio.wait_for(loading, 5)
 
 
