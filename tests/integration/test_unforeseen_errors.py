@@ -97,23 +97,23 @@ async def test_a_stumble_while_taking_over_is_tried_again(cluster: Cluster, monk
 
 async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when an entry came to an owner that was not there yet."""
+    on_entries, is_deaf, passed_over = BatcherService._on_entries, False, asyncio.Event()
+
+    def heard(self: BatcherService, stream: bytes, entries: list[Any]) -> None:
+        if is_deaf and not passed_over.is_set() and self.owned[MODEL].follows(stream):
+            self.owned[MODEL].windows.read(stream, entries[-1].id)
+            passed_over.set()
+        else:
+            on_entries(self, stream, entries)
+
+    monkeypatch.setattr(BatcherService, "_on_entries", heard)
     await cluster.executor()
     batcher = await cluster.batcher()
     await batcher.owns()
     gateway = await cluster.gateway()
     assert await answers([ask(gateway, 1)]) == [1]
     owned = batcher.service.owned[MODEL]
-    passed_over = asyncio.Event()
-    on_entries = BatcherService._on_entries
-
-    def deaf(self: BatcherService, stream: bytes, entries: list[Any]) -> None:
-        if owned.follows(stream) and not passed_over.is_set():
-            owned.windows.read(stream, entries[-1].id)
-            passed_over.set()
-        else:
-            on_entries(self, stream, entries)
-
-    monkeypatch.setattr(batcher.service._reader, "_on_entries", lambda *news: deaf(batcher.service, *news))
+    is_deaf = True
     call = ask(gateway, 2)
     await asyncio.wait_for(passed_over.wait(), 20)
     upkeep = Upkeep(owned)
