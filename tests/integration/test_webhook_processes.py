@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 import webhook_receiver as parts
 from own_server import own_server
-from webhook_bench import HEARTBEATS, end_job, final, nothing_left, state_of, until
+from webhook_bench import (
+    HEARTBEATS,
+    end_job,
+    final,
+    nothing_left,
+    opened,
+    receiving,
+    sender_settings,
+    state_of,
+    until,
+)
 
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
-from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
 from charonia.settings import WebhookSettings
@@ -27,43 +34,22 @@ from gateway.webhooks.app import WebhooksApp
 from gateway.webhooks.deliveries import delivery_of
 from gateway.webhooks.retries import DeliveryState
 
-FIRST_RETRY_S = 0.05
-
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[parts.Receiver]:
-    receiver = parts.Receiver()
-    await receiver.start()
-    yield receiver
-    await receiver.close()
+    async with receiving() as receiver:
+        yield receiver
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
-    log: EventLog = MemoryLog()
-    if request.param == "redis":
-        log = open_log(request.getfixturevalue("fresh_log_url"))
-    await log.open()
-    yield log
-    await log.close()
+    async with opened(request) as log:
+        yield log
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., WebhookSettings]:
-    """Settings of one sender more."""
-    path = tmp_path / "secrets"
-    path.write_text(parts.SECRET)
-
-    def new(**changes: Any) -> WebhookSettings:
-        values: dict[str, Any] = {
-            "incarnation": f"webhooks-{secrets.token_hex(4)}",
-            "secrets": str(path),
-            "allow": ("127.0.0.1/32",),
-            "first_retry_s": FIRST_RETRY_S,
-        }
-        return WebhookSettings(**(values | changes))
-
-    return new
+    return sender_settings(tmp_path)
 
 
 @pytest.fixture

@@ -4,19 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import webhook_receiver as parts
 
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.eventlog.memory import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.redis import open_log
 from charonia.jobs import JobEnd, JobState, NewJob
-from charonia.settings import LogSettings
+from charonia.settings import LogSettings, WebhookSettings
 from gateway.webhooks.deliveries import Delivery, delivery_of
 
 HEARTBEATS = LogSettings(heartbeat_ttl_ms=300)
+FIRST_RETRY_S = 0.05
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[parts.Receiver]:
+    """An endpoint that listens."""
+    receiver = parts.Receiver()
+    await receiver.start()
+    yield receiver
+    await receiver.close()
+
+
+@asynccontextmanager
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
+    """The log of a test's parameter: in memory or on a server."""
+    log: EventLog = MemoryLog()
+    if request.param == "redis":
+        log = open_log(request.getfixturevalue("fresh_log_url"))
+    await log.open()
+    yield log
+    await log.close()
+
+
+def sender_settings(directory: Path) -> Callable[..., WebhookSettings]:
+    """Settings of one sender more."""
+    path = directory / "secrets"
+    path.write_text(parts.SECRET)
+
+    def new(**changes: Any) -> WebhookSettings:
+        values: dict[str, Any] = {
+            "incarnation": f"webhooks-{secrets.token_hex(4)}",
+            "secrets": str(path),
+            "allow": ("127.0.0.1/32",),
+            "first_retry_s": FIRST_RETRY_S,
+        }
+        return WebhookSettings(**(values | changes))
+
+    return new
 
 
 async def end_job(
