@@ -222,6 +222,24 @@ async def test_a_successor_goes_on_where_the_last_owner_was(world: World, done: 
     await world.until_tidy()
 
 
+async def test_an_ensemble_goes_on_after_an_error_nobody_foresaw(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.ask()
+    step = await world.step_of("a")
+    former = world.owned
+
+    def stumble(*_: Any) -> Any:
+        raise KeyError("nobody foresaw this")
+
+    monkeypatch.setattr(former.scheduler, "observe_all", stumble)
+    await world.answer("a", step)
+    await world.until(lambda: world.starting.owned.get("e") not in (None, former))
+    assert former.closed
+    await play(world, "bc")
+    assert await world.outcome() == [4.0]
+    assert world.asked == ["a", "b", "c"]
+    await world.until_tidy()
+
+
 async def test_what_comes_while_an_ensemble_is_taken_over_is_begun(world: World) -> None:
     await world.ask()  # so that there is a queue to follow
     await play(world, "abc")
