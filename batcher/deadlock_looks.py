@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.errors import InvalidRecord
 from charonia.eventlog.port import EventLog
+from charonia.turns import TurnsNote
 
 from .deadlocks import DeadlockWatch
 from .owned import OwnedModel
 from .waiting import TTL_S, Waiting
 
+_Note = TypeVar("_Note")
+
 
 class DeadlockLooks:
-    """Of the batcher `incarnation`; `models` are those it decides for, `others` the other batchers there are."""
+    """Of the batcher `incarnation`; `models` are those it decides for, `others` the other batchers there are, and
+    `executors` all of those.
+    """
 
     def __init__(
         self,
@@ -25,11 +31,13 @@ class DeadlockLooks:
         incarnation: str,
         models: Callable[[], Collection[OwnedModel]],
         others: Callable[[], set[str]],
+        executors: Callable[[], Collection[str]],
     ) -> None:
         self._log = log
         self._incarnation = incarnation
         self._models = models
         self._others = others
+        self._executors = executors
         self._watch = DeadlockWatch()
         self._soon: asyncio.TimerHandle | None = None
         self._closed = False
@@ -52,13 +60,22 @@ class DeadlockLooks:
     async def look(self) -> None:
         """Now and then, at those that have waited. Raises what the log raises."""
         mine = self._watch.waiting(self._models(), monotonic_ns())
-        told: dict[str, Waiting] = {}
-        others = sorted(self._others() - {self._incarnation}) if mine.calls else []
+        if not mine.situation.calls:
+            self._watch.look(self._models(), mine)
+            return
+        others = sorted(self._others() - {self._incarnation})
         if others:
             await self._log.put_note(keys.waiting(self._incarnation), mine.pack(), TTL_S)
-            notes = await self._log.notes([keys.waiting(name) for name in others])
-            for name, note in zip(others, notes, strict=True):
-                with contextlib.suppress(InvalidRecord):  # of another release
-                    if note is not None:
-                        told[name] = Waiting.unpack(note)
-        self._watch.look(self._models(), mine, told)
+        told = await self._told({name: keys.waiting(name) for name in others}, Waiting.unpack)
+        turns = await self._told({name: keys.turns(name) for name in self._executors()}, TurnsNote.unpack)
+        self._watch.look(self._models(), mine, told, turns)
+
+    async def _told(self, names: Mapping[str, bytes], unpack: Callable[[bytes], _Note]) -> dict[str, _Note]:
+        """What those of these who have something to tell tell."""
+        found: dict[str, _Note] = {}
+        notes = await self._log.notes([*names.values()]) if names else []
+        for name, note in zip(names, notes, strict=True):
+            with contextlib.suppress(InvalidRecord):  # of another release
+                if note is not None:
+                    found[name] = unpack(note)
+        return found

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from charonia.clock import monotonic_ns
+from charonia.turns import TurnsNote
 
 from .carriers import carrier_of
 from .owned import OwnedModel
-from .scheduling.deadlocks import CalledRequest, Holder, Version, stuck_calls
+from .scheduling.deadlocks import Lack, StuckCall, stuck_calls
 from .scheduling.observations import CallRefused, RequestQueued
+from .scheduling.sequence_scheduler import SequenceScheduler
+from .scheduling.waits import CalledRequest, Holder, Situation, SlotGroup, Version
 from .waiting import Suspicions, Waiting
 
 _log = logging.getLogger(__name__)
@@ -26,9 +30,21 @@ _SHORTEST_PAUSE_NS = 1_000_000
 _SHARE = 20
 """A look at once may take so small a part of this process's time, however many calls come."""
 
-
 _MOST_TOLD = 1000
 """Calls that are looked at when they have waited, the oldest: those of a deadlock do not go away."""
+
+_WHY = {
+    Lack.INSTANCE: "every instance of model '{model}' is held by a request that waits for calls like this one; more "
+    "instances are needed",
+    Lack.STEP: "the request before it in its sequence waits for calls like this one; a request of model '{model}' "
+    "must not wait for its own sequence",
+    Lack.OWN_INSTANCE: "the instance of model '{model}' that has its sequence is held by a request that waits for "
+    "calls like this one; more instances are needed",
+    Lack.SLOT: "every sequence slot of model '{model}' is held by a sequence whose request waits for calls like this "
+    "one; more slots are needed (instances, or max_candidate_sequences)",
+    Lack.RESOURCE: "the resource '{resource}' that model '{model}' needs is held by requests that wait for calls like "
+    "this one; a larger count of it is needed",
+}
 
 
 class DeadlockWatch:
@@ -46,11 +62,11 @@ class DeadlockWatch:
         """End the calls that are stuck for certain."""
         started_ns = monotonic_ns()
         view = _View(models)
-        calls = {call_id: view.call(call_id, surely=True) for call_id in view.requests}
-        while stuck := stuck_calls(view.instances(), view.holders(), calls.values()):
-            chosen = max(stuck, key=lambda call: view.age(call.id))
-            del calls[chosen.id]
-            self._refuse(view.owner(chosen), view.requests[chosen.id])
+        situation = view.situation(view.requests, surely=True)
+        while stuck := stuck_calls(situation):
+            chosen = max(stuck, key=lambda one: view.age(one.call.id))
+            situation = situation.without(chosen.call.id)
+            self._refuse(view, chosen)
         self.pause_ns = max(_SHORTEST_PAUSE_NS, _SHARE * (monotonic_ns() - started_ns))
 
     def waiting(self, models: Iterable[OwnedModel], now_ns: int) -> Waiting:
@@ -60,32 +76,37 @@ class DeadlockWatch:
         if not view.waits_long(now_ns):
             return Waiting(self._number)
         oldest = sorted(view.requests, key=view.age)[:_MOST_TOLD]
-        calls = [view.call(call_id) for call_id in oldest]
-        wanted = {call.version for call in calls}
-        return Waiting(
-            self._number,
-            {version: slots for version, slots in view.instances().items() if version in wanted},
-            tuple(holder for holder in view.holders() if holder.version in wanted),
-            tuple(calls),
-            {call.id: view.age(call.id)[0] for call in calls},
+        situation = view.situation(oldest)
+        wanted = {call.version for call in situation.calls.values()}
+        told = replace(
+            situation,
+            instances={version: slots for version, slots in situation.instances.items() if version in wanted},
+            holders=tuple(holder for holder in situation.holders if holder.version in wanted),
         )
+        return Waiting(self._number, told, {call_id: view.age(call_id)[0] for call_id in oldest})
 
-    def look(self, models: Iterable[OwnedModel], mine: Waiting, others: Mapping[str, Waiting] | None = None) -> None:
-        """End what was found stuck twice in a row; `others` is what other batchers wrote, by incarnation."""
-        chosen = self._suspicions.judge(mine, others or {})
+    def look(
+        self,
+        models: Iterable[OwnedModel],
+        mine: Waiting,
+        others: Mapping[str, Waiting] | None = None,
+        turns: Mapping[str, TurnsNote] | None = None,
+    ) -> None:
+        """End what was found stuck by two looks in a row; `others` is what other batchers wrote, by incarnation, and
+        `turns` what executors did.
+        """
+        chosen = self._suspicions.judge(mine, others or {}, turns)
         if chosen:
             view = _View(models)
-            for call_id in chosen:
-                if call_id in view.requests:  # else its owner ends it
-                    self._refuse(view.owner(view.call(call_id)), view.requests[call_id])
+            for one in chosen:
+                if one.call.id in view.requests:  # else its owner ends it
+                    self._refuse(view, one)
 
-    def _refuse(self, model: OwnedModel, request: RequestQueued) -> None:
+    def _refuse(self, view: _View, stuck: StuckCall) -> None:
+        model, request = view.owner(stuck.call), view.requests[stuck.call.id]
         lineage = carrier_of(request).record.lineage
         path = lineage.path(model.model) if lineage is not None else model.model
-        message = (
-            f"deadlock: {path}: every instance of model '{model.model}' is held by a request that waits for calls like "
-            "this one; more instances are needed"
-        )
+        message = f"deadlock: {path}: {_WHY[stuck.lack].format(model=model.model, resource=stuck.resource)}"
         _log.warning("a call of model '%s' was ended, %s", model.model, message)
         self.refused += 1
         model.observe(CallRefused(request.id, message))
@@ -113,26 +134,40 @@ class _View:
     def waits_long(self, now_ns: int) -> bool:
         return any(now_ns - request.enqueued_ns > PATIENCE_NS for request in self.requests.values())
 
-    def instances(self) -> dict[Version, Mapping[str, int]]:
-        return {
-            (name, version): slots for name, one in self._owned.items() for version, slots in one.instances().items()
-        }
+    def situation(self, call_ids: Iterable[bytes], *, surely: bool = False) -> Situation:
+        """Of these calls. With `surely`, only ancestors count that do nothing else until they are answered."""
+        calls = {call_id: self._call(call_id, surely) for call_id in call_ids}
+        return Situation(
+            {(name, version): slots for name, one in self._owned.items() for version, slots in one.instances().items()},
+            tuple(
+                [
+                    Holder((name, version), executor, frozenset([request.id for request in requests]))
+                    for name, one in self._owned.items()
+                    for executor, version, requests in one.scheduler.holding()
+                ]
+            ),
+            calls,
+            self._slots({call.version for call in calls.values() if call.step is not None and not call.step.has_slot}),
+        )
 
-    def holders(self) -> list[Holder]:
-        return [
-            Holder((name, version), executor, frozenset(request.id for request in requests))
-            for name, one in self._owned.items()
-            for executor, version, requests in one.scheduler.holding()
-        ]
+    def _slots(self, versions: Iterable[Version]) -> dict[Version, tuple[SlotGroup, ...]]:
+        found: dict[Version, tuple[SlotGroup, ...]] = {}
+        for name, number in versions:
+            scheduler = self._owned[name].scheduler
+            if isinstance(scheduler, SequenceScheduler):
+                found[name, number] = scheduler.slot_groups(number)
+        return found
 
-    def call(self, call_id: bytes, *, surely: bool = False) -> CalledRequest:
-        """With `surely`, only ancestors that do nothing else until it is answered."""
+    def _call(self, call_id: bytes, surely: bool) -> CalledRequest:
         request = self.requests[call_id]
         lineage = carrier_of(request).record.lineage
         ancestors: tuple[bytes, ...] = ()
         if lineage is not None:
             ancestors = lineage.blocked_ids() if surely else tuple(one for _, one in lineage.ancestors)
-        return CalledRequest(call_id, (self._models[call_id], request.version), ancestors)
+        model = self._models[call_id]
+        scheduler = self._owned[model].scheduler
+        step = scheduler.step(call_id) if isinstance(scheduler, SequenceScheduler) else None
+        return CalledRequest(call_id, (model, request.version), ancestors, step)
 
 
 def _called(model: OwnedModel) -> Iterable[RequestQueued]:

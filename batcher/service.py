@@ -66,8 +66,9 @@ class BatcherService:
         self._departed = Departed(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
+        others = partial(ownership.live_batchers, self._catalog)
         self._deadlocks = DeadlockLooks(
-            *(log, settings.incarnation, self._owned.values, partial(ownership.live_batchers, self._catalog))
+            log, settings.incarnation, self._owned.values, others, self._catalog.live_executors
         )
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)

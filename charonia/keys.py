@@ -38,6 +38,7 @@ command or script ever names keys of two slots.
     epoch                    the name of the log's contents
     fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
     wf:<batcher>             calls that wait at a batcher for long (`batcher.waiting`), kept for seconds
+    wr:<executor>            batches that wait for resources there (`charonia.turns`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
@@ -225,6 +226,10 @@ def counts_its_requests(endpoint: str) -> bool:
 
 def waiting(batcher: str) -> bytes:
     return f"wf:{batcher}".encode()
+
+
+def turns(executor: str) -> bytes:
+    return f"wr:{executor}".encode()
 
 
 def alive(role: str, incarnation: str) -> bytes:

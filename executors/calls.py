@@ -58,8 +58,8 @@ class ExecutorCalls:
         """Whether this executor's heartbeat lease has surely not ended."""
         self._closed = False
 
-    @property
-    def open_calls(self) -> int:
+    def count_open(self) -> int:
+        """The calls that have not ended."""
         return self._caller.open_calls if self._caller is not None else 0
 
     async def find(self, model: str, version: int) -> ModelInterface:

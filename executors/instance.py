@@ -110,6 +110,11 @@ class InstancePool:
         return self._kept or sum(not worker.passive for worker in self._workers)
 
     @property
+    def turns(self) -> Turns | None:
+        """What waits for its turn; None without a rate limiter."""
+        return self._turns
+
+    @property
     def waiting_requests(self) -> int:
         """Requests that wait for their instance's turn; 0 without a rate limiter (M2)."""
         return self._turns.waiting_requests if self._turns is not None else 0

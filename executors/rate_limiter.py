@@ -98,6 +98,15 @@ class RateLimiter:
         """Executions x priority: who is behind by this goes first (Q2)."""
         return self._instances[key].scaled
 
+    def needs(self, key: Hashable) -> dict[Place, int]:
+        """What the instance must have to execute."""
+        return self._instances[key].needs
+
+    def order(self, key: Hashable) -> tuple[int, int] | None:
+        """Of two that wait the one with the smaller comes first; None when it does not wait."""
+        instance = self._instances[key]
+        return (instance.scaled, instance.asked) if instance.asked else None
+
     def grant(self) -> list[Hashable]:
         """The instances that begin to execute now, in order; they hold their resources until `release`."""
         waiting = [(i.scaled, i.asked, key, i) for key, i in self._instances.items() if i.asked]

@@ -50,6 +50,7 @@ from .payloads import Payloads
 from .placing import Placing
 from .room import Room
 from .start_report import report
+from .turn_notes import TurnNotes
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +104,11 @@ class ExecutorService:
         self._deployment = self._make_deployment(
             log, loader, Placing(settings.pool, capabilities, loader.can_find_backend)
         )
+        self._turn_notes: TurnNotes | None = None
         if loader.turnstile is not None:
-            metrics.registry.register(LimiterMetrics(loader.turnstile.limiter, self._waiting))
+            limiter = loader.turnstile.limiter
+            metrics.registry.register(LimiterMetrics(limiter, self._waiting))
+            self._turn_notes = TurnNotes(log, self._me, limiter, self._deployment.incarnations, self._calls.count_open)
         self._named = Named(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
@@ -195,6 +199,8 @@ class ExecutorService:
         self._directory.open()
         await self._membership.start()
         self._intake.start()
+        if self._turn_notes is not None:
+            self._spawn(self._turn_notes.run())
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:

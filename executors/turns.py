@@ -6,15 +6,16 @@ Without a rate limiter nothing of this exists: instances take from their pool's 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from charonia.backend import InstanceSpec
 from charonia.models.interface import InstanceGroup
+from charonia.turns import Turn, WaitingBatch
 
 from .job import Job
-from .rate_limiter import RateLimiter
+from .rate_limiter import Place, RateLimiter
 
 if TYPE_CHECKING:
     from .workers import Worker
@@ -67,6 +68,11 @@ class Turns:
         self._waiting: deque[Job] = deque()
 
     @property
+    def waiting(self) -> Collection[Job]:
+        """The batches no instance has begun."""
+        return self._waiting
+
+    @property
     def waiting_requests(self) -> int:
         """Requests of batches no instance has begun (M2)."""
         return sum(len(job.records) for job in self._waiting)
@@ -103,17 +109,46 @@ class Turns:
         self._workers.clear()
 
     def look(self) -> None:
-        """As many free workers wait for their turn as there are batches, those that are most behind first."""
-        busy = set(self._running.values())
-        free = [worker for worker in self._workers if worker not in busy and not worker.down]
-        free.sort(key=self._limiter.turn)
+        """As many free workers wait for their turn as there are batches, those that are most behind first.
+
+        So many of each group: no batch waits for what one of them lacks while another could begin.
+        """
         wanted = {self._bound(job) for job in self._waiting} if self._bound is not None else None
-        for index, worker in enumerate(free):
-            if index < len(self._waiting) if wanted is None else worker in wanted:
+        asking: Counter[frozenset[tuple[Place, int]]] = Counter()
+        for worker in self._free():
+            alike = frozenset(self._limiter.needs(worker).items())
+            if asking[alike] < len(self._waiting) if wanted is None else worker in wanted:
+                asking[alike] += 1
                 self._limiter.ask(worker)
             else:
                 self._limiter.withdraw(worker)
         self._turnstile.advance()
+
+    def told(self, model: str, version: int) -> tuple[list[Turn], list[WaitingBatch]]:
+        """The workers of this pool, but for those that do not wait where others like them do, and who waits for one."""
+        executing = {worker: job for job, worker in self._running.items()}
+        resting = [worker for worker in self._free() if self._limiter.order(worker) is None] if self._waiting else []
+        turns = [
+            Turn(
+                worker.spec.name,
+                (model, version, index if self._bound is not None else -1),
+                self._limiter.needs(worker),
+                _ids(executing[worker]) if worker in executing else (),
+                None if worker.down else self._limiter.order(worker),
+            )
+            for index, worker in enumerate(self._workers)
+            if worker not in resting
+        ]
+        where = self._workers.index
+        places = [where(self._bound(job)) if self._bound is not None else -1 for job in self._waiting]
+        waiting = zip(places, self._waiting, strict=True)
+        return turns, [WaitingBatch((model, version, index), _ids(job)) for index, job in waiting]
+
+    def _free(self) -> list[Worker]:
+        busy = set(self._running.values())
+        return sorted(
+            [worker for worker in self._workers if worker not in busy and not worker.down], key=self._limiter.turn
+        )
 
     def _start(self, worker: Worker) -> bool:
         if not self._waiting or worker.down:
@@ -128,4 +163,9 @@ class Turns:
             job = mine
         self._running[job] = worker
         worker.give(job)
+        self.look()  # others may have waited for the same batch
         return True
+
+
+def _ids(job: Job) -> tuple[bytes, ...]:
+    return tuple([record.id for record in job.records])

@@ -158,8 +158,10 @@ class ModelScheduler:
         return list(self._state.ledger.known.values())
 
     def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
-        """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor."""
-        return [(b.executor, b.version, b.requests) for b in self._state.batches.values() if not b.freed]
+        """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor. There
+        is no executor with those that have let their instance go and are not finished.
+        """
+        return [("" if b.freed else b.executor, b.version, b.requests) for b in self._state.batches.values()]
 
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""

@@ -20,7 +20,8 @@ from .ledger import cut_short
 from .live_sequence import LiveSequence
 from .observations import QueuedRequest, RequestState
 from .sequence_batching import SequenceRules
-from .sequence_instances import SequenceInstances
+from .sequence_instances import SequenceInstance, SequenceInstances
+from .waits import SlotGroup, Step
 
 QUEUED = RequestState.QUEUED
 ENDED = RequestState.ENDED
@@ -249,8 +250,50 @@ class SequenceBook:
         return [request for request, _ in self._known.values()]
 
     def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
-        """(executor, version, requests) of the batches that hold an instance."""
-        return [(b.executor, b.version, b.requests) for b in self._batches.values()]
+        """(executor, version, requests) of the batches that hold an instance; no executor with those that let it go."""
+        return [("" if b.freed else b.executor, b.version, b.requests) for b in self._batches.values()]
+
+    def step(self, request_id: bytes) -> Step | None:
+        """What a request waits for in its queue; None for one that is not in it."""
+        request, sequence = self._known.get(request_id, (None, None))
+        if request is None or request.state is not QUEUED:
+            return None
+        before: list[bytes] = []
+        instance: list[bytes] = []
+        has_slot = True
+        while sequence is not None:
+            if sequence.running is not None:
+                before.append(sequence.running.id)
+            if sequence.instance is None:
+                has_slot = False
+            else:
+                instance += self._keep_busy(sequence.instance)
+            sequence = sequence.waits_for()
+        return Step(tuple(before), tuple(instance), has_slot)
+
+    def slot_groups(self, number: int) -> tuple[SlotGroup, ...]:
+        """The instances of a version and who has their slots."""
+        version = self._versions.get(number)
+        return tuple(
+            [
+                SlotGroup(
+                    instance.executor,
+                    instance.index,
+                    instance.size,
+                    self._keep_busy(instance),
+                    tuple([s.running.id for s in instance.slots.values() if s.running is not None]),
+                )
+                for instance in (version.instances.all() if version is not None else ())
+            ]
+        )
+
+    def _keep_busy(self, instance: SequenceInstance) -> tuple[bytes, ...]:
+        """A request of each batch that has to end before the instance gets another."""
+        batches = [self._batches[instance.batch]] if instance.batch in self._batches else []
+        if self._alone and any(sequence.queue[0].id in self._alone for sequence in instance.ready):
+            place = (instance.executor, instance.index)
+            batches = [batch for batch in self._batches.values() if (batch.executor, batch.instance) == place]
+        return tuple([batch.requests[0].id for batch in batches if batch.requests])
 
     def outstanding(self) -> dict[str, int]:
         """Executor to the number of batches it was given and has not finished or returned."""

@@ -27,6 +27,7 @@ from .observations import (
     BatchLost,
     BatchReturned,
     BatchRunning,
+    CallRefused,
     ExecutorLost,
     ExecutorReturned,
     Observation,
@@ -114,7 +115,9 @@ class SequenceScheduler(SequenceBatches):
             case BatchDied():
                 self._die(event, now_ns, decisions)
             case RequestCancelled():
-                self._cancel(event.id, now_ns, decisions)
+                self._end_one(event.id, CANCELLED, now_ns, decisions)
+            case CallRefused():
+                self._end_one(event.id, (ErrorCode.UNAVAILABLE, event.message, "REJECTED"), now_ns, decisions)
             case RequestSettled():
                 self._drop(event.id, now_ns, decisions)
             case QueueHeld():
@@ -172,14 +175,14 @@ class SequenceScheduler(SequenceBatches):
         self._time(request, sequence)
         self._touch(sequence, now_ns)
 
-    def _cancel(self, request_id: bytes, now_ns: int, decisions: list[Decision]) -> None:
+    def _end_one(self, request_id: bytes, how: Cut, now_ns: int, decisions: list[Decision]) -> None:
         request, sequence = self._known.get(request_id, (None, None))
         if request is None or sequence is None:
             return
         if request.state is DISPATCHED:
-            self._end_running(request, CANCELLED, decisions)
+            self._end_running(request, how, decisions)
         else:
-            self._cut(sequence, request, CANCELLED, now_ns, decisions)
+            self._cut(sequence, request, how, now_ns, decisions)
 
     def _drop(self, request_id: bytes, now_ns: int, decisions: list[Decision]) -> None:
         request, sequence = self._known.get(request_id, (None, None))

@@ -51,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         python(models, name, CALLER, CALLER_IO)
     python(models, "pair", CALLER, CALLER_IO + instances(2))
     python(models, "at_once", ASYNC, CALLER_IO)
+    python(models, "sequential", CALLER, CALLER_IO + instances(2) + COUNTING_CONFIG)
     wanted = [f"--load-model={name}" for name in sorted(path.name for path in models.iterdir()) if name != "spare"]
     with serving(models, tmp_path_factory.mktemp("bls"), "--model-control-mode=explicit", *wanted) as running:
         yield running
@@ -203,6 +204,48 @@ def test_calls_that_wait_for_their_own_callers_are_ended(server: Any) -> None:
     # and nothing is held any more
     for model in models:
         assert ask(server, model, do="relay", path="")[0].tolist() == (X + 1).tolist()
+
+
+def step(number: int, model: str = "", callee: int = 0, **flags: bool) -> dict[str, Any]:
+    """A step of a sequence of `sequential`, which calls a model, as the start of a sequence where `callee` is not 0."""
+    more = {"correlation_id": callee, "flags": 1 if callee != number else 0} if callee else {}
+    words = {"do": "relay", "path": ""}
+    wanted = {"do": "call", "model": model, "more": json.dumps(more), "with": json.dumps(words)} if model else words
+    return {"parameters": wanted, "sequence_id": number, **flags}
+
+
+def test_calls_that_wait_for_their_own_sequences_are_ended(server: Any, tmp_path: Path) -> None:
+    """`sequential` has two instances with one slot each."""
+
+    def told(options: dict[str, Any]) -> list[str]:
+        answer = infer(server, "sequential", X=X, options=options)
+        return [word.decode() for word in answer.as_numpy("SAID").ravel()]
+
+    started = time.monotonic()
+    error, code, message = told(step(1, "sequential", 1, sequence_start=True, sequence_end=False))
+    assert (error, code) == ("error", "4")
+    assert message == (
+        "[request id: <id_unknown>] deadlock: sequential -> sequential: the request before it in its sequence waits "
+        "for calls like this one; a request of model 'sequential' must not wait for its own sequence"
+    )
+    # the sequence goes on
+    assert told(step(1, sequence_end=True)) == []
+    # in the other slot there is room for another one
+    assert told(step(2, "sequential", 3, sequence_start=True, sequence_end=True)) == ["{}"]
+    # but not when both are held by callers
+    with ThreadPoolExecutor(2) as pool:
+        both = [step(n, "meeting", sequence_start=True, sequence_end=True) for n in (4, 5)]
+        for number, one in zip((6, 7), both, strict=True):
+            one["parameters"] |= {"do": "meet", "dir": str(tmp_path), "callee": str(number)}
+        answers = list(pool.map(told, both))
+    ended = [answer for answer in answers if answer[0] == "error"]
+    assert len(ended) == 1, answers
+    assert ended[0][2] == (
+        "[request id: <id_unknown>] deadlock: sequential -> sequential: every sequence slot of model 'sequential' is "
+        "held by a sequence whose request waits for calls like this one; more slots are needed (instances, or "
+        "max_candidate_sequences)"
+    )
+    assert time.monotonic() - started < 40
 
 
 class Held:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,12 +19,33 @@ import pytest
 from e2e_asking import Gate, batches, infer, pending, post, statistics, until
 from e2e_models import GATED, GATED_IO, gated, put, python
 from e2e_server import serving
+from tritonclient.utils import InferenceServerException
 
 CORE = max(os.sched_getaffinity(0))
 
 SHARED = (
     'max_batch_size: 1 instance_group [ { rate_limiter { resources [ { name: "shared" count: 1 global: true } ] } } ]'
 )
+
+ASKING_IO = """
+input [ { name: "VALUE" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "ECHO" data_type: TYPE_INT32 dims: [ -1 ] } ]
+"""
+
+ASKING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.one(pb_utils.get_input_tensor_by_name(request, "VALUE")) for request in requests]
+
+    def one(self, value):
+        asked = pb_utils.InferenceRequest(model_name="one", requested_output_names=["ECHO"], inputs=[value]).exec()
+        if asked.has_error():
+            return pb_utils.InferenceResponse(error=asked.error())
+        return pb_utils.InferenceResponse(asked.output_tensors())
+"""
 
 RAGGED = """
 backend: "onnxruntime" max_batch_size: 3
@@ -115,6 +137,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name in ("one", "other"):
         gated(models, name, SHARED)
     gated(models, "greedy", SHARED.replace("count: 1", "count: 3"))
+    for name, count in (("asking", 1), ("asking_with_all", 2)):
+        python(models, name, ASKING, ASKING_IO + SHARED.replace("count: 1", f"count: {count}"))
     gated(
         models,
         "grouped",
@@ -126,7 +150,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     python(models, "anywhere", PLACED, PLACED_IO + "instance_group [ { kind: KIND_CPU } ]")
     python(models, "targeted", SLEEPING, TARGET)
     python(models, "hurried", SLEEPING, TARGET.replace("dynamic_batching { }", ""))
-    names = ("ragged", "mixed", "one", "other", "grouped", "placed", "anywhere", "targeted")
+    asking, placed = ("asking", "asking_with_all"), ("grouped", "placed", "anywhere")
+    names = ("ragged", "mixed", "one", "other", *asking, *placed, "targeted")
     loaded = [f"--load-model={name}" for name in names]
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=shared:2", f"--host-policy=last,cpu-cores={CORE}"]
     with serving(models, directory / "state", "--model-control-mode=explicit", *loaded, *flags) as running:
@@ -193,6 +218,21 @@ def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path:
         assert {int(future.result(60).as_numpy("ECHO")[0, 0]) for future in waiting} == {1}
     assert [statistics(server, model)["execution_count"] for model in ("one", "other")] == [3, 2]
     assert pending(server, "one") == pending(server, "other") == 0
+
+
+def test_a_caller_that_holds_what_its_callee_needs_is_told(server: Any) -> None:
+    assert int(infer(server, "asking", VALUE=value(3)).as_numpy("ECHO")[0, 0]) == 3
+    started = time.monotonic()
+    with pytest.raises(InferenceServerException) as told:
+        infer(server, "asking_with_all", VALUE=value(3))
+    assert time.monotonic() - started < 30
+    assert told.value.status() == "503"
+    assert told.value.message() == (
+        "[request id: <id_unknown>] deadlock: asking_with_all -> one: the resource 'shared' that model 'one' needs is "
+        "held by requests that wait for calls like this one; a larger count of it is needed"
+    )
+    # and nothing is held any more
+    assert int(infer(server, "asking", VALUE=value(4)).as_numpy("ECHO")[0, 0]) == 4
 
 
 def test_a_model_that_could_never_run_is_refused_in_words(server: Any) -> None:

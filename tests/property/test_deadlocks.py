@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.scheduling.deadlocks import CalledRequest, Holder, stuck_calls
+from batcher.scheduling.deadlocks import stuck_calls
+from batcher.scheduling.waits import CalledRequest, Holder, Situation
 from batcher.waiting import Suspicions, Waiting
 
 MODELS = ("a", "b", "c")
@@ -116,8 +117,8 @@ def test_what_is_stuck_never_runs_and_all_else_does(world: World) -> None:
     for (model, executor), count in world.slots.items():
         instances.setdefault((model, 1), {})[executor] = count
     holders = [Holder((b.model, 1), b.executor, frozenset(r.id for r in b.requests)) for b in world.batches]
-    called = [CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in world.requests if r.parent is not None]
-    found = {call.id for call in stuck_calls(instances, holders, called)}
+    called = {r.id: CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in world.requests if r.parent is not None}
+    found = {one.call.id for one in stuck_calls(Situation(instances, tuple(holders), called))}
 
     while world.step():
         pass
@@ -144,13 +145,15 @@ def told(world: World, owner: str, number: int) -> Waiting:
             instances.setdefault((model, 1), {})[executor] = count
     waiting = Waiting(
         number,
-        instances,
-        tuple(
-            Holder((b.model, 1), b.executor, frozenset(r.id for r in b.requests))
-            for b in world.batches
-            if not b.done and OWNERS[b.model] == owner
+        Situation(
+            instances,
+            tuple(
+                Holder((b.model, 1), b.executor, frozenset(r.id for r in b.requests))
+                for b in world.batches
+                if not b.done and OWNERS[b.model] == owner
+            ),
+            {r.id: CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in calls},
         ),
-        tuple(CalledRequest(r.id, (r.model, 1), r.ancestors()) for r in calls),
         {r.id: r.number for r in calls},
     )
     assert Waiting.unpack(waiting.pack()) == waiting
@@ -170,7 +173,7 @@ def test_what_several_batchers_end_is_stuck_whenever_each_of_them_looked(
             other = told(world, "two", number)
         for _ in range(count):
             world.step()
-        chosen += suspicions.judge(told(world, "one", number), {"two": other})
+        chosen += [one.call.id for one in suspicions.judge(told(world, "one", number), {"two": other})]
         for _ in range(count):
             world.step()
     while world.step():
@@ -184,7 +187,7 @@ def test_what_several_batchers_end_is_stuck_whenever_each_of_them_looked(
         at_rest = Suspicions()
         found = [at_rest.judge(told(world, "one", n), {"two": told(world, "two", n)}) for n in (10, 11)]
         assert found[0] == []
-        if told(world, "one", 0).calls:
+        if told(world, "one", 0).situation.calls:
             assert found[1], "a deadlock at rest is found by the second look"
 
 
@@ -203,4 +206,5 @@ def test_a_crossing_of_two_batchers_needs_two_looks_at_each() -> None:
     other = told(world, "two", 1)
     assert suspicions.judge(told(world, "one", 1), {"two": other}) == []
     assert suspicions.judge(told(world, "one", 2), {"two": other}) == []
-    assert suspicions.judge(told(world, "one", 3), {"two": told(world, "two", 2)}) == [to_a.id]
+    (found,) = suspicions.judge(told(world, "one", 3), {"two": told(world, "two", 2)})
+    assert found.call.id == to_a.id

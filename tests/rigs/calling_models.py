@@ -30,7 +30,7 @@ class TritonPythonModel:
 '''
 
 CALLER = '''
-import json, threading
+import json, os, threading, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -136,6 +136,14 @@ class TritonPythonModel:
         steps = [self.request("counting", x, correlation_id=parameters["id"], flags=flag).exec() for flag in flags]
         after = self.request("counting", x, correlation_id=parameters["id"]).exec()
         return np.concatenate([self.said(x, step)[0] for step in steps]), self.said(x, after)[1]
+
+    def meet(self, x, parameters):
+        """Begin another sequence of this model once two have come so far."""
+        open(os.path.join(parameters["dir"], parameters["callee"]), "w").close()
+        while len(os.listdir(parameters["dir"])) < 2:
+            time.sleep(0.002)
+        words = {"do": "relay", "path": ""}
+        return self.said(x, self.request(self.name, x, words, correlation_id=int(parameters["callee"]), flags=3).exec())
 
     def early_words(self, x, parameters):
         return x, [self.early]

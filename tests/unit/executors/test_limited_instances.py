@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from instance_pool import DEADLY, Doubling, DoublingRequests, Pool, record, values
+from instance_pool import DEADLY, SPEC, Doubling, DoublingRequests, Pool, record, values
 
 from charonia.backend import InstanceSpec
 from charonia.errors import InvalidArgument
 from charonia.models.interface import InstanceGroup, ResourceNeed
+from charonia.turns import Turn, WaitingBatch
 from charonia.wire import unpack_response
 from executors.rate_limiter import RateLimiter
 from executors.turns import Turnstile
@@ -25,8 +26,11 @@ class Limited:
         self.turnstile = Turnstile(RateLimiter())
         self.pools: list[Pool] = []
 
+    def group(self, *needs: ResourceNeed, count: int = 1, priority: int = 0) -> InstanceGroup:
+        return InstanceGroup("m", count, "KIND_CPU", resources=needs, priority=priority)
+
     def pool(self, *needs: ResourceNeed, instances: Sequence[Any], priority: int = 0, create: Any = None) -> Pool:
-        group = InstanceGroup("m", len(instances), "KIND_CPU", resources=needs, priority=priority)
+        group = self.group(*needs, count=len(instances), priority=priority)
         under = Pool(*instances, create=create, group=group, turnstile=self.turnstile)
         self.pools.append(under)
         return under
@@ -96,4 +100,42 @@ async def test_a_pool_whose_needs_cannot_be_met_is_refused() -> None:
     limited.pool(ResourceNeed("r", 1), instances=[Doubling()])
     with pytest.raises(InvalidArgument, match="both global and device-specific"):
         limited.pool(ResourceNeed("r", 1, True), instances=[Doubling()])
+    await limited.close()
+
+
+async def test_a_batch_does_not_wait_for_what_only_one_of_the_groups_needs() -> None:
+    gate = threading.Event()
+    limited = Limited()
+    blocker = limited.pool(ResourceNeed("r", 1), instances=[Doubling(gate)])
+    under = limited.pool(ResourceNeed("r", 1), instances=[Doubling()])
+    second = InstanceSpec("m_1", "CPU", -1, SPEC.source, SPEC.interface)
+    under.pool.add(second, Doubling(), limited.group(ResourceNeed("q", 1)))
+    under.pool._workers[-1].start()
+    held = blocker.run(1)
+    assert values(await under.submit(3)) == [6]
+    assert limited.turnstile.limiter.used() == {(0, "r"): 1}
+    gate.set()
+    await held
+    await limited.close()
+
+
+async def test_what_is_told_of_turns() -> None:
+    gate = threading.Event()
+    limited = Limited()
+    blocker = limited.pool(ResourceNeed("r", 1), instances=[Doubling(gate)])
+    under = limited.pool(ResourceNeed("r", 1), instances=[Doubling(), Doubling()])
+    held, future = blocker.run_job([record(1)])
+    waits, answered = under.run_job([record(2), record(3, 1)])
+    assert blocker.pool.turns is not None
+    assert under.pool.turns is not None
+    needs = {(0, "r"): 1}
+    room = ("b", 1, -1)
+    assert blocker.pool.turns.told("b", 1) == ([Turn(SPEC.name, room, needs, (held.records[0].id,))], [])
+    (turn,), waiting = under.pool.turns.told("m", 1)  # the other instance would need the same
+    assert (turn.room, turn.running, turn.order is not None) == (("m", 1, -1), (), True)
+    assert waiting == [WaitingBatch(("m", 1, -1), tuple(r.id for r in waits.records))]
+    gate.set()
+    await future
+    await answered
+    assert [turn.order for turn in under.pool.turns.told("m", 1)[0]] == [None, None]
     await limited.close()
