@@ -32,6 +32,10 @@ class Lack(Enum):
     RESOURCE = auto()
 
 
+_Lack = tuple[Lack, str]
+_INSTANCE: _Lack = (Lack.INSTANCE, "")
+
+
 @dataclass(frozen=True, slots=True)
 class StuckCall:
     """`resource` is the name of the one it waits for, where that is so."""
@@ -63,8 +67,9 @@ class _Judgement:
                 self._rooms[self._told(batch.room, executor, batch.ids)] = (executor, batch.room)
         self._waits_for: dict[int, list[CalledRequest]] = {}
         for call in situation.calls.values():
-            for number in {self._held_by[ancestor] for ancestor in call.ancestors if ancestor in self._held_by}:
-                self._waits_for.setdefault(number, []).append(call)
+            for ancestor in call.ancestors:
+                if ancestor in self._held_by:
+                    self._waits_for.setdefault(self._held_by[ancestor], []).append(call)
         self._stuck = {*self._waits_for, *self._rooms}
         self._full: set[tuple[Version, str]] = set()
         self._closed: dict[tuple[str, Room], str] = {}
@@ -77,8 +82,8 @@ class _Judgement:
             if number in self._stuck and number not in self._rooms:
                 continue  # one that runs is not in anybody's way by itself
             lack = self._lack(call)
-            if lack is not None and any(self._held_by.get(ancestor) in self._stuck for ancestor in call.ancestors):
-                found.append(lack)
+            if lack is not None and any(map(self._is_held, call.ancestors)):
+                found.append(StuckCall(call, *lack))
         return found
 
     def _told(self, room: Room, executor: str, ids: tuple[bytes, ...]) -> int:
@@ -104,9 +109,9 @@ class _Judgement:
             self._stuck = left
 
     def _never_ends(self, number: int) -> bool:
-        if self._rooms.get(number, _NO_ROOM) in self._closed:
+        if self._closed and self._rooms.get(number, _NO_ROOM) in self._closed:
             return True
-        return any(self._lack(call) is not None for call in self._waits_for.get(number, ()))
+        return any(map(self._lack, self._waits_for.get(number, ())))
 
     def _executes_for_ever(self, turn: Turn) -> bool:
         return any(self._is_held(request_id) for request_id in turn.running)
@@ -127,41 +132,45 @@ class _Judgement:
             if count >= instances.get(version, {}).get(executor, 0) > 0
         }
 
-    def _lack(self, call: CalledRequest) -> StuckCall | None:
+    def _lack(self, call: CalledRequest) -> _Lack | None:
         """What a call waits for in vain; None when it may yet be answered."""
         number = self._held_by.get(call.id)
         if number is not None:
             holder = self._holders[number]
-            if number in self._stuck and (resource := self._closed.get(self._rooms.get(number, _NO_ROOM))):
-                return StuckCall(call, Lack.RESOURCE, resource)
+            if number in self._stuck:
+                resource = self._closed.get(self._rooms.get(number, _NO_ROOM), "")
+                return (Lack.RESOURCE, resource) if resource else _INSTANCE
             # it runs, or waits at its executor behind what holds all instances there
-            held = number in self._stuck or (holder.version, holder.executor) in self._full
-            return StuckCall(call, Lack.INSTANCE) if held else None
+            return _INSTANCE if (holder.version, holder.executor) in self._full else None
         step = call.step
         if step is not None:
             if any(map(self._is_held, step.before)):
-                return StuckCall(call, Lack.STEP)
+                return Lack.STEP, ""
             if any(map(self._is_held, step.instance)):
-                return StuckCall(call, Lack.OWN_INSTANCE)
+                return Lack.OWN_INSTANCE, ""
             if step.has_slot:
                 return None
-        return self._nowhere(call)
+            groups = self._situation.slots.get(call.version, ())
+            if groups and all(self._has_no_slot(group) or self._is_busy(group) for group in groups):
+                return (Lack.SLOT, "") if all(map(self._has_no_slot, groups)) else _INSTANCE
+            return None
+        return self._nowhere(call.version)
 
-    def _nowhere(self, call: CalledRequest) -> StuckCall | None:
-        groups = self._situation.slots.get(call.version, ())
-        if groups and all(self._has_no_slot(group) or self._is_busy(group) for group in groups):
-            return StuckCall(call, Lack.SLOT if all(map(self._has_no_slot, groups)) else Lack.INSTANCE)
-        places = [e for e, count in self._situation.instances.get(call.version, {}).items() if count > 0]
-        lack = StuckCall(call, Lack.INSTANCE)
-        for executor in places:
-            if (call.version, executor) in self._full:
+    def _nowhere(self, version: Version) -> _Lack | None:
+        """Of a call that any instance may take."""
+        lack: _Lack | None = None
+        for executor, count in self._situation.instances.get(version, {}).items():
+            if count <= 0:
                 continue
-            resource = self._closed.get((executor, (*call.version, -1)))
+            lack = lack or _INSTANCE
+            if (version, executor) in self._full:
+                continue
+            resource = self._closed.get((executor, (*version, -1)))
             if resource is None:
                 return None
             if resource:
-                lack = StuckCall(call, Lack.RESOURCE, resource)
-        return lack if places else None
+                lack = (Lack.RESOURCE, resource)
+        return lack
 
     def _has_no_slot(self, group: SlotGroup) -> bool:
         return sum(map(self._is_held, group.running)) >= group.size

@@ -81,6 +81,14 @@ async def test_a_batcher_forgets_sequences_that_nobody_goes_on_with(server: Guar
     assert refused(server) == set()
 
 
+async def test_batchers_read_what_others_tell_of_who_waits(server: GuardedServer, opened: Any) -> None:
+    batcher, executor = await opened("batcher"), await opened("executor")
+    await batcher.put_note(keys.waiting("b"), b"calls", 5)
+    await executor.put_note(keys.turns("e"), b"turns", 5)
+    assert await batcher.notes([keys.waiting("b"), keys.turns("e")]) == [b"calls", b"turns"]
+    assert refused(server) == set()
+
+
 async def test_every_role_goes_on_in_a_full_log(server: GuardedServer, opened: Any) -> None:
     """Nothing new is taken; what was is run, answered and settled, and heartbeats and control facts are written."""
     logs = {role: await opened(role) for role in ROLES}
