@@ -46,7 +46,15 @@ def _later(name: str, roles: frozenset[str] = _S) -> Option:
 
 OPTIONS: tuple[Option, ...] = (
     # where everything is
-    Option("model-repository", "str", (), _E, "directory of models; may be repeated", repeat=True),
+    Option(
+        "model-repository",
+        "str",
+        (),
+        _E,
+        "directory of models, or s3://[https://host:port/]bucket/path, gs://bucket/path, as://account/container/path; "
+        "may be repeated",
+        repeat=True,
+    ),
     Option(
         "log-url",
         "str",

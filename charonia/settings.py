@@ -181,6 +181,8 @@ class ExecutorSettings:
 
     incarnation: str
     model_repository: tuple[str, ...] = ()
+    repository_copies: str = ""
+    """Directory for copies of models in remote repositories that no variable places (R7)."""
     pool: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     model_memory_budget_bytes: int = 0

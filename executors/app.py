@@ -11,6 +11,8 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
 from charonia.exposition import merge
 from charonia.host_metrics import beside_host
+from charonia.models.remote.opening import RemoteRepositories
+from charonia.models.repository import ModelRepository
 from charonia.settings import ExecutorSettings, LogSettings
 from charonia.telemetry import MetricsEndpoint
 
@@ -45,6 +47,12 @@ def create(
     gpus = count_gpus(os.environ)
     if warning := no_gpu(gpus):
         _log.warning("%s", warning)
+    repository = ModelRepository(
+        settings.model_repository,
+        config_name=settings.model_config_name or None,
+        namespacing=settings.model_namespacing,
+        open_remote=RemoteRepositories(os.environ, settings.repository_copies).open,
+    )
     loader = Loader(
         registry,
         gpus=gpus,
@@ -59,6 +67,7 @@ def create(
         log,
         settings,
         log_settings or LogSettings(),
+        repository=repository,
         loader=loader,
         capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
         metrics=ExecutorMetrics(

@@ -16,7 +16,7 @@ from charonia.models.catalog import Catalog
 from charonia.models.config import normalise, unsupported_features, validate
 from charonia.models.ensemble import Find, circle, compose, composing_models
 from charonia.models.interface import ModelInterface
-from charonia.models.repository import ModelDirectory
+from charonia.models.model_directory import ModelDirectory
 from protos.model_config_pb2 import ModelConfig
 
 from .placing import NotPlacedHere

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
@@ -19,13 +20,15 @@ from charonia.events import ModelExcluded, ModelRequested, VersionHealthChanged,
 from charonia.models.catalog import Catalog
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
-from charonia.models.repository import ModelDirectory, ModelRepository
+from charonia.models.model_directory import ModelDirectory
+from charonia.models.repository import ModelRepository
 from protos.model_config_pb2 import ModelConfig
 
 from . import overrides
 from .accounting import increments
 from .announcing import Announcer
 from .composition import Composition, is_ensemble, refuse_all
+from .copies import CopiesInUse
 from .directories import Directories
 from .health import HealthWatch
 from .instance import Hung
@@ -36,6 +39,8 @@ from .placing import NotPlacedHere, Placing
 from .retiring import Retirement
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Deployment:
@@ -72,6 +77,7 @@ class Deployment:
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
+        self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
         self._composition = Composition(self)
         self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -79,6 +85,9 @@ class Deployment:
         self._failed: dict[str, CharoniaError] = {}
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """Models that are loaded on demand (`on_demand`), in memory or not."""
+
+    def _lock(self, model: str) -> asyncio.Lock:
+        return self._locks.setdefault(model, asyncio.Lock())
 
     def find(self, model: str, version: int) -> Incarnation | None:
         """What serves a version now."""
@@ -145,7 +154,9 @@ class Deployment:
         except CharoniaError as error:
             self._failed[model] = error
             self._composition.failed(model)
+            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
             raise
+        self._copies.tidy(model, wanted=True)
         self._failed.pop(model, None)
         self._composition.forget(model)
         if loaded:
@@ -153,7 +164,7 @@ class Deployment:
             await self._composition.loaded(model)
 
     async def _load(self, model: str, request: ModelRequested | None) -> bool:
-        async with self._locks.setdefault(model, asyncio.Lock()):
+        async with self._lock(model):
             kept = self._lifecycle.override(model)
             override = await self._directories.override(model, request, kept)
             try:
@@ -222,7 +233,7 @@ class Deployment:
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
         model = directory.key
-        selected = await self._select(directory)
+        directory, selected = await self._select(directory)
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
         if plan.load:
@@ -237,14 +248,23 @@ class Deployment:
             await self._announcer.tell(fact)
         return bool(plan.load)
 
-    async def _select(self, directory: ModelDirectory) -> list[int]:
-        """The versions that should be served here. Raises for what cannot be, after telling its reason."""
-        model = directory.key
+    async def _select(self, directory: ModelDirectory) -> tuple[ModelDirectory, list[int]]:
+        """The model with its files, and the versions that should be served here.
+
+        Raises for what cannot be, after telling its reason.
+        """
         if directory.config is None:
             await self._directories.refuse(directory)
+        selected = await self._judged(directory, self._placing.select)
+        directory = await self._directories.bring(directory, selected)
+        await self._judged(directory, self._placing.check)
+        return directory, selected
+
+    async def _judged(self, directory: ModelDirectory, judge: Callable[[ModelDirectory], T]) -> T:
+        """What `judge` says of a model; its errors are told."""
+        model = directory.key
         try:
-            selected = directory.selected_versions()
-            await asyncio.to_thread(self._placing.check, directory)
+            return await asyncio.to_thread(judge, directory)
         except NotPlacedHere as error:
             self._lifecycle.unreadable(directory)
             for version in self._lifecycle.ready_versions(model):
@@ -257,7 +277,6 @@ class Deployment:
             if not self._lifecycle.ready_versions(model):
                 await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
             raise load_failure(model, {NO_VERSION: error}) from None
-        return selected
 
     async def _load_planned(
         self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
@@ -286,11 +305,12 @@ class Deployment:
         Raises what `load` raises.
         """
         try:
-            async with self._locks.setdefault(model, asyncio.Lock()), self._loads:
+            async with self._lock(model), self._loads:
                 directory = await asyncio.to_thread(self._directories.find, model, None)
                 if is_ensemble(directory.config):
                     return None
-                selected = await self._select(directory)
+                directory, selected = await self._select(directory)
+                self._copies.keep(model, directory.path)
                 config = await self._directories.complete(directory, selected, selected, refuse_all)
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
@@ -406,7 +426,7 @@ class Deployment:
 
     async def _unload(self, model: str) -> None:
         self._composition.forget(model)
-        async with self._locks.setdefault(model, asyncio.Lock()):
+        async with self._lock(model):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
             for fact in self._lifecycle.given_up(model):
@@ -414,6 +434,7 @@ class Deployment:
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._retirement.discard_after(override.directory)
+        self._copies.tidy(model, wanted=False)
 
     async def _unload_version(self, model: str, version: int) -> None:
         await self._announcer.tell(self._lifecycle.unloading(model, version))

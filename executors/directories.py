@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, Unavailable
 from charonia.eventlog.port import EventLog
 from charonia.events import ModelRequested
 from charonia.models.config import from_json
 from charonia.models.ensemble import Find
 from charonia.models.errors import StructureError
+from charonia.models.model_directory import Fingerprint, ModelDirectory
 from charonia.models.names import name_of
-from charonia.models.repository import DUPLICATE_REASON, ModelDirectory, ModelRepository
+from charonia.models.repository import DUPLICATE_REASON, ModelRepository
 from protos.model_config_pb2 import ModelConfig
 
 from . import overrides
@@ -25,6 +27,8 @@ from .lifecycle import NO_VERSION, Lifecycle, Override, load_failure, poll_failu
 from .loading import Loader
 
 _log = logging.getLogger(__name__)
+
+_NOT_FETCHED = Fingerprint("not fetched", "")
 
 
 class Directories:
@@ -53,7 +57,11 @@ class Directories:
         if override is not None and override.directory is not None:
             directory: ModelDirectory | None = self._repository.read(override.directory, name=name_of(model))
         else:
-            directory = self._repository.find(model)
+            try:
+                directory = self._repository.find(model)
+            except Unavailable as error:
+                _log.error("failed to load %s: %s", model, error)
+                raise poll_failure(model) from error
         if directory is None:
             raise poll_failure(model)
         if override is None:
@@ -79,6 +87,24 @@ class Directories:
             if isinstance(error, StructureError):
                 raise poll_failure(model) from error
             return error
+
+    async def bring(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
+        """The same with its files on this machine (R7). Raises for one that cannot be had, after telling its reason."""
+        if directory.fetch is None:
+            return directory
+        model = directory.key
+        try:
+            directory = await asyncio.to_thread(directory.with_files, selected)
+        except Unavailable as error:
+            # not the model's fault: polling must try again although nothing changes there
+            self._lifecycle.unreadable(replace(directory, fingerprint=_NOT_FETCHED))
+            _log.error("failed to fetch %s: %s", model, error)
+            if not self._lifecycle.ready_versions(model):
+                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            raise load_failure(model, {NO_VERSION: error}) from None
+        if directory.config is None:
+            await self.refuse(directory)
+        return directory
 
     async def refuse(self, directory: ModelDirectory) -> None:
         """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""

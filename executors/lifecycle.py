@@ -34,7 +34,7 @@ WILDCARD = "*"
 
 
 class Stamps(Protocol):
-    """What tells whether files changed: `charonia.models.repository.Fingerprint`."""
+    """What tells whether files changed: `charonia.models.model_directory.Fingerprint`."""
 
     @property
     def config(self) -> str: ...
@@ -45,7 +45,7 @@ class Stamps(Protocol):
 
 
 class Found(Protocol):
-    """A model as the repository has it: `charonia.models.repository.ModelDirectory`."""
+    """A model as the repository has it: `charonia.models.model_directory.ModelDirectory`."""
 
     @property
     def key(self) -> str: ...

@@ -23,7 +23,7 @@ from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.io_validation import check_reshapes
 from charonia.models.metric_control import unknown_families
-from charonia.models.repository import ModelDirectory, content_hash, load_labels
+from charonia.models.model_directory import ModelDirectory, content_hash, load_labels
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 

@@ -21,7 +21,7 @@ from charonia.errors import CharoniaError, InternalError, LogUnavailable, Resour
 from charonia.eventlog.port import EventLog
 from charonia.events import VersionAnnounced, VersionHeld
 from charonia.models.files import walk
-from charonia.models.repository import ModelDirectory, content_hash, load_labels
+from charonia.models.model_directory import ModelDirectory, content_hash, load_labels
 from protos.model_config_pb2 import ModelConfig
 
 from .announcing import Announcer

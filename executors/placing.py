@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from charonia.errors import Unavailable
+from charonia.models.model_directory import ModelDirectory
 from charonia.models.placement import placement_of
-from charonia.models.repository import ModelDirectory
 from protos.model_config_pb2 import ModelInstanceGroup
 
 from .capabilities import Capabilities
@@ -32,16 +32,24 @@ class Placing:
         self._capabilities = capabilities
         self._can_find_backend = can_find_backend
 
+    def select(self, directory: ModelDirectory) -> list[int]:
+        """The versions that its configuration wants to be served here. Its files need not be there yet.
+
+        Raises `NotPlacedHere` with the reason, or `InvalidArgument` for what cannot be understood or leaves none.
+        """
+        selected = directory.selected_versions()
+        placement = placement_of(directory.required_config())
+        labels = self._capabilities.labels() if placement.terms else {}
+        if reason := placement.why_not(self._pool, labels):
+            raise NotPlacedHere(reason)
+        return selected
+
     def check(self, directory: ModelDirectory) -> None:
-        """Raises `NotPlacedHere` with the reason, or `InvalidArgument` for parameters that cannot be understood.
+        """Whether what it needs to run is here, its files being so. Raises `NotPlacedHere` with what is missing.
 
         May read metadata: not for the event loop.
         """
         config = directory.required_config()
-        placement = placement_of(config)
-        labels = self._capabilities.labels() if placement.terms else {}
-        if reason := placement.why_not(self._pool, labels):
-            raise NotPlacedHere(reason)
         if self._pool == DEFAULT_POOL:
             return
         if not self._can_find_backend(directory):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,18 @@ class Retirement:
 
     def discard_after(self, directory: Path) -> None:
         """Remove a temporary model directory when nobody loaded from it runs any more."""
+        self.afterwards(lambda: asyncio.to_thread(overrides.remove, directory))
+
+    def afterwards(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something when all that retires now has ended."""
         waiting = list(self._tasks)
 
-        async def discard() -> None:
-            await asyncio.gather(*waiting, return_exceptions=True)
-            await asyncio.to_thread(overrides.remove, directory)
+        async def last() -> None:
+            if waiting:
+                await asyncio.wait(waiting)
+            await work()
 
-        self._spawn(discard())
+        self._spawn(last())
 
     async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
         # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other

@@ -68,6 +68,7 @@ class ExecutorService:
         settings: ExecutorSettings,
         log_settings: LogSettings,
         *,
+        repository: ModelRepository,
         loader: Loader,
         capabilities: Capabilities,
         metrics: ExecutorMetrics,
@@ -81,11 +82,7 @@ class ExecutorService:
         self._settings = settings
         self.metrics = metrics
         self._me = settings.incarnation
-        self._repository = ModelRepository(
-            settings.model_repository,
-            config_name=settings.model_config_name or None,
-            namespacing=settings.model_namespacing,
-        )
+        self._repository = repository
         self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
         self._directory = PayloadDirectory(settings.shm_dir, self._me)
         self._membership = self._make_membership(log_settings)
@@ -288,8 +285,10 @@ class ExecutorService:
             with contextlib.suppress(LogUnavailable):
                 await self._log.delete_stream(self._intake.stream)
         self._directory.close()
+        await asyncio.to_thread(self._repository.close)
 
     async def _stop_tasks(self) -> None:
+        self._repository.abandon()
         tasks = list(self._tasks)
         if self._polling is not None:
             tasks.append(self._polling)

@@ -1,8 +1,8 @@
 """What a model may be called (R11), and how models of one name are told apart (R2).
 
-With `--model-namespacing` each repository is a namespace: its absolute path. A model's *key* is then
+With `--model-namespacing` each repository is a namespace: its absolute path or its URL. A model's *key* is then
 `<namespace>::<name>`, without it the name alone. Keys say which model is meant everywhere in the log and between the
-parts; clients know names. A name has no slash and a namespace begins with one, so that the two forms differ.
+parts; clients know names. A name has no slash and a namespace has, so that the two forms differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def namespace_of(key: str) -> str:
 def can_be_namespace(path: str) -> bool:
     """Whether the keys of models in that path can be taken apart again."""
     last = path.rpartition("/")[2]
-    return path.startswith("/") and bool(last) and SEPARATOR not in last and not last.endswith(":")
+    return "/" in path and bool(last) and SEPARATOR not in last and not last.endswith(":")
 
 
 def _parts(key: str) -> tuple[str, str]:

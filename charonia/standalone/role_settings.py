@@ -152,6 +152,11 @@ def webhook_settings(values: Values) -> WebhookSettings:
     )
 
 
+def _below_state(values: Values, name: str) -> str:
+    """A part of the state directory; "" without one."""
+    return str(Path(values["state_dir"]).expanduser().absolute() / name) if values["state_dir"] else ""
+
+
 def executor_settings(values: Values) -> ExecutorSettings:
     """`ExecutorSettings` from option values. Raises `StartupError` for values that cannot work."""
     mode = values["model_control_mode"]
@@ -173,8 +178,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         backend_config.setdefault(backend, {})[key] = value
     if values["backend_directory"]:
         backend_config.setdefault("", {})["backend-directory"] = values["backend_directory"]
-    if values["state_dir"]:
-        where = str(Path(values["state_dir"]).expanduser().absolute() / "environments")
+    if where := _below_state(values, "environments"):
         backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
     for option in ("cuda-memory-pool-byte-size", "cuda-virtual-address-size"):
         check_device_pools(option, values[option.replace("-", "_")])
@@ -185,6 +189,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
     return ExecutorSettings(
         incarnation=incarnation("executor"),
         model_repository=values["model_repository"],
+        repository_copies=_below_state(values, "repositories"),
         pool=values["pool"],
         labels=placed.labels,
         model_memory_budget_bytes=placed.budget_bytes,

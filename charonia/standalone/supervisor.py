@@ -18,6 +18,7 @@ from typing import Any
 from charonia.errors import StartupError
 from charonia.eventlog.embedded import short_directory
 from charonia.host_metrics import HostMetrics
+from charonia.models.remote.addresses import is_remote, parse
 from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.telemetry import MetricsEndpoint
 
@@ -354,7 +355,9 @@ def _check_repositories(paths: tuple[str, ...]) -> None:
     if not paths:
         raise StartupError("charonia serve needs --model-repository, the directory that holds the models")
     for path in paths:
-        if not path or not Path(path).is_dir():
+        if is_remote(path):
+            parse(path)
+        elif not path or not Path(path).is_dir():
             raise StartupError(f"model repository '{path}' is not a directory")
 
 

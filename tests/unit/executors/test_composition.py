@@ -12,7 +12,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.events import ProcessJoined, VersionLoaded
 from charonia.models.catalog import Catalog
 from charonia.models.interface import ModelInterface
-from charonia.models.repository import Fingerprint, ModelDirectory
+from charonia.models.model_directory import Fingerprint, ModelDirectory
 from executors.composition import Composition, completed_ensemble
 from executors.placing import NotPlacedHere
 from protos.model_config_pb2 import ModelConfig

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import InvalidArgument
-from charonia.models.repository import ModelDirectory, ModelRepository
+from charonia.models.model_directory import ModelDirectory
+from charonia.models.repository import ModelRepository
 from executors.capabilities import Capabilities
 from executors.placing import DEFAULT_POOL, NotPlacedHere, Placing
 from executors.registry import BackendRegistry
@@ -33,18 +34,18 @@ def test_what_is_detected_can_be_required(tmp_path: Path) -> None:
     found = model(
         tmp_path, require("device=cpu,gpus=0,!rack,backend=onnxruntime,backend=python,memory_gib>0.1,cpus>=1")
     )
-    placing("any").check(found)
+    placing("any").select(found)
     with pytest.raises(NotPlacedHere, match=r"has gpus=1$"):
-        placing("any", gpus=1).check(found)
+        placing("any", gpus=1).select(found)
     with pytest.raises(NotPlacedHere, match="'!rack'"):
-        placing("any", rack="4").check(found)
+        placing("any", rack="4").select(found)
 
 
 def test_a_label_given_by_hand_wins(tmp_path: Path) -> None:
     found = model(tmp_path, require("device=quantum"))
     with pytest.raises(NotPlacedHere):
-        placing("any").check(found)
-    placing("any", device="quantum").check(found)
+        placing("any").select(found)
+    placing("any", device="quantum").select(found)
 
 
 def test_only_a_pool_with_a_name_leaves_to_others_what_it_cannot_run(tmp_path: Path) -> None:
@@ -77,5 +78,5 @@ def test_groups_for_devices_that_are_not_there(group: str, gpus: int, reason: st
 
 def test_what_cannot_be_understood_is_no_placement(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"^'charonia.require' must be terms") as caught:
-        placing("any").check(model(tmp_path, require("memory > lots of")))
+        placing("any").select(model(tmp_path, require("memory > lots of")))
     assert not isinstance(caught.value, NotPlacedHere)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import InvalidArgument, StartupError, Unavailable, Unsupported
-from charonia.models import repository as module
+from charonia.models import model_directory as module
 from charonia.models.config import InstanceError, StructureError, normalise
+from charonia.models.model_directory import content_hash, load_labels
 from charonia.models.pbtxt import parse
-from charonia.models.repository import ModelRepository, content_hash, load_labels
+from charonia.models.repository import ModelRepository
 
 
 def _write(path: Path, content: str | bytes = b"") -> Path:
@@ -113,7 +114,10 @@ def test_bad_configuration_name(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
-    [("missing", "does not exist or is not a directory"), ("s3://bucket/path", "remote model repositories are not")],
+    [
+        ("missing", "does not exist or is not a directory"),
+        ("s3://bucket/path", "remote model repositories cannot be used here"),
+    ],
 )
 def test_bad_repositories(path: str, sentence: str) -> None:
     with pytest.raises(StartupError, match=sentence):

@@ -1,0 +1,83 @@
+"""What a remote repository's URL says (R7): provider, server, bucket, and the path inside it. Pure.
+
+    s3://bucket/path    s3://host:port/bucket/path    s3://https://host:port/bucket/path
+    gs://bucket/path
+    as://account/container/path    as://account.host.of.cloud/container/path    as://http://host:port/account/container
+
+Without a scheme of its own `host:port` is asked over HTTP, as in Triton. The third form of `as://` is for emulators.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from charonia.errors import StartupError
+
+S3, GCS, AZURE = "s3", "gs", "as"
+_FORMS = {
+    S3: "s3://bucket/path or s3://https://host:port/bucket/path",
+    GCS: "gs://bucket/path",
+    AZURE: "as://account/container/path",
+}
+_SERVER = re.compile(r"(?P<scheme>https?)://(?P<host>[^/@?#]+)/(?P<rest>.*)", re.DOTALL)
+_HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.\-]+:[0-9]+)/(?P<rest>.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._\-$]*")
+_ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]*")
+_AZURE_HOST = "blob.core.windows.net"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAddress:
+    """`url` as given, without a last slash. `endpoint` is the server's URL, "" for the provider's usual one.
+
+    `bucket` is a container with Azure. `prefix` is what names of objects in the repository begin with: empty, or with a
+    slash at its end.
+    """
+
+    provider: str
+    url: str
+    bucket: str
+    prefix: str
+    endpoint: str = ""
+    account: str = ""
+
+
+def is_remote(path: str) -> bool:
+    return provider_of(path) != ""
+
+
+def provider_of(path: str) -> str:
+    """`S3`, `GCS` or `AZURE`; "" for a path of this machine."""
+    scheme, separator, _ = path.partition("://")
+    return scheme if separator and scheme in _FORMS else ""
+
+
+def parse(url: str) -> RemoteAddress:
+    """Take a repository's URL apart. Raises `StartupError` for one that says no bucket."""
+    provider = provider_of(url)
+    rest = url.removeprefix(f"{provider}://").rstrip("/")
+    url = f"{provider}://{rest}"
+    endpoint = account = ""
+    if provider != GCS and (server := _SERVER.fullmatch(rest)):
+        endpoint, rest = f"{server['scheme']}://{server['host']}", server["rest"]
+    elif provider == S3 and (server := _HOST_AND_PORT.fullmatch(rest)):
+        endpoint, rest = f"http://{server['host']}", server["rest"]
+    if provider == AZURE:
+        account, _, rest = rest.partition("/")
+        if not _ACCOUNT.fullmatch(account):
+            raise _bad(provider, url)
+        if endpoint:
+            endpoint = f"{endpoint}/{account}"
+        else:
+            endpoint = f"https://{account}" if "." in account else f"https://{account}.{_AZURE_HOST}"
+            account = account.partition(".")[0]
+    bucket, _, path = rest.partition("/")
+    segments = [segment for segment in path.split("/") if segment]
+    if not _BUCKET.fullmatch(bucket) or "." in segments or ".." in segments:
+        raise _bad(provider, url)
+    return RemoteAddress(provider, url, bucket, "".join(f"{segment}/" for segment in segments), endpoint, account)
+
+
+def _bad(provider: str, url: str) -> StartupError:
+    return StartupError(f"the model repository '{url}' is no URL of a repository: expected {_FORMS[provider]}")
