@@ -47,7 +47,9 @@ class CopiesInUse:
     async def _tidy(self, model: str, wanted: bool) -> None:
         async with self._lock(model):
             versions = [incarnation for (name, _), incarnation in self._serving.items() if name == model]
-            used = {incarnation.source.directory for incarnation in versions}
+            # after a change of their number (R23) its instances are not all of one copy
+            used = {spec.source.directory for one in versions for spec in one.pool.specs}
+            used |= {incarnation.source.directory for incarnation in versions}
             if model in self._kept:
                 used.add(self._kept[model])
             await asyncio.to_thread(self._repository.release, model, used, latest=wanted)

@@ -236,9 +236,9 @@ class InstancePool:
     # -- more and fewer instances (R23) -------------------------------------------------------------------------------
 
     @property
-    def names(self) -> set[str]:
-        """The names of its instances."""
-        return {worker.spec.name for worker in self._workers}
+    def specs(self) -> list[InstanceSpec]:
+        """What its instances are made from, and made again when they die."""
+        return [worker.spec for worker in self._workers]
 
     async def grow(
         self, specs: Sequence[InstanceSpec], group: InstanceGroup, batches: Sequence[Sequence[RequestRecord]]

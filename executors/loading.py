@@ -225,14 +225,15 @@ class Loader:
             return 0
         if change > 0:
             group = interface.instance_groups[-1]
+            taken = {spec.name for spec in served.pool.specs}
             named = _specs(
-                replace(group, count=group.count + len(served.pool.names)),
+                replace(group, count=group.count + len(taken)),
                 source,
                 interface,
                 self._host_policies,
                 self._calls_of(directory),
             )
-            free = [spec for spec in named if spec.name not in served.pool.names]
+            free = [spec for spec in named if spec.name not in taken]
             batches = await asyncio.to_thread(_warmups, interface, source)
             served.warmed = await served.pool.grow(free[:change], group, batches)
         else:

@@ -23,6 +23,12 @@ class FileEntry:
     inode: int
 
 
+def entry_of(path: Path) -> FileEntry:
+    """One file by itself. Raises `OSError`."""
+    found = path.stat()
+    return FileEntry(path.name, path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
 def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.endswith("~") or name == "__pycache__"
 

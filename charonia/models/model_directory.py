@@ -16,7 +16,7 @@ from protos.model_config_pb2 import ModelConfig
 
 from . import autofill, pbtxt, versions
 from .errors import InstanceError, StructureError
-from .files import FileEntry, contained, is_hidden, walk
+from .files import FileEntry, contained, entry_of, is_hidden, walk
 from .names import model_key
 
 CONFIG_FILE = "config.pbtxt"
@@ -173,7 +173,7 @@ def content_hash(directory: Path, version: int, config: ModelConfig) -> str:
         for entry in entries:
             # Lengths and separators keep two different trees from spelling the same bytes.
             digest.update(f"\0{scope}\0{entry.relative}\0{entry.size_bytes}\0".encode())
-            digest.update(_file_digest(entry))
+            digest.update(file_digest(entry))
     return digest.hexdigest()
 
 
@@ -182,7 +182,8 @@ _DIGESTS: dict[Path, tuple[tuple[int, int, int], bytes]] = {}
 _MOST_DIGESTS = 100_000
 
 
-def _file_digest(entry: FileEntry) -> bytes:
+def file_digest(entry: FileEntry) -> bytes:
+    """Of a file's content. It is read when it was not yet, or is another by its size, time or inode."""
     stamp = (entry.size_bytes, entry.modified_ns, entry.inode)
     cached = _DIGESTS.get(entry.path)
     if cached is not None and cached[0] == stamp:
@@ -246,10 +247,9 @@ def parsed(file_name: str, content: bytes) -> ModelConfig:
 
 def _stamp_of_file(path: Path) -> str:
     try:
-        status = path.stat()
+        return _stamp([entry_of(path)])
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
-    return _stamp([FileEntry(path.name, path, status.st_size, status.st_mtime_ns, status.st_ino)])
 
 
 def _stamp(entries: list[FileEntry]) -> str:

@@ -258,6 +258,32 @@ async def test_explicit_control_fetches_what_is_asked_for(bucket: Any, tmp_path:
     assert list(copies.iterdir()) == []
 
 
+async def test_instances_keep_the_copy_they_are_made_from(bucket: Any, tmp_path: Path) -> None:
+    """One that dies is made again from it, also when the model has got a new copy with another number of them (R23)."""
+    put_linear(bucket, tmp_path, "resized/m/1/model.onnx")
+    bucket.put("resized/m/config.pbtxt", "instance_group { count: 1 kind: KIND_CPU }")
+    copies = tmp_path / "copies"
+    async with running(
+        tmp_path,
+        model_repository=(bucket.url("resized"),),
+        repository_copies=os.fspath(copies),
+        model_control_mode="explicit",
+        load_model=("m",),
+    ) as bench:
+        for count in (2, 3):
+            bucket.put("resized/m/config.pbtxt", f"instance_group {{ count: {count} kind: KIND_CPU }}")
+            assert (await bench.request("load", "m")).error == ""
+        await bench.service._deployment.idle()
+        served = bench.service._deployment.find("m", 1)
+        directories = [spec.source.directory for spec in served.pool.specs]
+        assert len(directories) == len(set(directories)) == 3
+        assert all((directory / "1" / "model.onnx").exists() for directory in directories)
+        assert (await bench.request("unload", "m")).error == ""
+        await bench.control.fact(VersionUnloaded, model="m")
+        await bench.service._deployment.idle()
+        assert _copies(copies) == set()
+
+
 async def test_polling_follows_objects(bucket: Any, tmp_path: Path) -> None:
     (tmp_path / "local" / "here" / "1").mkdir(parents=True)
     linear(tmp_path / "local" / "here" / "1" / "model.onnx")

@@ -7,7 +7,6 @@ whoever comes first, and stays there. How a process starts in it is `startup_arg
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -21,6 +20,8 @@ from pathlib import Path
 
 from charonia.backend import ModelSource
 from charonia.errors import InternalError, InvalidArgument
+from charonia.models.files import entry_of
+from charonia.models.model_directory import file_digest
 
 from .unpacking import unpack
 
@@ -131,9 +132,8 @@ def _cache_directory(source: ModelSource) -> Path:
 def _unpacked(archive: Path, cache: Path) -> Path:
     """The archive's directory, unpacked now or before by some process of this machine."""
     try:
-        status = archive.stat()
-        stamp = f"{archive.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
-        root = cache / hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
+        # by its content: a remote model's archive lies in another place after each change of the model
+        root = cache / file_digest(entry_of(archive.resolve())).hex()
         with root.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             ready = root.with_suffix(".ready")

@@ -81,7 +81,7 @@ async def test_the_last_instances_of_a_sequence_model_leave_and_what_they_knew_w
     pool.keep(1)
     assert (pool.slots, pool.is_shrinking) == (1, True)
     await pool.shrink()
-    assert (pool.slots, pool.is_shrinking, pool.names) == (1, False, {"m_0"})
+    assert (pool.slots, pool.is_shrinking, [spec.name for spec in pool.specs]) == (1, False, ["m_0"])
     assert [instance.closed for instance in instances] == [False, True, True]
     for number in (0, 1):
         job = SimpleNamespace(header=SimpleNamespace(sequences=BatchPlaces(number, 0, ())), records=[])

@@ -77,6 +77,13 @@ def test_another_archive_is_another_environment(tmp_path: Path) -> None:
     assert Path(before).exists(), "processes may still run there"
 
 
+def test_the_same_archive_elsewhere_is_the_same_environment(tmp_path: Path) -> None:
+    archive = packed(environment(tmp_path / "env"), tmp_path / "env.tar.gz")
+    before = interpreter(source(tmp_path, str(archive))).command
+    archive.rename(tmp_path / "moved.tar.gz")
+    assert interpreter(source(tmp_path, str(tmp_path / "moved.tar.gz"))).command == before
+
+
 def test_what_somebody_left_half_unpacked_is_unpacked_anew(tmp_path: Path) -> None:
     archive = packed(environment(tmp_path / "env"), tmp_path / "env.tar.gz")
     python = Path(interpreter(source(tmp_path, str(archive))).command[0])
