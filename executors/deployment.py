@@ -11,12 +11,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
-from charonia.events import ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.events import ModelRequested, VersionHealthChanged, VersionLoaded
 from charonia.models.catalog import Catalog
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
@@ -32,15 +31,14 @@ from .copies import CopiesInUse
 from .directories import Directories
 from .health import HealthWatch
 from .instance import Hung
-from .lifecycle import NO_VERSION, Lifecycle, LoadModel, load_failure
+from .lifecycle import Lifecycle, LoadModel, load_failure
 from .loading import Incarnation, Loader
 from .metrics import ExecutorMetrics
 from .placing import NotPlacedHere, Placing
 from .retiring import Retirement
+from .selection import Selection
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Deployment:
@@ -70,13 +68,13 @@ class Deployment:
         self._loader = loader
         self._announcer = announcer
         self._metrics = metrics
-        self._placing = placing
         self._on_hung = on_hung
         self._serving: dict[tuple[str, int], Incarnation] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
+        self._selection = Selection(executor, placing, lifecycle, self._directories, announcer, self._unload_version)
         self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
         self._composition = Composition(self)
         self._catalog = catalog
@@ -233,7 +231,7 @@ class Deployment:
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
         """Load what differs from what is served; False when nothing did (R22)."""
         model = directory.key
-        directory, selected = await self._select(directory)
+        directory, selected = await self._selection.select(directory)
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
         if plan.load:
@@ -247,36 +245,6 @@ class Deployment:
         for fact in self._lifecycle.given_up(model, selected):
             await self._announcer.tell(fact)
         return bool(plan.load)
-
-    async def _select(self, directory: ModelDirectory) -> tuple[ModelDirectory, list[int]]:
-        """The model with its files, and the versions that should be served here.
-
-        Raises for what cannot be, after telling its reason.
-        """
-        if directory.config is None:
-            await self._directories.refuse(directory)
-        selected = await self._judged(directory, self._placing.select)
-        directory = await self._directories.bring(directory, selected)
-        await self._judged(directory, self._placing.check)
-        return directory, selected
-
-    async def _judged(self, directory: ModelDirectory, judge: Callable[[ModelDirectory], T]) -> T:
-        """What `judge` says of a model; its errors are told."""
-        model = directory.key
-        try:
-            return await asyncio.to_thread(judge, directory)
-        except NotPlacedHere as error:
-            self._lifecycle.unreadable(directory)
-            for version in self._lifecycle.ready_versions(model):
-                await self._unload_version(model, version)
-            await self._announcer.tell(ModelExcluded(self._executor, model, error.message))
-            raise
-        except CharoniaError as error:
-            self._lifecycle.unreadable(directory)
-            _log.error("failed to load %s: %s", model, error)
-            if not self._lifecycle.ready_versions(model):
-                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
-            raise load_failure(model, {NO_VERSION: error}) from None
 
     async def _load_planned(
         self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
@@ -309,7 +277,7 @@ class Deployment:
                 directory = await asyncio.to_thread(self._directories.find, model, None)
                 if is_ensemble(directory.config):
                     return None
-                directory, selected = await self._select(directory)
+                directory, selected = await self._selection.select(directory)
                 self._copies.keep(model, directory.path)
                 config = await self._directories.complete(directory, selected, selected, refuse_all)
                 if isinstance(config, CharoniaError):
