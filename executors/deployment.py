@@ -81,6 +81,8 @@ class Deployment:
         self._starting: dict[str, asyncio.Task[None]] = {}
         """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
         self._failed: dict[str, CharoniaError] = {}
+        self.before_leaving: Callable[[Incarnation], Awaitable[None]] = _nothing
+        """What is done before others hear that a version goes, or some of its instances (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """Models that are loaded on demand (`on_demand`), in memory or not."""
 
@@ -264,6 +266,8 @@ class Deployment:
                 _log.error("failed to load %s version %d: %s", model, version, error)
                 await self._announcer.tell(self._lifecycle.failed(model, version, error))
             else:
+                if (before := self._serving.get((model, version))) is not None:
+                    await self.before_leaving(before)
                 await self._tell_loaded(incarnation, await self.install(incarnation), directory)
         return failures
 
@@ -294,6 +298,8 @@ class Deployment:
         if incarnation is None or directory.key in self.announced:
             return False
         change = await self._loader.resize(incarnation, directory, version, config)
+        if change < 0:
+            await self.before_leaving(incarnation)
         if change:
             await self._count(incarnation)
             await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
@@ -405,7 +411,13 @@ class Deployment:
         self._copies.tidy(model, wanted=False)
 
     async def _unload_version(self, model: str, version: int) -> None:
-        await self._announcer.tell(self._lifecycle.unloading(model, version))
         incarnation = self._serving.get((model, version))
         if incarnation is not None:
+            await self.before_leaving(incarnation)
+        await self._announcer.tell(self._lifecycle.unloading(model, version))
+        if incarnation is not None:
             self._retirement.run_dry(incarnation, self._composition.dependents(model))
+
+
+async def _nothing(_incarnation: Incarnation) -> None:
+    """Nobody has said what."""

@@ -27,12 +27,7 @@ from charonia.events import (
     VersionWanted,
     pack_fact,
 )
-from charonia.wire import (
-    FLAG_JOURNALLED,
-    FLAG_REFERENCE,
-    BatchHeader,
-    RequestRecord,
-)
+from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, BatchHeader, RequestRecord
 
 from .accounting import Death, Executed
 from .announcing import insist
@@ -136,6 +131,11 @@ class Intake:
             if self._settling:
                 self._quiet.clear()
                 await self._quiet.wait()
+
+    async def settled_so_far(self) -> None:
+        """Wait for what is under way now."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     async def close(self) -> None:
         """Give up what the log would not take."""

@@ -216,7 +216,10 @@ class OnDemand:
                 self.room.used(key, incarnation.pool.used_ns)
         for key in self.room.candidates(monotonic_ns()):
             incarnation = self._deployment.find(*key)
-            if incarnation is not None and await self._is_idle(incarnation):
+            if incarnation is None or not await self._is_idle(incarnation):
+                continue
+            await self._deployment.before_leaving(incarnation)
+            if not incarnation.pool.unfinished:  # nothing has come meanwhile
                 await self._evict(key, incarnation)
                 return True
         return False

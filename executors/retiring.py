@@ -81,7 +81,7 @@ class Retirement:
 
     def shrink(self, incarnation: Incarnation) -> None:
         """Let instances go that are not kept, when they have finished what they have (R23)."""
-        self._spawn(incarnation.pool.shrink())
+        self._spawn(self._shrink(incarnation))
 
     def discard_after(self, directory: Path) -> None:
         """Remove a temporary model directory when nobody loaded from it runs any more."""
@@ -97,6 +97,11 @@ class Retirement:
             await work()
 
         self._spawn(last())
+
+    async def _shrink(self, incarnation: Incarnation) -> None:
+        await incarnation.pool.shrink()
+        if incarnation.pool.sequences is not None:
+            incarnation.pool.sequences.writes_all = False  # who is still here stays
 
     async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
         # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other

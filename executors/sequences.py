@@ -9,7 +9,7 @@ with a number (design section 3). Used in the event loop alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from charonia.backend import Array
@@ -52,6 +52,12 @@ class Remembered:
     used_us: int
     turn: Tensors | None = None
     given: int = 0
+    unwritten: bytes = b""
+    """Its record in the log, where that is newer than its state there."""
+
+    def is_written_as(self, run: bytes, step: int) -> bool:
+        """Whether the log has the state after this step."""
+        return not self.unwritten and (self.run, self.step) == (run, step)
 
 
 class Sequences:
@@ -68,6 +74,8 @@ class Sequences:
         self.tensors = tensors
         self._memory = memory
         self._known: dict[bytes, Remembered] = {}
+        self.writes_all = False
+        """Every state is written, however often they are otherwise: the sequences are about to leave."""
         self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
         self._since_sweep = 0
 
@@ -84,11 +92,15 @@ class Sequences:
     def restore(self, names: Sequence[bytes], found: Sequence[tuple[bytes, bytes] | None]) -> None:
         """What the log knows of these, as far as it is the state after the last settled request."""
         for key, one in zip(names, found, strict=True):
-            self._known.pop(key, None)
+            known = self._known.pop(key, None)
             if one is None:
                 continue
             try:
-                about, state = SequenceAbout.unpack(key, one[0]), SequenceState.unpack(one[1])
+                about = SequenceAbout.unpack(key, one[0])
+                if known is not None and (known.run, known.step) == (about.run, about.step):
+                    self._known[key] = known  # nothing has happened to it elsewhere
+                    continue
+                state = SequenceState.unpack(one[1])
             except InvalidRecord:
                 continue
             tensors = {tensor.name: _array(tensor) for tensor in state.tensors}
@@ -196,22 +208,57 @@ class Sequences:
                 tensors = known.tensors if known is not None else self.tensors.initial
             number += changed
             place_of = (header.sequences.instance, place.slot, place.binding)
-            self._known[key] = Remembered(place.run, place.binding, place_of[0], life, number, tensors, used_us)
             about = SequenceAbout(
                 key, place.run, self._version, header.content_hash, executor, *place_of, number, used_us
+            ).pack()
+            state, unwritten = None, b""
+            if self.checkpoints and not (known is not None and known.is_written_as(place.run, number)):
+                if self.writes_all or number % self._every == 0:
+                    state = self._packed(place.run, number, tensors)
+                else:
+                    unwritten = about
+            self._known[key] = Remembered(
+                place.run, place.binding, place_of[0], life, number, tensors, used_us, unwritten=unwritten
             )
-            due = self._memory == "states" and self._every > 0 and (number % self._every == 0 or number == 0)
-            state = self._packed(place.run, number, tensors) if due and (changed or step.start) else None
-            written[record.id] = SequenceStep(key, about.pack(), state)
+            written[record.id] = SequenceStep(key, about, state)
         return written, before
+
+    # -- before they leave --------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether states are written at all."""
+        return self._memory == "states" and self._every > 0
+
+    def unwritten(self) -> list[bytes]:
+        """The keys of the sequences whose newest state is here alone."""
+        return [key for key, known in self._known.items() if known.unwritten]
+
+    def newest(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The record of a sequence and the state that belongs to it; None when that is written or it has ended."""
+        known = self._known.get(key)
+        if known is None or not known.unwritten:
+            return None
+        return known.unwritten, self._packed(known.run, known.step, known.tensors)
+
+    def wrote(self, key: bytes, about: bytes) -> None:
+        """The log has the state that belongs to a record."""
+        known = self._known.get(key)
+        if known is not None and known.unwritten == about:
+            self._known[key] = replace(known, unwritten=b"")
 
     def _keep_turn(self, key: bytes, place: SequencePlace, step: Step, instance: int, life: int) -> None:
         known = self._known.get(key)
         if known is None or known.run != place.run or step.start:
             known = Remembered(place.run, place.binding, instance, life, 0, self.tensors.initial, 0)
-        used_us = wall_ns() // 1000
-        self._known[key] = Remembered(
-            known.run, place.binding, instance, life, known.step, known.tensors, used_us, step.state_after, step.given
+        self._known[key] = replace(
+            known,
+            binding=place.binding,
+            instance=instance,
+            life=life,
+            used_us=wall_ns() // 1000,
+            turn=step.state_after,
+            given=step.given,
         )
 
     def go_back(self, records: Sequence[RequestRecord], before: Mapping[int, Remembered | None]) -> None:

@@ -37,6 +37,7 @@ from .accounting import Death
 from .announcing import Announcer
 from .calls import ExecutorCalls
 from .capabilities import Capabilities
+from .checkpoints import Checkpoints
 from .deployment import Deployment
 from .intake import DRAINS, Intake
 from .job import Job
@@ -113,6 +114,8 @@ class ExecutorService:
         self._intake = Intake(log, self._me, self._deployment.find, metrics, payloads, local=settings.hosts_batcher)
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
+        self._checkpoints = Checkpoints(log, self._intake.settled_so_far)
+        self._deployment.before_leaving = self._checkpoints.write
         self._tasks: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._names: tuple[str, ...] = ()
@@ -247,6 +250,8 @@ class ExecutorService:
         if self._on_demand is not None:
             await self._on_demand.stop()
         incarnations = self._deployment.incarnations()
+        # others go on with their sequences as soon as they hear of it
+        await asyncio.gather(*map(self._checkpoints.write, incarnations))
         # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
         draining = ExecutorDraining(self._me)
         try:

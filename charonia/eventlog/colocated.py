@@ -199,6 +199,9 @@ class ColocatedLog:
     async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
         return await self._shared.sequence_states(model, names)
 
+    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        return await self._shared.keep_states(model, states)
+
     async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
         await self._shared.forget_sequences(model, runs)
 

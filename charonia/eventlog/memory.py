@@ -219,6 +219,14 @@ class MemoryLog(MemoryStreams, MemoryProjections):
     async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
         return [self._of(model).sequences.get(name) for name in names]
 
+    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        known, written = self._of(model).sequences, list[bool]()
+        for key, (about, state) in states.items():
+            written.append(key in known and known[key][0] == about)
+            if written[-1]:
+                known[key] = (about, state)
+        return written
+
     async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
         known = self._of(model).sequences
         for key, run in runs.items():

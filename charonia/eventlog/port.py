@@ -237,6 +237,9 @@ class EventLog(Protocol):
     async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
         """For each key (about, state); None for a sequence that has no record, b"" for one without a state."""
 
+    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        """Write states of sequences, by key (about, state), each only while its `about` is this; which were written."""
+
     async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
         """Forget sequences by their keys, each only while its `about` begins with the run given."""
 

@@ -288,6 +288,11 @@ async def test_a_sequences_record_changes_with_the_settlement_that_is_won(subjec
     assert await log.settle("m", [(ids[0], 0), (ids[2], 0)], None, [], sequences=lost) == [False, True]
     assert await log.sequence_states("m", [b"a"]) == [(b"run-1 at 3", b"state 1")]
 
+    kept = {b"b": (b"run-2 at 1", b"late"), b"a": (b"run-1 at 4", b"stale"), b"none": (b"", b"x")}
+    assert await log.keep_states("m", kept) == [True, False, False]
+    assert await log.keep_states("m", {}) == []
+    assert await log.sequence_states("m", [b"a", b"b"]) == [(b"run-1 at 3", b"state 1"), (b"run-2 at 1", b"late")]
+
     assert await log.settle("m", [(ids[3], 0)], None, [], sequences={ids[3]: SequenceStep(b"a", b"")}) == [True]
     assert await log.sequences("m") == {b"b": b"run-2 at 1"}
     await log.forget_sequences("m", {b"b": b"run-9", b"none": b""})

@@ -20,7 +20,13 @@ from e2e_asking import client, index, infer, inputs, post, statistics, until
 from e2e_models import WIDTH, scaling
 from e2e_parts import GATEWAY_FLAGS, Part, log_of
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from loadtest.sequences import FACTOR, MODULUS, build
+
 CLIENTS = 16
+MODELS = {"double", "triple", "digest"}
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 
 
 @pytest.fixture
@@ -28,6 +34,7 @@ def parts(tmp_path: Path) -> Iterator[Any]:
     models = tmp_path / "models"
     for name, factor in (("double", 2), ("triple", 3)):
         scaling(models, name, factor, config="dynamic_batching { }")
+    build(models, batch=16, candidates=64, every=5)
     with ExitStack() as stack:
         log_url = stack.enter_context(log_of(tmp_path))
         started: list[Part] = []
@@ -45,10 +52,7 @@ def parts(tmp_path: Path) -> Iterator[Any]:
         gateways = [start("gateway", f"gateway{n}", *GATEWAY_FLAGS) for n in range(2)]
         batchers = [start("batcher", f"batcher{n}") for n in range(2)]
         repository = f"--model-repository={models}"
-        executors = [
-            start("executor", f"executor{n}", repository, "--model-control-mode=explicit", "--load-model=*")
-            for n in range(2)
-        ]
+        executors = [start("executor", f"executor{n}", repository, *EXPLICIT) for n in range(2)]
         try:
             for gateway in gateways:
                 gateway.learn_addresses()
@@ -156,13 +160,13 @@ def test_both_gateways_know_and_count_everything(parts: Any) -> None:
 
 def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
     gateways, batchers, executors = parts.gateways, parts.batchers, parts.executors
-    until("each model has an owner", lambda: set().union(*map(owned, batchers)) == {"double", "triple"})
+    until("each model has an owner", lambda: set().union(*map(owned, batchers)) == MODELS)
     victim, heir = sorted(batchers, key=lambda b: -len(owned(b)))
     lost = owned(victim)
     with Load(gateways) as load:
         load.more(5)
         victim.process.send_signal(signal.SIGKILL)
-        until("the other batcher owns all", lambda: owned(heir) == {"double", "triple"}, 15)
+        until("the other batcher owns all", lambda: owned(heir) == MODELS, 15)
         load.more(5)
         # an executor as well, and another takes its place
         executors[0].process.send_signal(signal.SIGKILL)
@@ -199,3 +203,56 @@ def test_a_gateway_may_go_while_the_other_serves(parts: Any) -> None:
         load.more(2)
     parts.gateways.remove(one)
     assert other.get("/v2/health/ready")[0] == 200
+
+
+def test_executors_that_stop_in_order_take_no_sequences_with_them(parts: Any) -> None:
+    """The log gets only every fifth state of `digest`, as long as nothing ends: executors, instances, incarnations."""
+    rolled = threading.Event()
+    server = parts.gateways[0]
+
+    def drive(number: int) -> int:
+        state, step = 0, 0
+        with client("grpc", server) as asking:
+            while True:
+                last = rolled.is_set()
+                options = {"sequence_id": 1 + number, "sequence_start": step == 0, "sequence_end": last}
+                tensors = inputs("grpc", VALUE=np.array([[step % 7]], np.float32))
+                state = (state * FACTOR + step % 7) % MODULUS
+                answer = asking.infer("digest", tensors, **options)
+                assert int(answer.as_numpy("STATE")[0, 0]) == state, (number, step)
+                step += 1
+                if last:
+                    return step
+
+    said: list[int] = []
+
+    def go_on(**flags: bool) -> None:
+        """A step of a sequence that rests until the next one."""
+        answer = infer(server, "digest", "grpc", {"sequence_id": 99} | flags, VALUE=np.array([[1]], np.float32))
+        said.append(int(answer.as_numpy("STATE")[0, 0]))
+
+    with ThreadPoolExecutor(4) as pool, client("http", server) as asking:
+        driving = [pool.submit(drive, number) for number in range(4)]
+        try:
+            go_on(sequence_start=True)
+            repository = f"--model-repository={parts.models}"
+            for number, executor in enumerate(parts.executors, 2):
+                started = parts.start("executor", f"executor{number}", repository, *EXPLICIT)
+                started.until_says("digest")
+                assert executor.stop() == 0
+                go_on()
+            config = asking.get_model_config("digest")
+            for count in (2, 1):
+                config["instance_group"][0]["count"] = count
+                asking.load_model("digest", config=json.dumps(config))
+                go_on()
+            config["sequence_batching"]["oldest"]["max_candidate_sequences"] = 40
+            asking.load_model("digest", config=json.dumps(config))
+            go_on()
+        finally:
+            rolled.set()
+        assert all(one.result(60) > 5 for one in driving)
+    expected = [1]
+    while len(expected) < len(said):
+        expected.append((expected[-1] * FACTOR + 1) % MODULUS)
+    assert said == expected

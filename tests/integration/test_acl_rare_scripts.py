@@ -74,6 +74,8 @@ async def test_a_batcher_forgets_sequences_that_nobody_goes_on_with(server: Guar
     with server.client() as watcher:
         watcher.hset(keys.live_sequences(M), "one", b"run and more")
         watcher.hset(keys.sequence_states(M), "one", b"state")
+        executor = await opened("executor")
+        assert await executor.keep_states(M, {b"one": (b"run and more", b"newer")}) == [True]
         await batcher.forget_sequences(M, {b"one": b"another run"})
         assert watcher.hlen(keys.live_sequences(M)) == 1
         await batcher.forget_sequences(M, {b"one": b"run"})

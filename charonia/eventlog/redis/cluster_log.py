@@ -184,6 +184,7 @@ class ClusterLog:
     unsettled_ids = _of_model("unsettled_ids")
     sequences = _of_model("sequences")
     sequence_states = _of_model("sequence_states")
+    keep_states = _of_model("keep_states")
     forget_sequences = _of_model("forget_sequences")
     set_retention = _of_model("set_retention")
     job = _of_model("job")

@@ -44,6 +44,7 @@ JOB_POSITION = load("job_position")
 ADD_JOB_RESPONSES = load("add_job_responses")
 FORGET_ENDED = load("forget_ended")
 FORGET_SEQUENCES = load("forget_sequences")
+KEEP_STATES = load("keep_states")
 TRIM_JOURNAL = load("trim_journal")
 ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
@@ -64,6 +65,7 @@ ALL = (
     ADD_JOB_RESPONSES,
     FORGET_ENDED,
     FORGET_SEQUENCES,
+    KEEP_STATES,
     TRIM_JOURNAL,
     ADD_STATISTICS,
     TAKE_OWNERSHIP,

@@ -292,6 +292,13 @@ class Work:
         states = await self._commands.execute("HMGET", keys.sequence_states(model), *names)
         return [None if a is None else (a, s or b"") for a, s in zip(about, states, strict=True)]
 
+    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        if not states:
+            return []
+        names = [keys.live_sequences(model), keys.sequence_states(model)]
+        arguments = [part for key, (about, state) in states.items() for part in (key, about, state)]
+        return [bool(one) for one in await self._commands.script(scripts.KEEP_STATES, names, arguments)]
+
     async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
         names = [keys.live_sequences(model), keys.sequence_states(model)]
         pairs = list(runs.items())

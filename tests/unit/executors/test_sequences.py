@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -128,6 +129,46 @@ def test_a_state_that_is_not_of_the_last_step_is_none() -> None:
     spoilt = SequenceState(RUN, 2, (Tensor.of("h", np.zeros(2, np.float32)),)).pack()
     other.restore([KEY, KEY], [(step.about, spoilt), (b"x", b"y")])
     assert begin(other, header(binding=2), record(4)).errors, "of another shape than the model has now"
+
+
+def test_what_the_log_does_not_have_is_known_until_it_is_written() -> None:
+    known = sequences(every=5)
+    _, (written, _) = run(known, header(), record(1, start=True), 5)
+    about = written[record(1).id].about
+    assert known.unwritten() == [KEY]
+    assert known.newest(KEY) is not None
+    told, packed = known.newest(KEY) or (b"", b"")
+    state = SequenceState.unpack(packed)
+    assert (told, state.run, state.step, state.tensors[0].array().tolist()) == (about, RUN, 1, [5])
+    _, (written, _) = run(known, header(), record(2), 6)
+    known.wrote(KEY, about)
+    assert known.unwritten() == [KEY], "there is a newer one meanwhile"
+    known.wrote(KEY, written[record(2).id].about)
+    assert known.unwritten() == []
+    assert known.newest(KEY) is None
+    # what failed has changed nothing that would have to be written
+    _, (written, _) = run(known, header(), record(3), 99, failed={0})
+    assert (written[record(3).id].state, known.unwritten()) == (None, [])
+    known.writes_all = True
+    _, (written, _) = run(known, header(), record(4), 7)
+    assert SequenceState.unpack(bytes(written[record(4).id].state or b"")).step == 3
+    assert known.unwritten() == []
+    for one in (sequences(every=0), sequences("instances", every=5), sequences("nothing", every=5)):
+        one.writes_all = True
+        _, (written, _) = run(one, header(), record(1, start=True), 5)
+        assert (written[record(1).id].state, one.unwritten(), one.checkpoints) == (None, [], False)
+
+
+def test_what_has_another_place_at_the_same_executor_is_known_although_the_log_has_an_older_state() -> None:
+    known = sequences(every=5)
+    _, (written, _) = run(known, header(), record(1, start=True), 5)
+    assert known.missing(header(binding=2, instance=1), [record(2)]) == [KEY]
+    known.restore([KEY], [(written[record(1).id].about, b"")])
+    assert run(known, header(binding=2, instance=1), record(2), 6)[0] == 5
+    # but not when another executor has gone on with it
+    elsewhere = replace(SequenceAbout.unpack(KEY, written[record(1).id].about), step=3)
+    known.restore([KEY], [(elsewhere.pack(), b"")])
+    assert begin(known, header(binding=3), record(4)).errors
 
 
 def test_a_failure_changes_no_state_and_a_lost_settlement_goes_back() -> None:
