@@ -211,6 +211,19 @@ def test_an_account_key_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Z3Vlc3NlZA" not in repr(choose(address, os.environ))
 
 
+def test_accounts_with_directories_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hierarchical namespace has a blob without content for each, told by its metadata."""
+    if why := object_stores.missing("as"):
+        pytest.skip(why)
+    with object_stores.azure_bucket() as bucket:
+        _only(monkeypatch, dict(bucket.environment))
+        bucket.put_directory("repo/m")
+        bucket.put_directory("repo/m/1")
+        store = opened(bucket.url("repo"))
+        assert sorted((found.name, found.is_directory) for found in store.objects()) == [("m", True), ("m/1", True)]
+        store.close()
+
+
 # -- an executor -------------------------------------------------------------------------------------------------------
 
 

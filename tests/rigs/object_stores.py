@@ -117,6 +117,9 @@ class AzureBucket:
     def put(self, name: str, content: bytes | str) -> None:
         self._container.upload_blob(name, content, overwrite=True)
 
+    def put_directory(self, name: str) -> None:
+        self._container.upload_blob(name, b"", metadata={"hdi_isfolder": "true"})
+
     def delete(self, name: str) -> None:
         self._container.delete_blob(name)
 
