@@ -28,7 +28,6 @@ class Credentials:
     """What is set, by the names of the file's format; empty: the provider's usual places are looked at."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    from_file: bool = False
 
     def __getitem__(self, name: str) -> str:
         return self.values.get(name, "")
@@ -46,7 +45,7 @@ def choose(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
             f"no credentials for the model repository '{address.url}': no key in \"{address.provider}\" of {path} "
             f'({FILE_VARIABLE}) begins it; add one, or "" for all'
         )
-    return Credentials(_values(path, address.provider, entries[max(matching, key=len)]), from_file=True)
+    return Credentials(_values(path, address.provider, entries[max(matching, key=len)]))
 
 
 def _of_environment(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
