@@ -25,8 +25,10 @@ MOUNT_VARIABLES = {
     AZURE: "TRITON_AZURE_MOUNT_DIRECTORY",
 }
 EXTRAS = {S3: "s3", GCS: "gcs", AZURE: "azure"}
-_LOUD = ("boto3", "botocore", "s3transfer", "urllib3", "google", "azure", "msal")
+_LOUD = ("boto3", "botocore", "s3transfer", "google", "azure", "msal")
 """Loggers of the libraries: below warnings they tell of each request, tokens included."""
+_LOUDER = "urllib3"
+"""It warns of more connections than it keeps, and of each that breaks: what comes of it is told here."""
 
 
 class RemoteRepositories:
@@ -41,6 +43,7 @@ class RemoteRepositories:
         address = parse(url)
         for logger in _LOUD:
             logging.getLogger(logger).setLevel(logging.WARNING)
+        logging.getLogger(_LOUDER).setLevel(logging.ERROR)
         try:
             store = self._store(address)
         except CharoniaError as error:

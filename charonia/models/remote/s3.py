@@ -23,6 +23,7 @@ from .store import ObjectChanged, RemoteError, RemoteObject, Sink
 
 _CHUNK_BYTES = 1 << 20
 _CONNECT_S, _READ_S, _TRIES = 5, 30, 3
+_CONNECTIONS = 32
 _DEFAULT_REGION = "us-east-1"
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _ELSEWHERE = ("301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
@@ -57,6 +58,7 @@ class S3Store:
                 config=Config(
                     connect_timeout=_CONNECT_S,
                     read_timeout=_READ_S,
+                    max_pool_connections=_CONNECTIONS,
                     retries={"total_max_attempts": _TRIES, "mode": "standard"},
                     s3={"addressing_style": "path"} if address.endpoint else {},
                     **({} if signed else {"signature_version": UNSIGNED}),
