@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from charonia.errors import CharoniaError, Unavailable
@@ -42,6 +43,8 @@ class Directories:
         self._lifecycle = lifecycle
         self._loader = loader
         self._announcer = announcer
+        # threads of its own: a fetch may take minutes, and what is served needs the others
+        self._fetching = ThreadPoolExecutor(thread_name_prefix="fetching")
 
     async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
         """What a load request puts in the repository's place; `kept` without a new one."""
@@ -94,7 +97,8 @@ class Directories:
             return directory
         model = directory.key
         try:
-            directory = await asyncio.to_thread(directory.with_files, selected)
+            loop = asyncio.get_running_loop()
+            directory = await loop.run_in_executor(self._fetching, directory.with_files, selected)
         except Unavailable as error:
             # not the model's fault: polling must try again although nothing changes there
             self._lifecycle.unreadable(replace(directory, fingerprint=_NOT_FETCHED))
