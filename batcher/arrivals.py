@@ -52,7 +52,7 @@ def arrivals(
                     record.deadline_ns + offset if record.deadline_ns else 0,
                     enqueued_ns if enqueued_ns < now else now,
                     begun,
-                    Carried(record, carrier, begun, restored=attempts is not None),
+                    Carried(record, carrier, begun, attempts is not None),
                     lane,
                     record.sequence,
                 )

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 
+from msgspec import Struct
+
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import Entry, EventLog
 from charonia.tensors import Buffer
@@ -55,21 +57,18 @@ class CarrierEntry:
         self.remaining = remaining
 
 
-class Carried:
+class Carried(Struct, eq=False, gc=False):
     """What the scheduler hands back with a request: its record and the entry that carries it.
 
     `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced. `restored`: it was
     found at takeover, so every attempt is recorded, the first as well.
     """
 
-    __slots__ = ("begun", "entry", "record", "restored", "settled")
-
-    def __init__(self, record: RequestRecord, entry: CarrierEntry, begun: int, *, restored: bool = False) -> None:
-        self.restored = restored
-        self.record = record
-        self.entry = entry
-        self.begun = begun
-        self.settled = False
+    record: RequestRecord
+    entry: CarrierEntry
+    begun: int
+    restored: bool = False
+    settled: bool = False
 
 
 def carrier_of(request: RequestQueued) -> Carried:

@@ -136,7 +136,8 @@ def _add_execution(
 ) -> None:
     start, end = execution.start_ns, execution.end_ns
     count = len(indices)
-    accepted = [records[index].accepted_ns for index in indices]
+    chosen = records if count == len(records) else [records[index] for index in indices]
+    accepted = [record.accepted_ns for record in chosen]
     if max(accepted) <= start:
         together = sum(accepted)
         queued, whole = count * start - together, count * end - together
@@ -155,7 +156,7 @@ def _add_execution(
         "compute_infer_ns": count * execution.infer_ns,
         "compute_output_count": count,
         "compute_output_ns": count * execution.output_ns,
-        "inference_count": sum([records[index].rows for index in indices]),
+        "inference_count": sum([record.rows for record in chosen]),
         "execution_count": 1,
         size + "_count": 1,
         size + "_input_ns": execution.input_ns,

@@ -17,7 +17,7 @@ from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
 from charonia.wire import RequestRecord, pack_response, response_template
 
-from .assembly import RequestPlan, Shape, fits, translate
+from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of, translate
 from .ragged import scatter
 
 _SMALL_BYTES = 65_536
@@ -35,19 +35,17 @@ def pack_answers(
     Only requested outputs are in it (I6). Raises `InternalError` for a result that is missing, of another type than
     configured, or whose batch dimension is not the number of rows executed (H28).
     """
-    rows = 0
-    for plan, _ in run:
-        rows += plan.rows
+    rows, one_plan = rows_of(run), have_one_plan(run)
     if interface.scattered_outputs:
         return _pack_scattered(interface, version, run, results, rows)
     first = run[0][0]
     parts: dict[str, _Part] = {}
-    for plan, _ in run:
+    for plan, _ in run[:1] if one_plan else run:
         if plan.outputs is not first.outputs or not parts:
             for name in plan.outputs:
                 if name not in parts:
                     parts[name] = _Part.of(interface, name, results, rows)
-    if len(parts) == 1 and len(first.outputs) == 1 and len({id(plan) for plan, _ in run}) == 1:
+    if one_plan and len(first.outputs) == 1:
         part = parts[first.outputs[0]]
         size = first.rows * part.row_bytes
         if part.elements is None and size:  # nearly always: all of one signature, with one output

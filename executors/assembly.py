@@ -20,6 +20,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.tensors import (
+    Buffer,
     Tensor,
     check_bytes_elements,
     expected_size_bytes,
@@ -227,6 +228,17 @@ class Workspace:
         return held[:size_bytes]
 
 
+def have_one_plan(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> bool:
+    """Whether all of a run are of one signature, as they nearly always are."""
+    first = run[0][0]
+    return not [1 for plan, _ in run if plan is not first]
+
+
+def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:
+    """The rows of one execution."""
+    return run[0][0].rows * len(run) if have_one_plan(run) else sum([plan.rows for plan, _ in run])
+
+
 def join(
     interface: ModelInterface,
     run: Sequence[tuple[RequestPlan, RequestRecord]],
@@ -246,7 +258,7 @@ def join(
             array = _single(interface, place, raw)
             arrays[place.name] = array.reshape(-1) if place.ragged else array
         return arrays
-    rows = sum([plan.rows for plan, _ in run])
+    rows = rows_of(run)
     for index, place in enumerate(first.inputs):
         shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
         if place.datatype is DataType.BYTES:
@@ -281,7 +293,7 @@ def join(
 def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
     """The outputs any request of a batch wants, in the model's order (I6)."""
     first = run[0][0].outputs
-    if len({id(plan) for plan, _ in run}) == 1 or all(plan.outputs == first for plan, _ in run):
+    if have_one_plan(run) or all(plan.outputs == first for plan, _ in run):
         return first
     union = {name for plan, _ in run for name in plan.outputs}
     return tuple(name for name in interface.outputs if name in union)
@@ -314,7 +326,7 @@ def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
     return tuple(next(sizes) if size == -1 else size for size in target)
 
 
-def _single(interface: ModelInterface, place: InputPlan, raw: memoryview) -> Array:
+def _single(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Array:
     if place.datatype is DataType.BYTES:
         return _objects(_elements(interface, place, raw), place.shape)
     array: Array = np.frombuffer(raw, dtype=place.dtype)
@@ -323,7 +335,7 @@ def _single(interface: ModelInterface, place: InputPlan, raw: memoryview) -> Arr
     return array.reshape(place.shape)
 
 
-def _elements(interface: ModelInterface, place: InputPlan, raw: memoryview) -> list[bytes]:
+def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> list[bytes]:
     check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
     return list(split_bytes_elements(raw))
 

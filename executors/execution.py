@@ -7,7 +7,7 @@ An error of one request fails that request (I13); an error of the model fails th
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from charonia.backend import (
     Array,
@@ -22,11 +22,11 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RequestMeta, RequestRecord, pack_failure, pack_response
+from charonia.wire import RequestRecord, pack_failure, pack_response
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 
@@ -52,9 +52,10 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
     )
 
 
-def is_alike(record: RequestRecord, plan: RequestPlan) -> bool:
-    """Whether a request needs no more looks than another one of its meta, whose plan this is."""
-    return record.rows == plan.rows and not record.deadline_ns and record.reference is None
+def are_alike(records: Sequence[RequestRecord]) -> bool:
+    """Whether none of these needs another look than the first: of one meta, without deadline, with their tensors."""
+    meta, rows = records[0].meta, records[0].rows
+    return not [1 for r in records if r.meta is not meta or r.rows != rows or r.deadline_ns or r.reference is not None]
 
 
 class Batch:
@@ -77,14 +78,22 @@ class Batch:
         self.planned: list[Planned] = []
         self._running: list[tuple[bytes, ModelRequest]] = []
         self._cancelled: set[bytes] = set()
-        now = wall_ns()
-        plan: RequestPlan | None = None
-        planned_meta: RequestMeta | None = None
-        for index, record in enumerate(records):
+        every = range(len(records))
+        if len(records) > 1 and not unwanted and steps is None and are_alike(records):
+            self._plan(planner, every[:1], unwanted)
+            if self.planned:
+                plan = self.planned[0][1]
+                self.planned = [(index, plan) for index in every]
+                return
+            every = every[1:]
+        self._plan(planner, every, unwanted)
+
+    def _plan(self, planner: Planner, indices: Iterable[int], unwanted: Collection[bytes]) -> None:
+        """Find out how these requests are run, and fail those that cannot be."""
+        steps, now = self.steps, wall_ns()
+        for index in indices:
+            record = self.records[index]
             if unwanted and record.id in unwanted:
-                continue
-            if record.meta is planned_meta and plan is not None and is_alike(record, plan) and steps is None:
-                self.planned.append((index, plan))
                 continue
             try:
                 if steps is not None and index in steps.errors:
@@ -93,9 +102,7 @@ class Batch:
                     raise DeadlineExceeded("request deadline exceeded before execution")
                 if record.reference is not None and len(record.data) != record.reference.size_bytes:
                     raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
-                plan = planner.plan(record)
-                self.planned.append((index, plan))
-                planned_meta = record.meta
+                self.planned.append((index, planner.plan(record)))
             except CharoniaError as error:
                 self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)
             except Exception as error:  # a record nobody should have accepted must not take the instance down
@@ -178,7 +185,7 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
-        self._count(indices, sum([plan.rows for plan, _ in pairs]), start_wall, (started, joined, inferred))
+        self._count(indices, rows_of(pairs), start_wall, (started, joined, inferred))
 
     def _run_nothing(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]

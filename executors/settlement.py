@@ -136,19 +136,12 @@ def _timing(record: RequestRecord, execution: Execution | None, failure: Failure
 
 def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
     """The answers of these requests: one entry per endpoint; who has no endpoint gets none."""
-    if len({records[index].endpoint for index in indices}) == 1:  # nearly always
-        endpoint = records[indices[0]].endpoint
-        return [Reply(keys.replies(endpoint), record_fields([answers[i] for i in indices]))] if endpoint else []
-    by_endpoint: dict[str, list[Buffer]] = {}
-    for index in indices:
-        endpoint = records[index].endpoint
-        chosen = by_endpoint.get(endpoint)
-        if chosen is None:
-            chosen = by_endpoint[endpoint] = []
-        chosen.append(answers[index])
-    return [
-        Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items() if endpoint
-    ]
+    whole = len(indices) == len(records)
+    chosen = records if whole else [records[index] for index in indices]
+    if len({record.endpoint for record in chosen}) == 1:  # nearly always
+        endpoint, told = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
+        return [Reply(keys.replies(endpoint), record_fields(told))] if endpoint else []
+    return replies_of((records[index].endpoint, answers[index]) for index in indices if records[index].endpoint)
 
 
 def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:

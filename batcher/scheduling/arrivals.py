@@ -6,6 +6,7 @@ Most of what shares a log entry is alike, and is queued together without a look 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from charonia.errors import ErrorCode
 
@@ -72,31 +73,29 @@ class Arrivals:
         first = events[0]
         if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
             return 0
-        queued: list[QueuedRequest] = []
         number, signature, lane = first.version, first.signature, first.lane
-        known, order = ledger.known, self._next_order
-        for request in events:
-            if type(request) is not RequestQueued:
-                break
-            request_id = request.id
-            if (
-                request.rows != 1
-                or request.deadline_ns
-                or request.signature != signature
-                or request.version != number
-                or request.lane != lane
-                or request_id in known
-            ):
-                break
-            known[request_id] = request
-            request.queue_level = 0
+        count = len(events)
+        others = [
+            place
+            for place, request in enumerate(events)
+            if type(request) is not RequestQueued
+            or request.rows != 1
+            or request.deadline_ns
+            or request.signature != signature
+            or request.version != number
+            or request.lane != lane
+        ]
+        if others:
+            count = others[0]
+        queued = cast(list[QueuedRequest], events[:count])
+        by_id = {request.id: request for request in queued}
+        known = ledger.known
+        if not queued or len(by_id) < count or not known.keys().isdisjoint(by_id):
+            return 0  # what was seen before is told apart one by one
+        known |= by_id
+        for order, request in enumerate(queued, self._next_order):
             request.order = order
-            order += 1
-            queued.append(request)
-        count = len(queued)
-        if not count:
-            return 0
-        self._next_order = order
+        self._next_order += count
         if lane:
             for request in queued:
                 self._state.set_lane(request)

@@ -104,8 +104,8 @@ class RequestLedger:
             level, others = requests[0].queue_level, len(requests) - 1
             self.levels[level] -= others
             self.queued -= others
-            for request in requests[1:]:
-                if request.due_ns:
+            if self.due.armed:
+                for request in requests[1:]:
                     self.due.disarm(request)
             self.uncount(requests[0])
         else:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from msgspec import Struct
+
 from charonia.models.interface import ModelInterface
 from charonia.sequences import SequenceAbout
 from charonia.wire import BatchPlaces, SequenceMark
@@ -19,8 +21,8 @@ from charonia.wire import BatchPlaces, SequenceMark
 class RequestState(IntEnum):
     """Where a request is. It moves along these and ends once."""
 
-    NEW = 0
     QUEUED = 1
+    """Waits for a batch, from the beginning: who queues many need not say so of each."""
     DELAYED = 2
     """Queued behind its level, because its time-out passed and the action is DELAY (S22)."""
     DISPATCHED = 3
@@ -29,8 +31,7 @@ class RequestState(IntEnum):
     """Waits to run in a batch of its own, because a batch it was in ended badly (`isolation`)."""
 
 
-@dataclass(slots=True, eq=False)
-class RequestQueued:
+class RequestQueued(Struct, eq=False, gc=False):
     """A request was accepted; the object itself is the queue item, so it is observed once and never again.
 
     `id` is 16 bytes, `level` the priority as sent (0: none), `rows` its batch size, `signature` equal for requests that
@@ -53,24 +54,24 @@ class RequestQueued:
     lane: int = 0
     sequence: SequenceMark | None = None
 
-    state: RequestState = field(init=False, default=RequestState.NEW)
-    queue_level: int = field(init=False, repr=False)
+    state: RequestState = RequestState.QUEUED
+    queue_level: int = 0
     """The level it counts on, once mapped (S8)."""
-    order: int = field(init=False, repr=False)
+    order: int = 0
     """Place in the order of arrival."""
-    away_ns: int = field(init=False, default=0, repr=False)
+    away_ns: int = 0
     """Time spent dispatched in batches that were lost or returned: no part of its time in the queue."""
-    timeout_ns: int = field(init=False, default=0, repr=False)
+    timeout_ns: int = 0
     """When its queue time-out passes; 0: never, or passed already (DELAYED)."""
-    due_ns: int = field(init=False, default=0, repr=False)
+    due_ns: int = 0
     """The next instant something happens to it in the queue: the earlier of time-out and deadline; 0: none."""
-    delayed: bool = field(init=False, default=False, repr=False)
+    delayed: bool = False
     """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
-    settled: bool = field(init=False, default=False, repr=False)
+    settled: bool = False
     """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
-    losses_apart: int = field(init=False, default=0, repr=False)
+    losses_apart: int = 0
     """Executors lost while they had this request and nothing else of its model (`isolation`)."""
-    responding: bool = field(init=False, default=False, repr=False)
+    responding: bool = False
     """A response of it is visible, and it has not ended: only a repeatable model is run again."""
 
 

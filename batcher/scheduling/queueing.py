@@ -300,14 +300,12 @@ class VersionQueue:
         return False
 
     def extend(self, requests: list[QueuedRequest]) -> bool:
-        """`append` of several requests of one row each, one `queue_level` and one lane."""
+        """`append` of several new requests of one row each, one `queue_level` and one lane."""
         first = requests[0]
         number, lane = first.queue_level, first.lane
         level = self._open(number, lane)
         self.size += len(requests)
         self.rows += len(requests)
-        for request in requests:
-            request.state = QUEUED
         if level.lane == lane:
             level.live.extend(requests)
             level.size += len(requests)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgpack
+from msgspec import Struct
 
 from charonia.errors import InvalidRecord
 from charonia.inference import Parameters
@@ -34,9 +35,13 @@ from .sequences import SequenceMark
 # version, flags, endpoint length, client id length, sequence length, meta length, rows, id, accepted ns, deadline ns,
 # timeout us, level, signature
 _REQUEST = struct.Struct("<BBHHHII16sQQQQQ")
-_ALIKE_BYTES = 12
-"""The header up to its lengths, before what is each request's own."""
+_ALIKE_BYTES = 16
+"""The header up to the rows, before what is each request's own."""
+_NUMBERS = struct.Struct("<QQQQ")
+"""The end of the header, from the deadline on."""
 _WINDOW = struct.Struct("<I")
+_SMALL_BYTES = 1024
+"""Records up to here are copied out of their entry."""
 
 MAX_CLIENT_ID_BYTES = 65535
 
@@ -79,8 +84,7 @@ class RequestMeta:
         object.__setattr__(self, "size_bytes", total_size_bytes(self.inputs))
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct, gc=False):
     """One decoded request; `data` is the view of all tensor bytes, `record` the whole, to be handed on as it is."""
 
     id: bytes
@@ -93,7 +97,7 @@ class RequestRecord:
     accepted_ns: int
     deadline_ns: int
     timeout_us: int
-    data: memoryview
+    data: Buffer
     record: Buffer
     flags: int = 0
     reference: Reference | None = None
@@ -315,34 +319,43 @@ def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
     """
     first = unpack_request(records[:size])
     found = [first]
-    start, data_at = size, 2 * size - first.meta.size_bytes
     if first.flags & (_MORE | FLAG_REFERENCE) or first.sequence is not None:
         found += [unpack_request(records[at : at + size]) for at in range(size, len(records), size)]
         return found
-    rows = struct.Struct(f"<{_ALIKE_BYTES}sI16sQQQQQ{data_at - size - _REQUEST.size}s{first.meta.size_bytes}x")
-    (alike, *_, names), *rest = rows.iter_unpack(records)
-    for same, rows_of_it, request_id, accepted_ns, deadline_ns, timeout_us, level, signature, name in rest:
+    endpoint, client_id, meta, flags, rows = first.endpoint, first.client_id, first.meta, first.flags, first.rows
+    deadline_ns, timeout_us, level, signature = first.deadline_ns, first.timeout_us, first.level, first.signature
+    data_size = first.meta.size_bytes
+    # a copy of few bytes costs a third of a view of them
+    source, own_data = (bytes(records), f"{data_size}s") if size <= _SMALL_BYTES else (records, f"0s{data_size}x")
+    names_size = size - _REQUEST.size - data_size
+    columns = struct.iter_unpack(f"<{_ALIKE_BYTES}s16sQ{_NUMBERS.size}s{names_size}s{own_data}", records)
+    alike, _, _, numbers, names, _ = next(columns)
+    start = size
+    for same, request_id, accepted_ns, own, name, data in columns:
         end = start + size
         if same == alike and name == names:
+            if own != numbers:
+                numbers = own
+                deadline_ns, timeout_us, level, signature = _NUMBERS.unpack(own)
             record = RequestRecord(
                 request_id,
-                first.endpoint,
-                first.client_id,
-                first.meta,
-                rows_of_it,
+                endpoint,
+                client_id,
+                meta,
+                rows,
                 signature,
                 level,
                 accepted_ns,
                 deadline_ns,
                 timeout_us,
-                records[data_at:end],
-                records[start:end],
-                first.flags,
+                data or source[end - data_size : end],
+                source[start:end],
+                flags,
             )
         else:
             record = unpack_request(records[start:end])
         found.append(record)
-        start, data_at = end, data_at + size
+        start = end
     return found
 
 

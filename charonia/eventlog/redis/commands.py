@@ -101,7 +101,7 @@ class Commands:
             try:
                 if answers is None:
                     done(lost())
-                elif any(type(answer) is hiredis.ReplyError for answer in answers):
+                elif hiredis.ReplyError in map(type, answers):
                     self._spawn(self._settled(answers, script, pieces, replies, facts), done)
                 else:
                     done(answers[len(replies)])

@@ -111,7 +111,7 @@ class Wire(asyncio.Protocol):
                 self._lazy_timer = self._loop.call_later(_LAZY_S, self._flush)
         self._out.extend(pieces)
         if len(pieces) > 1 and not self._large:
-            self._large = any(len(piece) >= LARGE_BYTES for piece in pieces)
+            self._large = max(map(len, pieces)) >= LARGE_BYTES
 
     def _flush(self) -> None:
         out, self._out = self._out, []
