@@ -35,9 +35,10 @@ def carried(entry: Entry) -> list[Buffer]:
 
 def requests_of(entry: Entry) -> list[RequestRecord]:
     """The requests of an entry, without those that cannot be read."""
-    with contextlib.suppress(InvalidRecord):
+    try:
         return requests_in(entry.fields)
-    records: list[RequestRecord] = []
+    except InvalidRecord:  # which of them?
+        records: list[RequestRecord] = []
     for record in carried(entry):
         try:
             records.append(unpack_request(record))

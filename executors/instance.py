@@ -67,7 +67,8 @@ class InstancePool:
     _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
     _blocking: Handover = field(default_factory=Handover)
     _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event | None = None
+    """Set when nothing is unfinished, for those who wait for it now."""
     _watch: asyncio.Task[None] | None = None
     _turns: Turns | None = None
     _kept: int = 0
@@ -77,7 +78,6 @@ class InstancePool:
         self.planner = Planner(self.interface)
         if self.turnstile is not None:
             self._turns = Turns(self.turnstile, self._bound if self._is_bound else None)
-        self._idle.set()
 
     @property
     def _is_bound(self) -> bool:
@@ -174,7 +174,6 @@ class InstancePool:
         """Queue a batch for the next free instance."""
         self.unfinished += 1
         self.used_ns = monotonic_ns()
-        self._idle.clear()
         if self._turns is not None:
             self._turns.submit(job)
         elif self._is_bound:
@@ -212,7 +211,10 @@ class InstancePool:
 
     async def idle(self) -> None:
         """Wait until every submitted batch has been executed or taken back."""
-        await self._idle.wait()
+        while self.unfinished:
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
 
     async def close(self) -> None:
         """Stop the workers after what is queued and unload the instances."""
@@ -348,8 +350,9 @@ class InstancePool:
 
     def _finished(self, count: int) -> None:
         self.unfinished -= count
-        if self.unfinished == 0:
+        if self.unfinished == 0 and self._idle is not None:
             self._idle.set()
+            self._idle = None
 
     # -- the ceiling --------------------------------------------------------------------------------------------------
 

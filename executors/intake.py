@@ -81,8 +81,9 @@ class Intake:
         self.on_wanted: Callable[[str, int], None] | None = None
         """Told of versions that requests wait for; only where models are loaded on demand."""
         self._settling = 0
-        """Settlements under way without a task of their own; `_quiet` is set when there are none any more."""
-        self._quiet = asyncio.Event()
+        """Settlements under way without a task of their own."""
+        self._quiet: asyncio.Event | None = None
+        """Set when there are none any more, for who waits for that."""
         self._closed = False
         self._last_words: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +130,8 @@ class Intake:
         while self._tasks or self._settling:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._settling:
-                self._quiet.clear()
+                if self._quiet is None:
+                    self._quiet = asyncio.Event()
                 await self._quiet.wait()
 
     async def settled_so_far(self) -> None:
@@ -286,8 +288,9 @@ class Intake:
     def _settled(self, job: Job, executed: Executed, incarnation: Incarnation, outcome: Outcome | None) -> None:
         """A settlement was answered; where that was not all, its task goes on."""
         self._settling -= 1
-        if not self._settling:
+        if not self._settling and self._quiet is not None:
             self._quiet.set()
+            self._quiet = None
         if outcome is not None:
             if not self._closed:
                 self._spawn(self._surely(job, self._settle(job, executed, incarnation, outcome)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from charonia.errors import InternalError, InvalidRecord
 from charonia.eventlog.port import Entry
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from .streaming import StreamedBatch
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(Struct, eq=False):
     """The batch and its callbacks, all called in the event loop.
 
     `done` when it has been executed or its instance has died under it.

@@ -297,9 +297,10 @@ class Settler:
 
     def _count_unawaited(self, job: Job, executed: Executed, won: Won | list[bool]) -> None:
         """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
-        others = {endpoint for endpoint in {r.endpoint for r in job.records} if not keys.counts_its_requests(endpoint)}
-        if not others:
+        endpoints = {record.endpoint for record in job.records}
+        if all(map(keys.counts_its_requests, endpoints)):
             return
+        others = {endpoint for endpoint in endpoints if not keys.counts_its_requests(endpoint)}
         mine = [i for i, record in enumerate(job.records) if record.endpoint in others]
         assert job.header is not None
         failed = {failure.index: failure.reason for failure in executed.failures}

@@ -340,10 +340,13 @@ class ColocatedLog:
         return await self._shared.blob(blob_id)
 
 
-def _parted(appended: Sequence[Reply]) -> tuple[list[Reply], Sequence[Reply]]:
+def _parted(appended: Sequence[Reply]) -> tuple[list[Reply], list[Reply]]:
     """(local, shared)."""
-    local = [one for one in appended if one.stream.startswith(keys.LOCAL)]
-    return local, [one for one in appended if not one.stream.startswith(keys.LOCAL)] if local else appended
+    local: list[Reply] = []
+    shared: list[Reply] = []
+    for one in appended:
+        (local if one.stream.startswith(keys.LOCAL) else shared).append(one)
+    return local, shared
 
 
 class ColocatedReader:

@@ -13,7 +13,7 @@ import hiredis
 
 from charonia.errors import LogUnavailable
 from charonia.eventlog.durability import Level, parse_level
-from charonia.eventlog.port import Fields
+from charonia.eventlog.port import Fields, Reply
 from charonia.tensors import Buffer
 
 from .connection import Connection
@@ -77,10 +77,10 @@ class Commands:
         self,
         script: Script,
         pieces: Sequence[Buffer],
-        replies: Sequence[tuple[bytes, Fields]],
-        facts: Sequence[tuple[bytes, Fields]],
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
     ) -> Any:
-        """The reply of a packed call that settles, with (stream, fields) appended before and after it in one write."""
+        """The reply of a packed call that settles, with entries appended before and after it in one write."""
         if not replies and not facts:
             return await self.run(script, pieces)
         out = _joint(replies, pieces, facts)
@@ -91,8 +91,8 @@ class Commands:
         self,
         script: Script,
         pieces: Sequence[Buffer],
-        replies: Sequence[tuple[bytes, Fields]],
-        facts: Sequence[tuple[bytes, Fields]],
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
         done: Callable[[Any], None],
     ) -> bool:
         """`settle`, written before this returns; `done` gets the reply, or the error. False: nothing was written."""
@@ -129,8 +129,8 @@ class Commands:
         appended: list[Any],
         script: Script,
         pieces: Sequence[Buffer],
-        replies: Sequence[tuple[bytes, Fields]],
-        facts: Sequence[tuple[bytes, Fields]],
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
     ) -> Any:
         """What came of a settlement; what was refused for a reason that can be helped is made up for."""
         result = appended.pop(len(replies))
@@ -140,12 +140,12 @@ class Commands:
             if not str(result).startswith("NOSCRIPT"):
                 raise Refused(str(result))
             result = await self._reload(script, pieces, self._connection)
-        for (stream, fields), entry_id in zip((*replies, *facts), appended, strict=True):
+        for entry, entry_id in zip((*replies, *facts), appended, strict=True):
             if isinstance(entry_id, hiredis.ReplyError):
                 refusal = Refused(str(entry_id))
                 if not refusal.out_of_memory:
                     raise refusal
-                await self.write("XADD", stream, "*", *fields)
+                await self.write("XADD", entry.stream, "*", *entry.fields)
         return result
 
     async def _reload(self, script: Script, pieces: Sequence[Buffer], connection: Connection | Writes) -> Any:
@@ -156,15 +156,13 @@ class Commands:
         return result
 
 
-def _joint(
-    replies: Sequence[tuple[bytes, Fields]], pieces: Sequence[Buffer], facts: Sequence[tuple[bytes, Fields]]
-) -> list[Buffer]:
+def _joint(replies: Sequence[Reply], pieces: Sequence[Buffer], facts: Sequence[Reply]) -> list[Buffer]:
     out: list[Buffer] = []
-    for stream, fields in replies:
-        out.extend(pack_append(stream, fields))
+    for reply in replies:
+        out.extend(pack_append(reply.stream, reply.fields))
     out.extend(pieces)
-    for stream, fields in facts:
-        out.extend(pack_append(stream, fields))
+    for fact in facts:
+        out.extend(pack_append(fact.stream, fact.fields))
     return out
 
 

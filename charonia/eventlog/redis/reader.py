@@ -10,7 +10,6 @@ had (those before `after`, or with a smaller id after a clock went back).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -276,9 +275,11 @@ class RedisReader:
         def done(replies: list[Any] | None) -> None:
             self._done(reading, replies)
 
-        with contextlib.suppress(LogUnavailable):  # the next connection begins anew
-            read = pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions))
+        read = pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions))
+        try:
             self._connection.batch((read,), 1, done)
+        except LogUnavailable:  # the next connection begins anew
+            pass
 
     def _done(self, reading: dict[bytes, _Following], replies: list[Any] | None) -> None:
         if replies is None or self._refused(replies):

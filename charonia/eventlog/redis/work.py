@@ -199,7 +199,7 @@ class Work:
             requests = [requests[place] for place in groups.order]
             outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
         script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran), ends, sequences)
-        result = await self._commands.settle(script, pieces, _pairs(replies), _pairs(facts))
+        result = await self._commands.settle(script, pieces, replies, facts)
         return _won(result, len(requests), groups)
 
     def settle_now(
@@ -223,7 +223,7 @@ class Work:
         def answered(result: Any) -> None:
             done(result if isinstance(result, CharoniaError) else _won(result, len(requests), groups))
 
-        return self._commands.settle_now(script, pieces, _pairs(replies), _pairs(facts), answered)
+        return self._commands.settle_now(script, pieces, replies, facts, answered)
 
     async def begin_attempt(
         self,
@@ -320,10 +320,6 @@ class Work:
         members = await self._commands.execute("SMEMBERS", keys.lanes(model))
         # what is no lane is nothing that accepting put there (faults H27)
         return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
-
-
-def _pairs(replies: Sequence[Reply]) -> list[tuple[bytes, Fields]]:
-    return [(reply.stream, reply.fields) for reply in replies]
 
 
 def _won(result: Any, count: int, groups: Groups) -> list[bool]:
