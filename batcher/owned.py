@@ -119,7 +119,7 @@ class OwnedModel:
         self.settled_requests = 0
         self.condemned = 0
         """Requests that became dead letters under this owner."""
-        self.closed = False
+        self.closed = self.has_stumbled = False
         self.given = GivenBatches(self._batch_ended)
         self.notes = Notes(log, model, local_executor)
         self._turns = turns
@@ -198,6 +198,7 @@ class OwnedModel:
         """An error nobody foresaw: what is known here may be wrong, so the model is taken anew, from the log."""
         _log.error("model '%s' is taken anew after an error nobody foresaw", self.model, exc_info=error)
         if not self.closed:
+            self.has_stumbled = True
             self.close()
             self._lost_ownership(self.model)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from charonia.calls.cached_calls import CachedCalls
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
 from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
@@ -30,6 +30,7 @@ from .demand import most_room
 from .departed import Departed, streams_of
 from .ensembles.owned import OwnedEnsemble
 from .owned import OwnedModel
+from .pauses import Pauses
 from .recovery import ask_for_streams, newcomers, recover
 from .rounds import Rounds
 from .scheduling.sequence_scheduler import NO_DELAYS, Delays
@@ -37,8 +38,8 @@ from .turns_apart import TurnsApart
 from .upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
-_News = TypeVar("_News")
 _RETRY_S = 0.2
+_News = TypeVar("_News")
 
 
 class BatcherService:
@@ -63,6 +64,7 @@ class BatcherService:
         self._owned: dict[str, OwnedModel] = {}
         self._routes: dict[bytes, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
+        self._pauses = Pauses()
         self._departed = Departed(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
         self._turns = TurnsApart()
@@ -172,12 +174,13 @@ class BatcherService:
                         return
                     await self._restore(model, token)
                     return
-                except CharoniaError as error:
+                except LogUnavailable as error:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
+                    await asyncio.sleep(_RETRY_S)
                 except Exception:
                     # nobody else will: this process is alive and the log says that it is the owner
                     _log.exception("model '%s' could not be recovered", model)
-                await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(self._pauses.next_s(model, monotonic_ns()))
         finally:
             if self._taking.get(model) is asyncio.current_task():
                 del self._taking[model]
@@ -260,9 +263,10 @@ class BatcherService:
 
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
-            self._drop(model)
+            owned = self._drop(model)
             # a log that was rewound may have forgotten that it was ours: nobody else would take it then
-            asyncio.get_running_loop().call_later(_RETRY_S, self._on_model, model)
+            pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_stumbled else _RETRY_S
+            asyncio.get_running_loop().call_later(pause_s, self._on_model, model)
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)
