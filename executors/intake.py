@@ -32,6 +32,7 @@ from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, BatchHeader, RequestR
 from .accounting import Death, Executed
 from .announcing import insist
 from .beginnings import Beginnings
+from .checkpoints import comes_late, restore
 from .job import Job, decoded
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
@@ -216,7 +217,7 @@ class Intake:
         if blobs:
             await self._payloads.fetch(blobs)
         if names:
-            await self._restore(incarnation, names)
+            await restore(self._log, incarnation, names)
         assert job.header is not None
         if self._stopped:
             self.give_back(self._forget(job), job.entry_id, DRAINS)
@@ -225,16 +226,6 @@ class Intake:
             self.give_back(self._forget(job), job.entry_id, f"'{job.header.model}' was loaded anew meanwhile")
         else:
             incarnation.pool.submit(job)
-
-    async def _restore(self, incarnation: Incarnation, names: list[bytes]) -> None:
-        """Read the states of sequences that this executor takes over."""
-        sequences = incarnation.pool.sequences
-        assert sequences is not None
-
-        async def read() -> None:
-            sequences.restore(names, await self._log.sequence_states(incarnation.model, names))
-
-        await insist(read, f"states of sequences of '{incarnation.model}' cannot be read")
 
     def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
         for fact in facts_of(entry):
@@ -311,7 +302,8 @@ class Intake:
         if lost := job.steps.errors.keys() & ended:
             self._metrics.states_lost(incarnation.model, incarnation.version, len(lost))
         job.written, job.before = sequences.commit(
-            *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life)
+            *(job.header, job.records, job.steps, ended, failed, executed.again, self._executor, job.life),
+            leaves=comes_late(incarnation, job.header),
         )
 
     async def _settle_part(self, incarnation: Incarnation, job: Job, *part: Any) -> None:

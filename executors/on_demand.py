@@ -25,6 +25,7 @@ from charonia.models.model_directory import ModelDirectory, content_hash, load_l
 from protos.model_config_pb2 import ModelConfig
 
 from .announcing import Announcer
+from .checkpoints import stays
 from .deployment import Deployment
 from .lifecycle import Lifecycle
 from .loading import Incarnation
@@ -219,9 +220,11 @@ class OnDemand:
             if incarnation is None or not await self._is_idle(incarnation):
                 continue
             await self._deployment.before_leaving(incarnation)
-            if not incarnation.pool.unfinished:  # nothing has come meanwhile
-                await self._evict(key, incarnation)
-                return True
+            if incarnation.pool.unfinished:  # something has come meanwhile
+                stays(incarnation)
+                continue
+            await self._evict(key, incarnation)
+            return True
         return False
 
     async def _is_idle(self, incarnation: Incarnation) -> bool:

@@ -18,6 +18,7 @@ from charonia.eventlog.port import EventLog
 
 from . import overrides
 from .announcing import Announcer
+from .checkpoints import stays
 from .lifecycle import Lifecycle
 from .loading import Incarnation
 from .metrics import ExecutorMetrics
@@ -100,8 +101,7 @@ class Retirement:
 
     async def _shrink(self, incarnation: Incarnation) -> None:
         await incarnation.pool.shrink()
-        if incarnation.pool.sequences is not None:
-            incarnation.pool.sequences.writes_all = False  # who is still here stays
+        stays(incarnation)
 
     async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
         # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other

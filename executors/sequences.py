@@ -74,8 +74,9 @@ class Sequences:
         self.tensors = tensors
         self._memory = memory
         self._known: dict[bytes, Remembered] = {}
-        self.writes_all = False
-        """Every state is written, however often they are otherwise: the sequences are about to leave."""
+        self._given_up: dict[bytes, bytes] = {}
+        self.leaving = 0
+        """For how many reasons sequences are about to leave: while there are any, every state is written."""
         self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
         self._since_sweep = 0
 
@@ -89,8 +90,12 @@ class Sequences:
             if not (_mark(record).start and not place.again) and not self._is_here(self._key(record), place)
         ]
 
-    def restore(self, names: Sequence[bytes], found: Sequence[tuple[bytes, bytes] | None]) -> None:
-        """What the log knows of these, as far as it is the state after the last settled request."""
+    def restore(self, names: Sequence[bytes], found: Sequence[tuple[bytes, bytes] | None]) -> dict[bytes, bytes]:
+        """What the log knows of these, as far as it is the state after the last settled request.
+
+        Returns those whose state there is an older one and may be written yet, with their records.
+        """
+        behind: dict[bytes, bytes] = {}
         for key, one in zip(names, found, strict=True):
             known = self._known.pop(key, None)
             if one is None:
@@ -100,12 +105,21 @@ class Sequences:
                 if known is not None and (known.run, known.step) == (about.run, about.step):
                     self._known[key] = known  # nothing has happened to it elsewhere
                     continue
-                state = SequenceState.unpack(one[1])
+                state = SequenceState.unpack(one[1]) if one[1] else None
             except InvalidRecord:
                 continue
+            if state is None or (state.run, state.step) != (about.run, about.step):
+                if self.checkpoints and self._every > 1 and self._given_up.get(key) != one[0]:
+                    behind[key] = one[0]
+                continue
             tensors = {tensor.name: _array(tensor) for tensor in state.tensors}
-            if (state.run, state.step) == (about.run, about.step) and self._fit(tensors):
+            if self._fit(tensors):
                 self._known[key] = Remembered(about.run, -1, -1, 0, about.step, tensors, wall_ns() // 1000)
+        return behind
+
+    def give_up(self, behind: Mapping[bytes, bytes]) -> None:
+        """The states of these will not be written; as long as their records are the same it is not waited for again."""
+        self._given_up |= behind
 
     def begin(self, places: BatchPlaces, records: Sequence[RequestRecord], life: int) -> BatchSteps:
         """The steps of a batch that its instance, in this life, is about to run."""
@@ -174,11 +188,13 @@ class Sequences:
         again: Collection[int],
         executor: str,
         life: int,
+        *,
+        leaves: bool = False,
     ) -> tuple[dict[bytes, SequenceStep], dict[int, Remembered | None]]:
         """Remember what a batch left: `ended` are indices of requests with an answer, `failed` those with an error.
 
-        Returns what the log is to remember of the former, by request id, and what to go `back` to for each should it
-        not take the answer.
+        `leaves`: their sequences are about to leave, whatever the others do. Returns what the log is to remember of the
+        former, by request id, and what to go `back` to for each should it not take the answer.
         """
         assert header.sequences is not None
         written: dict[bytes, SequenceStep] = {}
@@ -213,7 +229,7 @@ class Sequences:
             ).pack()
             state, unwritten = None, b""
             if self.checkpoints and not (known is not None and known.is_written_as(place.run, number)):
-                if self.writes_all or number % self._every == 0:
+                if leaves or self.leaving or number % self._every == 0:
                     state = self._packed(place.run, number, tensors)
                 else:
                     unwritten = about
@@ -285,6 +301,7 @@ class Sequences:
         self._since_sweep += more
         if self._since_sweep >= _SWEEP_EVERY:
             self._since_sweep = 0
+            self._given_up.clear()
             for key in [key for key, known in self._known.items() if known.used_us + self._kept_us < now_us]:
                 del self._known[key]
 

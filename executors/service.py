@@ -28,6 +28,8 @@ from charonia.events import (
     ModelRequested,
     ModelRequestFinished,
     RepositoryScanned,
+    VersionAnnounced,
+    VersionLoaded,
 )
 from charonia.models.catalog import Catalog
 from charonia.models.repository import ModelRepository
@@ -311,6 +313,10 @@ class ExecutorService:
                 self._membership.hear(fact)
                 if isinstance(fact, ModelRequested):
                     self._spawn(self._answer(fact))
+                elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._me:
+                    served = self._deployment.find(fact.model, fact.version)
+                    if served is not None and served.content_hash != fact.content_hash:
+                        self._spawn(self._checkpoints.write(served))  # theirs is newer, and gets the sequences
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,7 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
-from executors.checkpoints import Checkpoints
+from executors.checkpoints import Checkpoints, comes_late, restore, stays
 from executors.sequence_tensors import SequenceTensors
 from executors.sequences import Sequences
 from protos.model_config_pb2 import ModelConfig
@@ -64,6 +66,14 @@ class World:
         await self.log.accept("m", 0, 0, [(request_id, 1)], [b"r", packed], Limits())
         self.open |= written
 
+    def taken(self, number: int) -> bool:
+        """Whether a sequence can go on here."""
+        mark, run = SequenceMark(number), bytes([number]) * 16
+        meta = request_meta(1, "", [], (), {})
+        packed = pack_request(bytes(16), b"", b"", meta, (), rows=1, signature=0, level=0, accepted_ns=1, sequence=mark)
+        places = BatchPlaces(0, 0, (SequencePlace(number, run, 1, False),))
+        return not self.sequences.begin(places, [unpack_request(packed)], 1).errors
+
     async def settle(self) -> None:
         done, self.open = self.open, {}
         requests = [(request_id, 0) for request_id in done]
@@ -91,6 +101,12 @@ async def test_all_states_are_written_those_that_are_not_settled_yet_when_they_a
     assert world.sequences.unwritten() == [], "from now on each step is written with its settlement"
     await world.settle()
     assert (await world.states())[8] == 8
+    await Checkpoints(world.log, world.settle).write(world.incarnation)  # for another reason
+    for number in (9, 10):
+        stays(world.incarnation)
+        await world.run(number)
+        await world.settle()
+    assert len(world.sequences.unwritten()) == 1, "as seldom as before, once nothing leaves"
 
 
 async def test_who_cannot_write_leaves_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,3 +119,42 @@ async def test_who_cannot_write_leaves_all_the_same(caplog: pytest.LogCaptureFix
     await Checkpoints(world.log, away).write(world.incarnation)
     assert "the states of 1 sequences of 'm' were not written: away" in caplog.text
     assert await world.states() == {}
+
+
+async def test_who_takes_sequences_over_waits_for_what_is_written_yet_once() -> None:
+    world, other = World(), World()
+    for number in (1, 2):
+        await world.run(number)
+    await world.settle()
+    keys = sorted(await world.log.sequences("m"))
+    coming = asyncio.create_task(restore(world.log, other.incarnation, keys))
+    await asyncio.sleep(0)
+    kept = world.sequences.newest(keys[1])
+    assert kept is not None
+    assert await world.log.keep_states("m", {keys[1]: kept}) == [True]
+    await coming
+    assert [bool(other.taken(number)) for number in (1, 2)] == [False, True]
+    # of the other one nothing comes, and nobody waits for it a second time
+    asked = 0
+    look = world.log.sequence_states
+
+    async def counted(model: str, names: Sequence[bytes]) -> Any:
+        nonlocal asked
+        asked += 1
+        return await look(model, names)
+
+    world.log.sequence_states = counted  # type: ignore[method-assign]
+    await restore(world.log, other.incarnation, keys[:1])
+    assert asked == 1
+
+
+def test_batches_that_were_sent_before_somebody_left() -> None:
+    incarnation: Any = SimpleNamespace(content_hash="hash", pool=SimpleNamespace(slots=2))
+
+    def sent(instance: int, content_hash: str = "hash") -> BatchHeader:
+        places = BatchPlaces(instance, 0, (SequencePlace(0, bytes(16), 1, False),))
+        return BatchHeader("b", "m", 1, content_hash, 1, (1,), b"f", sequences=places)
+
+    assert not comes_late(incarnation, sent(1))
+    assert comes_late(incarnation, sent(2))
+    assert comes_late(incarnation, sent(1, "another"))

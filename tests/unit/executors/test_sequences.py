@@ -149,12 +149,12 @@ def test_what_the_log_does_not_have_is_known_until_it_is_written() -> None:
     # what failed has changed nothing that would have to be written
     _, (written, _) = run(known, header(), record(3), 99, failed={0})
     assert (written[record(3).id].state, known.unwritten()) == (None, [])
-    known.writes_all = True
+    known.leaving = 1
     _, (written, _) = run(known, header(), record(4), 7)
     assert SequenceState.unpack(bytes(written[record(4).id].state or b"")).step == 3
     assert known.unwritten() == []
     for one in (sequences(every=0), sequences("instances", every=5), sequences("nothing", every=5)):
-        one.writes_all = True
+        one.leaving = 1
         _, (written, _) = run(one, header(), record(1, start=True), 5)
         assert (written[record(1).id].state, one.unwritten(), one.checkpoints) == (None, [], False)
 
