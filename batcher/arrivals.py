@@ -55,6 +55,7 @@ def arrivals(
                     Carried(record, carrier, begun, attempts is not None),
                     lane,
                     record.sequence,
+                    record.meta,
                 )
             )
             if record.lineage is not None and record.lineage.ancestors:

@@ -66,6 +66,7 @@ from .scheduling.decisions import (
 from .scheduling.sequence_scheduler import Delays
 from .scheduling.verbs import Scheduler
 from .sending import Sending
+from .strategies import strategy_of
 from .timeline import tell_returned, waiting_jobs
 from .turns_apart import TurnsApart
 from .windows import Windows
@@ -393,7 +394,7 @@ class OwnedModel:
             self.streams_once = self.streams and not newest.interface.repeatable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
-                self.observe(seen.PolicyChanged(newest.interface))
+                self.observe(seen.PolicyChanged(newest.interface, strategy_of(newest.interface)))
         # at once: what was bound to the second executor must not be moved to the first
         self._apply(self.scheduler.observe_all(self._capacity.change(versions), monotonic_ns()))
         self.demand.on_served(versions)

@@ -41,6 +41,7 @@ from .repository_agents import RepositoryAgents
 from .resizing import change_of
 from .sequence_tensors import SequenceTensors
 from .sequences import Memory, Sequences
+from .strategies import check_strategy
 from .turns import Turnstile
 from .warmup import warmup_records
 
@@ -131,6 +132,7 @@ class Loader:
             _log.warning("Metric family '%s' in 'metric_identifier' is not a customizable metric", family)
         await asyncio.to_thread(self._agents.run, directory.path, written)
         if is_ensemble(written):
+            await asyncio.to_thread(check_strategy, written, directory.path, ())
             return completed_ensemble(written, directory.name, find)
         source = self._source(directory, versions[-1] if versions else 0, written)
         backend = await asyncio.to_thread(self._registry.of, source)
@@ -144,6 +146,7 @@ class Loader:
         unsupported = unsupported_features(config)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
+        await asyncio.to_thread(check_strategy, config, directory.path, versions)
         return config
 
     async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:

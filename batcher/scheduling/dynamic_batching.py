@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins
 from charonia.models.adaptive_batching import target_p99_ns
 from charonia.models.interface import ModelInterface
 
@@ -34,9 +35,11 @@ class BatchRules:
     preserve_ordering: bool
     target_p99_ns: int = 0
     several: bool = False
+    strategy: BatchStrategy | None = None
+    """Who may join besides (P22)."""
 
     @staticmethod
-    def of(interface: ModelInterface) -> BatchRules:
+    def of(interface: ModelInterface, strategy: BatchStrategy | None = None) -> BatchRules:
         """An empty preferred list stands for `[max_batch_size]` (S3)."""
         block = interface.dynamic_batching
         max_rows = max(1, interface.max_batch_size)
@@ -52,6 +55,7 @@ class BatchRules:
             preserve_ordering=block.preserve_ordering,
             target_p99_ns=target_p99_ns(interface.parameters),
             several=interface.decoupled,
+            strategy=strategy,
         )
 
 
@@ -86,12 +90,14 @@ def form_batch(
     stopped = False
     oldest_ns = now_ns
     max_rows, largest, preferred = rules.max_rows, rules.largest_preferred, rules.preferred
+    joins = rules.strategy.begin() if rules.strategy is not None and rules.dynamic else None
     for request in requests:
         grown = rows + request.rows
+        apart = joins is not None and not _joins(joins, request)
         if count:
             if grown > largest and not best:
                 best = count
-            if grown > max_rows or request.signature != signature or request.order > boundary:
+            if apart or grown > max_rows or request.signature != signature or request.order > boundary:
                 stopped = True
                 break
         else:
@@ -113,5 +119,14 @@ def form_batch(
         return Formation(best, saturated, 0, 0, signature)
     if saturated or delay_passed or not delay_ns:
         return Formation(count, saturated, 0, 0, signature)
-    until_rows = min(size for size in preferred if size > rows)
+    # with a strategy any request may end the batch
+    until_rows = min(size for size in preferred if size > rows) if joins is None else 0
     return Formation(0, False, oldest_ns + delay_ns, until_rows, signature, oldest_ns)
+
+
+def _joins(joins: Joins, request: QueuedRequest) -> bool:
+    """Whether a strategy lets a request join the batch that is formed."""
+    meta = request.meta
+    if meta is None:
+        return True
+    return joins(BatchCandidate(request.rows, meta.size_bytes, meta.inputs, meta.parameters))

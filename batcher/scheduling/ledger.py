@@ -5,6 +5,7 @@ Counts are over all versions of the model (S7). The queues themselves are `queue
 
 from __future__ import annotations
 
+from charonia.batch_strategies import BatchStrategy
 from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
 
@@ -48,9 +49,9 @@ class RequestLedger:
         self.has_deadlines = False
         """A request with a deadline was seen; where there are none, nobody looks for them."""
 
-    def adopt_policy(self, interface: ModelInterface) -> bool:
+    def adopt_policy(self, interface: ModelInterface, strategy: BatchStrategy | None = None) -> bool:
         """Whether the rules of this configuration differ from those before."""
-        batching, queueing = BatchRules.of(interface), QueueRules.of(interface)
+        batching, queueing = BatchRules.of(interface, strategy), QueueRules.of(interface)
         self.model = interface.name
         self.repeatable = interface.repeatable
         changed = batching != self.batching or queueing != self.queueing

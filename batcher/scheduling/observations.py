@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from charonia.batch_strategies import BatchStrategy
 from charonia.models.interface import ModelInterface
 from charonia.sequences import SequenceAbout
-from charonia.wire import BatchPlaces, SequenceMark
+from charonia.wire import BatchPlaces, RequestMeta, SequenceMark
 
 
 class RequestState(IntEnum):
@@ -53,6 +54,8 @@ class RequestQueued(Struct, eq=False, gc=False):
     carrier: Any = None
     lane: int = 0
     sequence: SequenceMark | None = None
+    meta: RequestMeta | None = None
+    """What it shares with others of its signature; for strategies of batching (P22)."""
 
     state: RequestState = RequestState.QUEUED
     queue_level: int = 0
@@ -84,6 +87,8 @@ class PolicyChanged:
     """The model has a new configuration; it holds for what is queued already and for all versions."""
 
     interface: ModelInterface
+    strategy: BatchStrategy | None = None
+    """Who may join a batch besides (P22)."""
 
 
 @dataclass(frozen=True, slots=True)

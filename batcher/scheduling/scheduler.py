@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from charonia.errors import ErrorCode
-from charonia.models.interface import ModelInterface
 
 from .adaptive_batching import AdaptiveBatching
 from .arrivals import Arrivals
@@ -222,7 +221,7 @@ class ModelScheduler:
             case BatchRunning():
                 self._adopt(event, now_ns)
             case PolicyChanged():
-                self._change_policy(event.interface, now_ns, decisions)
+                self._change_policy(event, now_ns, decisions)
             case RequestQueued():
                 self._arrivals.enqueue(event, now_ns, decisions)
 
@@ -300,8 +299,8 @@ class ModelScheduler:
             version.releases.open(first, event.batch_id)
         self._state.touch(event.version)
 
-    def _change_policy(self, interface: ModelInterface, now_ns: int, decisions: list[Decision]) -> None:
-        if not self._state.ledger.adopt_policy(interface):
+    def _change_policy(self, event: PolicyChanged, now_ns: int, decisions: list[Decision]) -> None:
+        if not self._state.ledger.adopt_policy(event.interface, event.strategy):
             return
         rules = self._state.ledger.batching
         assert rules is not None

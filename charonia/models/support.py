@@ -35,6 +35,8 @@ def _features(config: ModelConfig) -> Iterator[str]:
         yield f"'model_operations.op_library_filename' of the backend '{config.backend or config.platform}'"
     if config.cc_model_filenames and any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group):
         yield "'cc_model_filenames' of a GPU instance"
+    if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
+        yield "custom batching by a C++ library ('TRITON_BATCH_STRATEGY_PATH'; see 'charonia.batch_strategy')"
     # the second names the backend's usual form, the third a python-based backend (P20)
     if config.runtime not in ("", f"libtriton_{config.backend}.so", "model.py"):
         yield f"the runtime '{config.runtime}'"

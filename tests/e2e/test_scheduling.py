@@ -28,6 +28,11 @@ CONFIGS = {
     "preferred": "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
     "patient": f"max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {600 * SECOND_US} }}",
     "prompt": "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 1000 }",
+    "bounded": (
+        f"max_batch_size: 8 dynamic_batching {{ max_queue_delay_microseconds: {600 * SECOND_US} }} "
+        'parameters { key: "charonia.batch_strategy" value { string_value: "volume" } } '
+        'parameters { key: "MAX_BATCH_VOLUME_BYTES" value { string_value: "12" } }'
+    ),
     "levels": "max_batch_size: 1 dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
     "endless_levels": (
         "max_batch_size: 1 dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 5 }"
@@ -132,6 +137,15 @@ def test_preferred_sizes_show_in_the_batch_statistics(ask: Any) -> None:
         futures = [ask.queue("preferred", n) for n in range(11)]
     assert [number(f, "REQUESTS") for f in futures] == [4] * 8 + [2, 2, 1]
     assert batches(ask.server, "preferred") == {1: 2, 2: 1, 4: 2}
+
+
+def test_a_strategy_of_batching_ends_a_batch_at_once(ask: Any) -> None:
+    """P22: no more than 12 bytes in a batch. Who does not fit ends the wait of others, and one too large runs alone."""
+    futures = [ask.queue("bounded", n) for n in range(3)]
+    assert pending(ask.server, "bounded") == 3
+    large = ask.submit("bounded", 3, rows=8)
+    assert [number(f, "REQUESTS") for f in (*futures, large)] == [3, 3, 3, 1]
+    assert batches(ask.server, "bounded") == {3: 1, 8: 1}
 
 
 def test_a_batch_waits_to_be_filled_while_its_delay_lasts(ask: Any) -> None:

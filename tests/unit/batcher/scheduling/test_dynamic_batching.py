@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batcher.scheduling.dynamic_batching import NOTHING, BatchRules, form_batch
 from batcher.scheduling.observations import RequestQueued
+from charonia.batch_strategies import Joins
+from charonia.datatypes import DataType
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
+from charonia.tensors import Tensor
+from charonia.wire import request_meta
 
 
 def rules(
@@ -116,3 +122,39 @@ def test_a_model_without_batch_dimension_runs_one_request_at_a_time() -> None:
 def test_a_batch_ends_at_the_boundary() -> None:
     verdict = form_batch(queue(1, 1, 1), rules(delay_us=10), 0, boundary=1)
     assert (verdict.size, verdict.saturated) == (2, True)
+
+
+class EveryThird:
+    """Lets two join, however large they are, and forgets them with the batch."""
+
+    def begin(self) -> Joins:
+        asked = iter([True, True, False])
+        return lambda _candidate: next(asked)
+
+
+def of_meta(*rows: int) -> list[RequestQueued]:
+    requests = queue(*rows)
+    for request in requests:
+        request.meta = request_meta(1, "", [Tensor("x", DataType.INT8, (request.rows,), bytes(request.rows))], (), {})
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("preferred", "delay_us", "rows", "size"),
+    [
+        pytest.param((), 10, (1, 1), 0, id="all join: it waits as without"),
+        pytest.param((), 10, (1, 1, 1), 2, id="one does not: stop and send"),
+        pytest.param((), 0, (1, 1, 1), 2, id="the same without a delay"),
+        pytest.param((), 0, (8, 1, 1), 1, id="never over the maximum"),
+        pytest.param((1,), 10, (1, 1, 1), 1, id="of those who join, the preferred size"),
+    ],
+)
+def test_a_strategy_ends_a_batch(preferred: tuple[int, ...], delay_us: int, rows: tuple[int, ...], size: int) -> None:
+    asked = replace(rules(8, preferred, delay_us), strategy=EveryThird())
+    requests = of_meta(*rows)
+    formation = form_batch(requests, asked, 0)
+    assert formation.size == size
+    assert formation.saturated is (size > 0)
+    # whoever comes may end it: every arrival is looked at
+    assert formation.until_rows == 0
+    assert form_batch(requests, asked, 0) == formation

@@ -31,6 +31,11 @@ CASES = [
         "instance_group { kind: KIND_GPU } cc_model_filenames { key: '7.5' value: 'f' }",
         "'cc_model_filenames' of a GPU instance is not supported yet",
     ),
+    (
+        "parameters { key: 'TRITON_BATCH_STRATEGY_PATH' value { string_value: '/s.so' } }",
+        "custom batching by a C++ library ('TRITON_BATCH_STRATEGY_PATH'; see 'charonia.batch_strategy') is not "
+        "supported yet",
+    ),
     ("runtime: 'other.so'", "the runtime 'other.so' is not supported yet"),
 ]
 

@@ -1,0 +1,61 @@
+"""The strategy of batching that a model's configuration names (P22), made safe for the batcher that asks it."""
+
+from __future__ import annotations
+
+import logging
+
+from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins, batch_strategy
+from charonia.models.interface import ModelInterface
+
+_log = logging.getLogger(__name__)
+
+
+def strategy_of(interface: ModelInterface) -> BatchStrategy | None:
+    """None where the configuration names none. One that cannot be had here, or fails, lets nobody join: its requests
+    run one by one, which no limit that it might know of forbids.
+    """
+    try:
+        strategy = batch_strategy(interface.parameters)
+    except Exception as error:
+        _log.error("the requests of model '%s' are not batched: %s", interface.name, error)
+        return _Nobody()
+    return None if strategy is None else _Guarded(interface.name, strategy)
+
+
+class _Nobody:
+    def begin(self) -> Joins:
+        return _refuse
+
+
+class _Guarded:
+    """What somebody else's strategy raises ends a batch, not the model's scheduling; it is logged once."""
+
+    def __init__(self, model: str, strategy: BatchStrategy) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._told = False
+
+    def begin(self) -> Joins:
+        try:
+            joins = self._strategy.begin()
+        except Exception as error:
+            self._failed(error)
+            return _refuse
+
+        def asked(candidate: BatchCandidate) -> bool:
+            try:
+                return bool(joins(candidate))
+            except Exception as error:
+                self._failed(error)
+                return False
+
+        return asked
+
+    def _failed(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            _log.error("the batch strategy of model '%s' failed, batches end there", self._model, exc_info=error)
+
+
+def _refuse(_candidate: BatchCandidate) -> bool:
+    return False
