@@ -17,6 +17,7 @@ from batcher.scheduling.observations import (
     BatchReturned,
     BatchRunning,
     ExecutorLost,
+    Observation,
     PolicyChanged,
     QueueHeld,
     RequestCancelled,
@@ -35,41 +36,70 @@ from charonia.models.scheduling import DynamicBatching
 @given(
     interface=interfaces(),
     arrivals=st.lists(
-        st.lists(
-            st.tuples(st.sampled_from((1, 1, 1, 2)), st.sampled_from((0, 0, 0, 3)), st.integers(0, 9)),
-            min_size=2,
-            max_size=6,
+        st.tuples(
+            st.tuples(st.sampled_from((1, 2)), st.sampled_from((0, 1, 3)), st.sampled_from((0, 1, 2))),
+            st.lists(
+                st.tuples(
+                    st.integers(0, 40),
+                    st.integers(0, 2000),
+                    st.just({})
+                    | st.just({})
+                    | st.sampled_from(
+                        (
+                            {"rows": 2},
+                            {"deadline_us": 3},
+                            {"timeout_us": 4},
+                            {"signature": 8},
+                            {"version": 2},
+                            {"lane": 3},
+                            {"level": 2},
+                            {"attempt": 1},
+                        )
+                    ),
+                ),
+                min_size=2,
+                max_size=7,
+            ),
+            st.sampled_from((1, 1000, 5000)),
+            st.lists(st.integers(0, 40), max_size=2),
         ),
         max_size=6,
     ),
 )
 def test_what_is_queued_together_is_queued_as_one_by_one(
-    interface: ModelInterface, arrivals: list[list[tuple[int, int, int]]]
+    interface: ModelInterface,
+    arrivals: list[tuple[tuple[int, int, int], list[tuple[int, int, dict[str, int]]], int, list[int]]],
 ) -> None:
     """Alike requests are queued without a look at each: the decisions are those of one look at each."""
-    decided = []
+    decided: list[list[object]] = []
     for one_by_one in (False, True):
         scheduler = ModelScheduler("b")
         now_ns = 1_000_000
         scheduler.observe(PolicyChanged(interface), now_ns)
         scheduler.observe(VersionServed("a", 1, "h", 2), now_ns)
-        told: list[tuple[str, list[bytes]]] = []
-        for made in arrivals:
-            now_ns += 1
-            requests = [
-                RequestQueued(number.to_bytes(16, "big"), 1, 0, rows, 7, 0, deadline and now_ns + deadline, now_ns)
-                for rows, deadline, number in made
-            ]
+        told: list[object] = []
+        for (version, level, lane), made, passed_ns, cancelled in arrivals:
+            now_ns += passed_ns
+            usual = {"version": version, "level": level, "lane": lane, "rows": 1, "signature": 7, "timeout_us": 0}
+            requests: list[Observation] = []
+            for number, age_ns, own in made:
+                about = usual | own
+                deadline_us = about.pop("deadline_us", 0)
+                deadline_ns = deadline_us and now_ns + deadline_us * MICROSECOND_NS
+                request_id, enqueued_ns = number.to_bytes(16, "big"), now_ns - age_ns
+                requests.append(RequestQueued(request_id, deadline_ns=deadline_ns, enqueued_ns=enqueued_ns, **about))
+            requests += [RequestCancelled(number.to_bytes(16, "big")) for number in cancelled]
             decisions = scheduler.observe_all(iter(requests) if one_by_one else requests, now_ns)
             for decision in decisions:
                 if isinstance(decision, DispatchBatch):
                     told.append((decision.batch_id, [request.id for request in decision.requests]))
                 elif isinstance(decision, RejectRequest):
-                    told.append((decision.message, [decision.request.id]))
+                    told.append((decision.message, decision.request.id, decision.request.state))
             for decision in decisions[:1]:
                 if isinstance(decision, DispatchBatch):
                     scheduler.observe(BatchFinished(decision.batch_id, "a"), now_ns)
-        told.append(("waiting", sorted(request.id for request in scheduler.waiting())))
+            told.append((scheduler.next_wakeup(), scheduler.queued_by_level(), scheduler.queued_by_version()))
+            told.append([(r.id, r.order, r.state, r.queue_level, r.lane, r.due_ns) for r in scheduler.waiting()])
         assert scheduler.pending_count() == len(scheduler.waiting()) == sum(scheduler.queued_by_level().values())
         decided.append(told)
     assert decided[0] == decided[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +14,16 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, InvalidRecord
 from charonia.events import BatchFinished, pack_fact, unpack_fact
 from charonia.tensors import Tensor, join_bytes_elements
+from charonia.traces.contexts import Context
 from charonia.wire import (
+    FILE,
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    FLAG_TIMED,
     BatchHeader,
+    Lineage,
+    Reference,
+    SequenceMark,
     pack_failure,
     pack_request,
     pack_response,
@@ -201,20 +211,64 @@ def test_spoilt_joined_records_are_refused_or_add_up(data: st.DataObject, record
     assert sum(map(len, found)) + 4 * (len(found) + 1) == len(hostile)
 
 
-@given(st.data(), requests(), st.integers(1, 6), st.booleans())
+UNLIKE: list[dict[str, Any]] = [
+    {"rows": 2},
+    {"level": 7},
+    {"deadline_ns": 1},
+    {"timeout_us": 2**64 - 1},
+    {"signature": 8},
+    {"flags": FLAG_JOB},
+    {"flags": FLAG_JOURNALLED | FLAG_TIMED, "level": 7},
+    {"endpoint": b"gw2"},
+    {"endpoint": b"a gateway of a longer name"},
+    {"version": 2},
+    {"reference": Reference(FILE, "gw1/x", 0)},
+    {"sequence": SequenceMark(3, start=True)},
+    {"lineage": Lineage((("m", bytes(16)),))},
+    {"trace": Context(1, bytes(16), bytes(8))},
+    {"window": 4},
+]
+"""What may differ from one request of an entry to the next, beside ids, times and tensor bytes."""
+
+
+def packed_alike(own: dict[str, Any], inputs: list[Tensor], length: int) -> bytes:
+    """A record of this length: the client id fills it."""
+    about = {"rows": 1, "level": 0, "signature": 9, "endpoint": b"gw1", "version": 1} | own
+    request_id, endpoint, version = about.pop("id"), about.pop("endpoint"), about.pop("version")
+    meta, data = request_meta(version, "h", inputs, (), {}), [t.data for t in inputs]
+    if "reference" in about:
+        about["reference"] = replace(about["reference"], size_bytes=meta.size_bytes)
+    missing = length - len(pack_request(request_id, endpoint, b"", meta, data, **about))
+    return pack_request(request_id, endpoint, b"c" * missing, meta, data, **about)
+
+
+@given(
+    data=st.data(),
+    inputs=tensors(),
+    length=st.sampled_from((700, 1024, 1025, 3000)),
+    usual=st.just({}) | st.sampled_from(UNLIKE),
+    odd=st.lists(st.none() | st.sampled_from(UNLIKE), min_size=2, max_size=7),
+    others=st.booleans(),
+)
 def test_the_requests_of_an_entry_are_those_of_its_records(
-    data: st.DataObject, record: bytes, count: int, others: bool
+    data: st.DataObject,
+    inputs: list[Tensor],
+    length: int,
+    usual: dict[str, Any],
+    odd: list[dict[str, Any] | None],
+    others: bool,
 ) -> None:
-    """However alike they are: ids, rows and times differ from one to the next, now and then something else."""
-    records = [record]
-    for _ in range(count):
-        own = data.draw(st.binary(min_size=60, max_size=60))
-        records.append(record[:12] + own + record[72:])
+    """However alike they are, all of one length: ids, times and bytes differ, now and then something else."""
+    records = []
+    for number, own in enumerate(odd):
+        mine = [t if data.draw(st.booleans()) else replace(t, data=t.data[::-1]) for t in inputs]
+        about = {"id": bytes([number]) * 16, "accepted_ns": data.draw(U64)} | (own or usual)
+        records.append(packed_alike(about, mine, length))
     if others:
-        records.insert(data.draw(st.integers(0, count)), spoil(data, record))
+        records.insert(data.draw(st.integers(0, len(odd))), spoil(data, records[0]))
     fields = [b"h", b"header", *record_fields(records)]
     try:
-        expected = [unpack_request(one) for one in records_of(fields)]
+        expected = [unpack_request(one) for one in records]
     except InvalidRecord:
         with pytest.raises(InvalidRecord):
             requests_in(fields)
@@ -222,6 +276,7 @@ def test_the_requests_of_an_entry_are_those_of_its_records(
     found = requests_in(fields)
     assert found == expected
     assert [bytes(one.record) for one in found] == records
+    assert [one.inputs() for one in found] == [one.inputs() for one in expected]
 
 
 @given(st.binary(max_size=200))
