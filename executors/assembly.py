@@ -231,7 +231,7 @@ class Workspace:
 def have_one_plan(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> bool:
     """Whether all of a run are of one signature, as they nearly always are."""
     first = run[0][0]
-    return not [1 for plan, _ in run if plan is not first]
+    return not any(True for plan, _ in run if plan is not first)
 
 
 def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:

@@ -55,7 +55,9 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
 def are_alike(records: Sequence[RequestRecord]) -> bool:
     """Whether none of these needs another look than the first: of one meta, without deadline, with their tensors."""
     meta, rows = records[0].meta, records[0].rows
-    return not [1 for r in records if r.meta is not meta or r.rows != rows or r.deadline_ns or r.reference is not None]
+    return not any(
+        True for r in records if r.meta is not meta or r.rows != rows or r.deadline_ns or r.reference is not None
+    )
 
 
 class Batch:

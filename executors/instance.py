@@ -178,7 +178,7 @@ class InstancePool:
             self._turns.submit(job)
         elif self._is_bound:
             self._bound(job).give(job)
-        elif self._workers and type(self._workers[0]) is not ThreadWorker:
+        elif self._workers and not isinstance(self._workers[0], ThreadWorker):
             self._cooperative.put_nowait(job)
         else:
             self._blocking.put(job)

@@ -74,8 +74,7 @@ class Arrivals:
         if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
             return 0
         number, signature, lane = first.version, first.signature, first.lane
-        count = len(events)
-        others = [
+        unlike = (
             place
             for place, request in enumerate(events)
             if type(request) is not RequestQueued
@@ -84,9 +83,8 @@ class Arrivals:
             or request.signature != signature
             or request.version != number
             or request.lane != lane
-        ]
-        if others:
-            count = others[0]
+        )
+        count = next(unlike, len(events))
         queued = cast(list[QueuedRequest], events[:count])
         by_id = {request.id: request for request in queued}
         known = ledger.known

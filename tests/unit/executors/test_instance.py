@@ -135,6 +135,35 @@ async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> Non
     await under.pool.close()
 
 
+async def test_who_waits_for_idleness_waits_for_what_comes_meanwhile_too() -> None:
+    gate, instance = threading.Event(), Doubling()
+    instance.gate = gate
+    under = Pool(instance)
+    running = under.run(1)
+    later: list[asyncio.Future[Executed]] = []
+
+    async def first() -> None:
+        await under.pool.idle()
+        gate.clear()
+        later.append(under.run(2))
+
+    async def other() -> int:
+        await under.pool.idle()
+        return under.pool.unfinished
+
+    one, *others = asyncio.ensure_future(first()), *[asyncio.ensure_future(other()) for _ in range(3)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(one, 30)
+    assert running.done()
+    assert not any(one.done() for one in others)
+    gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*others), 30) == [0, 0, 0]
+    assert later[0].done()
+    await asyncio.wait_for(under.pool.idle(), 30)
+    await under.pool.close()
+
+
 async def test_a_passive_instance_gets_no_work_but_is_closed() -> None:
     """C8."""
     instance = Doubling()

@@ -60,6 +60,18 @@ def test_an_arrival_that_reaches_a_preferred_size_ends_the_wait() -> None:
     assert model.put(2) == ["a: 1 2"]
 
 
+def test_an_arrival_that_was_longer_on_its_way_shortens_the_wait() -> None:
+    """Also one among many that are queued together."""
+    model = Model(DynamicBatching(max_queue_delay_us=10), max_batch_size=8)
+    model.now_ns = 100 * US
+    assert model.put(1) == []
+    young, old = model.request(2), model.request(3)
+    old.enqueued_ns -= 5 * US
+    assert model.scheduler.observe_all([young, old], model.now_ns) == []
+    assert model.wakeup_us() == 105
+    assert model.at(105) == ["a: 1 2 3"]
+
+
 def test_an_arrival_of_another_signature_ends_the_wait() -> None:
     model = Model(DynamicBatching(max_queue_delay_us=10), slots=2)
     assert model.put(1) == []
