@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from executor_bench import ME, WEIGHTS, Follower, linear, running, x
@@ -101,6 +104,46 @@ async def test_what_is_fetched_while_its_model_is_loaded_anew_is_given_back(tmp_
         assert "loaded anew" in (await bench.finished("m", batch_id, BatchReturned)).reason
         again = await bench.dispatch("m", [record])
         await bench.finished("m", again)
+
+
+async def test_who_waits_for_settlements_waits_for_all_of_them(tmp_path: Path) -> None:
+    class Late(MemoryLog):
+        """Settles at once and says so when it is asked to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.answers: list[Callable[[], None]] = []
+            self.settled = asyncio.Event()
+
+        def settle_now(self, *settlement: Any, **more: Any) -> bool:
+            *what, done = settlement
+
+            def later(outcome: Any) -> None:
+                self.answers.append(partial(done, outcome))
+                self.settled.set()
+
+            return super().settle_now(*what, later, **more)
+
+    linear(tmp_path / "m" / "1" / "model.onnx")
+    log = Late()
+    async with running(tmp_path, log=log) as bench:
+        intake = bench.service._intake
+        for _ in range(2):  # and a second time, when all was quiet once
+            for seed in range(2):
+                _, record = await bench.accept("m", [Tensor.of("x", x(1, seed))])
+                await bench.dispatch("m", [record])
+            async with asyncio.timeout(30):
+                while len(log.answers) < 2:
+                    log.settled.clear()
+                    await log.settled.wait()
+                waiting = [asyncio.ensure_future(intake.settled()) for _ in range(3)]
+                await intake.settled_so_far()
+                log.answers.pop()()
+                await asyncio.wait(waiting, timeout=0.01)
+                assert not any(one.done() for one in waiting)
+                log.answers.pop()()
+                await asyncio.gather(*waiting)
+        assert await log.range(keys.batches(ME)) == []
 
 
 DYING = """
