@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from charonia.errors import InternalError, InvalidRecord
 from charonia.eventlog.port import Entry
 from charonia.sequences import SequenceStep
-from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, records_of, unpack_request
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, requests_in
 
 from .accounting import Executed
 from .execution import Batch, Planned
@@ -86,8 +86,7 @@ def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
         raise InvalidRecord("no batch header")
     header = BatchHeader.unpack(fields[1])
-    # a batcher in this process hands over what it has decoded already
-    records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in records_of(fields)]
+    records = requests_in(fields)
     try:
         attempts = len(header.attempts)
     except TypeError:

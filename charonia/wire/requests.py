@@ -298,7 +298,9 @@ def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
     found: list[RequestRecord] = []
     for at in range(0, len(fields) - 1, 2):
         if fields[at] == FIELD_RECORD:
-            found.append(unpack_request(fields[at + 1]))
+            record = fields[at + 1]
+            # who is in the same process may hand over what is decoded already
+            found.append(record if isinstance(record, RequestRecord) else unpack_request(record))
         elif fields[at] == FIELD_RECORDS:
             view = memoryview(fields[at + 1])
             start, lengths = lengths_of(view)
