@@ -42,7 +42,7 @@ class CopiesInUse:
         The last copy of a model that is `wanted` stays, whether it could be loaded or not.
         """
         if self._repository.has_copies:
-            self._retirement.afterwards(partial(self._tidy, model, wanted))
+            self._retirement.afterwards(model, partial(self._tidy, model, wanted))
 
     async def _tidy(self, model: str, wanted: bool) -> None:
         async with self._lock(model):

@@ -180,7 +180,7 @@ class Deployment:
             if override is not None and override is not kept:
                 before = self._lifecycle.set_override(model, override)
                 if before is not None and before.directory is not None:
-                    self._retirement.discard_after(before.directory)
+                    self._retirement.discard_after(model, before.directory)
         return loaded
 
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ class Deployment:
                 await self._announcer.tell(fact)
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
-                self._retirement.discard_after(override.directory)
+                self._retirement.discard_after(model, override.directory)
         self._copies.tidy(model, wanted=False)
 
     async def _unload_version(self, model: str, version: int) -> None:

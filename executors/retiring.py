@@ -45,7 +45,8 @@ class Retirement:
         self._lifecycle = lifecycle
         self._announcer = announcer
         self._metrics = metrics
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """What retires, and of which model."""
         self._drying: dict[str, set[asyncio.Task[None]]] = {}
         """What unloaded models still run, by model."""
 
@@ -72,32 +73,32 @@ class Retirement:
         """
         users = [task for name in dependents for task in self._drying.get(name, ())]
         drying = self._drying.setdefault(incarnation.model, set())
-        task = self._spawn(self._run_dry(incarnation, users))
+        task = self._spawn(incarnation.model, self._run_dry(incarnation, users))
         drying.add(task)
         task.add_done_callback(drying.discard)
 
     def retire(self, incarnation: Incarnation, *, forget: bool = False) -> asyncio.Task[None]:
         """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
-        return self._spawn(self._retire(incarnation, forget=forget))
+        return self._spawn(incarnation.model, self._retire(incarnation, forget=forget))
 
     def shrink(self, incarnation: Incarnation) -> None:
         """Let instances go that are not kept, when they have finished what they have (R23)."""
-        self._spawn(self._shrink(incarnation))
+        self._spawn(incarnation.model, self._shrink(incarnation))
 
-    def discard_after(self, directory: Path) -> None:
-        """Remove a temporary model directory when nobody loaded from it runs any more."""
-        self.afterwards(lambda: asyncio.to_thread(overrides.remove, directory))
+    def discard_after(self, model: str, directory: Path) -> None:
+        """Remove a model's temporary directory when nobody loaded from it runs any more."""
+        self.afterwards(model, lambda: asyncio.to_thread(overrides.remove, directory))
 
-    def afterwards(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something when all that retires now has ended."""
-        waiting = list(self._tasks)
+    def afterwards(self, model: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something when all that retires now of a model has ended."""
+        waiting = [task for task, of in self._tasks.items() if of == model]
 
         async def last() -> None:
             if waiting:
                 await asyncio.wait(waiting)
             await work()
 
-        self._spawn(last())
+        self._spawn(model, last())
 
     async def _shrink(self, incarnation: Incarnation) -> None:
         await incarnation.pool.shrink()
@@ -150,13 +151,13 @@ class Retirement:
             with contextlib.suppress(CharoniaError):
                 await self._log.delete_keys([keys.statistics(*key, incarnation.content_hash)])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, model: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = model
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unloading a model failed", exc_info=error)
