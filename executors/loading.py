@@ -115,7 +115,8 @@ class Loader:
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        newest = directory.versions[-1] if directory.versions else 0
+        # of a remote model the files of no other versions are here
+        newest = max(directory.selected_versions(), default=0)
         return python_based(self._source(directory, newest, config)) is not None
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:

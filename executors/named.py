@@ -6,14 +6,17 @@ Without `--model-namespacing` there is one, and this hands on what it is asked.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
 
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.events import ModelRequested
 from charonia.models.repository import ModelRepository
 
 from .lifecycle import Lifecycle, poll_failure
 from .placing import NotPlacedHere
+
+_log = logging.getLogger(__name__)
 
 
 class Loads(Protocol):
@@ -38,7 +41,11 @@ class Named:
         Files of its own make a model without a repository (R25). Raises R20's error when there is none or one cannot
         be polled, else R21's with a part for each model that failed.
         """
-        keys = [name] if request.files else await asyncio.to_thread(self._repository.keys, name)
+        try:
+            keys = [name] if request.files else await asyncio.to_thread(self._repository.keys, name)
+        except Unavailable as unavailable:
+            _log.error("failed to load %s: %s", name, unavailable)
+            raise poll_failure(name) from unavailable
         if not keys:
             raise poll_failure(name)
         if len(keys) == 1:

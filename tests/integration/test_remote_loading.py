@@ -91,7 +91,10 @@ async def test_a_model_of_another_pool_is_not_fetched(store: MemoryStore, tmp_pa
     store.put("m/config.pbtxt", 'parameters { key: "charonia.pool" value { string_value: "large" } }')
     store.put("python/1/model.py", "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n")
     tensors = "".join(f'{kind} {{ name: "{kind}" data_type: TYPE_INT8 dims: 1 }} ' for kind in ("input", "output"))
-    store.put("python/config.pbtxt", f'backend: "nobodys" {tensors}')
+    # the version that the policy leaves out is not here to look at
+    store.put("python/2/model.py", "")
+    policy = "version_policy { specific { versions: 1 } }"
+    store.put("python/config.pbtxt", f'backend: "nobodys" {tensors} {policy}')
     async with over_url(tmp_path, pool="small") as bench:
         excluded = {f.model for f in bench.control.facts() if isinstance(f, ModelExcluded)}
         assert excluded == {"m"}, "its own model.py serves the other one"

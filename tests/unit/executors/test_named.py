@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unavailable
 from charonia.events import ModelRequested
 from charonia.models.repository import ModelRepository
 from executors.lifecycle import Lifecycle
@@ -72,6 +72,18 @@ async def test_one_that_nobody_has_cannot_be_polled(roots: list[Path]) -> None:
     with pytest.raises(InternalError) as raised:
         await named(roots, Loads()).load("n", request())
     assert raised.value.message == "failed to load 'n', failed to poll from model repository"
+
+
+async def test_nor_is_one_of_a_repository_that_cannot_be_asked(
+    roots: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: ModelRepository, name: str) -> list[str]:
+        raise Unavailable("the bucket is away")
+
+    monkeypatch.setattr(ModelRepository, "keys", fail)
+    with pytest.raises(InternalError, match=r"^failed to load 'm', failed to poll from model repository$"):
+        await named(roots, Loads()).load("m", request())
+    assert "the bucket is away" in caplog.text
 
 
 async def test_files_make_a_model_without_a_namespace(roots: list[Path]) -> None:
