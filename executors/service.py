@@ -294,6 +294,11 @@ class ExecutorService:
         self._directory.close()
         await asyncio.to_thread(self._repository.close)
 
+    @property
+    def hangs(self) -> bool:
+        """Whether a thread waits for an object store, which it may do long after everything else has ended."""
+        return self._repository.is_waiting
+
     async def _stop_tasks(self) -> None:
         self._repository.abandon()
         tasks = list(self._tasks)

@@ -123,6 +123,11 @@ class ModelRepository:
         for root in self._roots:
             root.abandon()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some thread waits for a server's answer, as the end of a process would: it cannot be interrupted."""
+        return any(root.is_waiting for root in self._roots)
+
     def close(self) -> None:
         """Give back what is held. Nothing is read afterwards."""
         for root in self._roots:

@@ -38,6 +38,10 @@ class Root(Protocol):
     def abandon(self) -> None:
         """Break off what is being fetched, and fetch nothing more."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some thread waits for a server's answer."""
+
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -79,6 +83,10 @@ class LocalRoot:
 
     def abandon(self) -> None:
         """Nothing is fetched."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return False
 
     def close(self) -> None:
         """Nothing is held."""

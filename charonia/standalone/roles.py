@@ -241,8 +241,8 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
             clean = await executor.stop()
             await _close(cache_log)
             watching.cancel()
-            if executor.service.failed:
-                await _end_now(log)
+            if executor.service.failed or executor.service.hangs:
+                await _end_now(log, clean=clean)
             return clean
 
         return {}, stop_alone
@@ -270,8 +270,8 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
         await executor.service.say_last_words()
         await _close(cache_log)
         watching.cancel()
-        if executor.service.failed:
-            await _end_now(log)
+        if executor.service.failed or executor.service.hangs:
+            await _end_now(log, clean=clean)
         return clean
 
     return {}, stop
@@ -282,10 +282,10 @@ def _stop_myself() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-async def _end_now(log: EventLog) -> None:
-    """End the process without the interpreter's orderly end, which would run into a thread that hangs, and abort."""
+async def _end_now(log: EventLog, *, clean: bool) -> None:
+    """End the process without the interpreter's orderly end, which would wait for a thread that hangs, or abort."""
     with contextlib.suppress(Exception):
         await log.close()
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(0 if clean else 1)

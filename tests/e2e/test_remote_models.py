@@ -6,7 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +77,46 @@ def test_models_of_a_bucket_come_change_and_go(remote: Any) -> None:
     # each executor has files of its own, and none of what is served no longer
     until("copies", lambda: sorted(copy.name for copy in remote.mount.glob("*/*/*")) == ["second", "second"])
     assert len({path.parents[1] for path in remote.mount.glob("*/*/second")}) == 2
+
+
+def test_a_store_that_does_not_answer_delays_no_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_stores.S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    stalls, asked, over = threading.Event(), threading.Event(), threading.Event()
+
+    class Stalling(BaseHTTPRequestHandler):
+        """Lists nothing, until it answers no more."""
+
+        def do_GET(self) -> None:
+            if stalls.is_set():
+                asked.set()
+                over.wait()
+                return
+            body = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    scaling(tmp_path / "models", "local", 1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stalling) as store:
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        poll = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
+        url = f"--model-repository=s3://127.0.0.1:{store.server_address[1]}/bucket"
+        try:
+            with serving(tmp_path / "models", tmp_path / "state", url, *poll) as server:
+                stalls.set()
+                assert asked.wait(60)
+                assert factor(server, "local") == 1
+                began = time.monotonic()
+                assert server.stop() == 0
+                assert time.monotonic() - began < 20, "the store has 30 s to answer"
+        finally:
+            over.set()
+            store.shutdown()
 
 
 def test_a_bucket_that_cannot_be_read_is_one_sentence(remote: Any, tmp_path: Path) -> None:

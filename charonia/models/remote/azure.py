@@ -66,7 +66,7 @@ class AzureStore:
             for chunk in download.chunks():
                 sink.write(chunk)
         except (ResourceNotFoundError, ResourceModifiedError):
-            raise ObjectChanged(f"'{found.name}' of '{self._address.url}' changed while it was fetched") from None
+            raise ObjectChanged(f"{found.name!r} of '{self._address.url}' changed while it was fetched") from None
         except AzureError as error:
             raise self._failure(error) from None
 

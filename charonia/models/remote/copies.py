@@ -78,11 +78,18 @@ class Copies:
             contents = {found.name: (found.stamp, found.size_bytes) for found in objects if not found.is_directory}
             name = hashlib.blake2b(repr((model, sorted(contents.items()))).encode(), digest_size=12).hexdigest()
             path = self._root / name / model
-            if path not in self._contents and not _complete(path, contents):
+            # of its own copies files may have been tidied away, or be larger now by what the model writes
+            if not _complete(path, contents, sizes=path not in self._contents):
                 self._make(path, model, objects, copy)
             self._contents[path] = contents
             self._latest[model] = path
             return path
+
+    def take(self, copy: Copy, found: RemoteObject, file: IO[bytes]) -> None:
+        """Write an object into a file: whole, and no more than it was listed with. Raises `RemoteError`."""
+        sink = _Measured(file, found, self._abandoned)
+        copy(found, sink)
+        sink.finish()
 
     def release(self, model: str, keep: Collection[Path], *, latest: bool) -> None:
         """Remove the copies of a model, but those to `keep` and, if so, the one that was fetched last."""
@@ -169,20 +176,20 @@ class Copies:
         for attempt in range(1, _TRIES + 1):
             try:
                 with target.open("wb") as file:
-                    sink = _Measured(file, found, self._abandoned)
-                    copy(found, sink)
-                    sink.finish()
+                    self.take(copy, found, file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 return
             except ObjectChanged:
                 raise
             except RemoteError as error:
                 if attempt == _TRIES or self._abandoned.is_set():
                     raise
-                _log.warning("fetching '%s', try %d: %s", found.name, attempt, error)
+                _log.warning("fetching %r, try %d: %s", found.name, attempt, error)
 
 
 class _Measured:
-    """A file that takes exactly as many bytes as the listing said."""
+    """A sink that takes exactly as many bytes as the listing said."""
 
     def __init__(self, file: IO[bytes], found: RemoteObject, abandoned: threading.Event) -> None:
         self._file = file
@@ -192,21 +199,19 @@ class _Measured:
 
     def write(self, data: bytes, /) -> int:
         if self._abandoned.is_set():
-            raise RemoteError(f"fetching '{self._found.name}' was broken off")
+            raise RemoteError(f"fetching {self._found.name!r} was broken off")
         self._taken += len(data)
         if self._taken > self._found.size_bytes:
             raise ObjectChanged(
-                f"'{self._found.name}' is larger than the {self._found.size_bytes} bytes it was listed with"
+                f"{self._found.name!r} is larger than the {self._found.size_bytes} bytes it was listed with"
             )
         self._file.write(data)
         return len(data)
 
     def finish(self) -> None:
-        """Have it on disk, whole."""
+        """Nothing more will come."""
         if self._taken != self._found.size_bytes:
-            raise RemoteError(f"'{self._found.name}' ended after {self._taken} of {self._found.size_bytes} bytes")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+            raise RemoteError(f"{self._found.name!r} ended after {self._taken} of {self._found.size_bytes} bytes")
 
 
 def is_safe(name: str) -> bool:
@@ -239,10 +244,11 @@ def _claim(root: Path, name: str) -> tuple[Path, IO[str]]:
     raise StartupError(f"too many processes use '{root}' for copies of remote models")
 
 
-def _complete(path: Path, contents: dict[str, tuple[str, int]]) -> bool:
-    """Whether a copy of an earlier process is whole."""
+def _complete(path: Path, contents: dict[str, tuple[str, int]], *, sizes: bool) -> bool:
+    """Whether all files of a copy are there; with `sizes`, and as long as they were listed."""
     try:
-        return path.is_dir() and all((path / name).stat().st_size == size for name, (_, size) in contents.items())
+        found = [(path / name).stat().st_size == size or not sizes for name, (_, size) in contents.items()]
+        return path.is_dir() and all(found)
     except OSError:
         return False
 

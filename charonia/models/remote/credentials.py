@@ -39,7 +39,7 @@ def choose(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
     if not path:
         return _of_environment(address, environ)
     entries = _section(path, address.provider)
-    matching = [key for key in entries if address.url.startswith(key)]
+    matching = [key for key in entries if f"{address.url}/".startswith(key)]
     if not matching:
         raise StartupError(
             f"no credentials for the model repository '{address.url}': no key in \"{address.provider}\" of {path} "

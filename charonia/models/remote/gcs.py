@@ -50,6 +50,9 @@ class GcsStore:
         except DefaultCredentialsError as error:
             if credentials["file"] or environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
                 raise RemoteError(f"the model repository '{address.url}' cannot be used: {error}") from None
+        except OSError as error:
+            why = f"{error.strerror} ({error.filename})"
+            raise RemoteError(f"the model repository '{address.url}' cannot be used: {why}") from None
         # a project is only needed to make buckets
         self._client: Any = storage.Client(project=project or "none", credentials=who)
         self._bucket = self._client.bucket(address.bucket)
@@ -78,7 +81,7 @@ class GcsStore:
                 retry=self._retry,
             )
         except (NotFound, PreconditionFailed):
-            raise ObjectChanged(f"'{found.name}' of '{self._address.url}' changed while it was fetched") from None
+            raise ObjectChanged(f"{found.name!r} of '{self._address.url}' changed while it was fetched") from None
         except (GoogleAPIError, GoogleAuthError, RequestException) as error:
             raise self._failure(error) from None
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,8 @@ class RemoteRoot:
         self._scanned = False
         self._configs: dict[str, tuple[RemoteObject, bytes]] = {}
         self._unreachable = ""
+        self._asked = 0
+        """What the store has been asked and has not answered yet."""
         self._changing = threading.Lock()
 
     @property
@@ -77,7 +80,8 @@ class RemoteRoot:
             if not self._scanned:
                 self._first_look(found)
             self._models, self._unreachable, self._scanned = found, "", True
-            self._configs = {name: known for name, known in self._configs.items() if name in found}
+            # a copy: who reads a configuration meanwhile adds to them
+            self._configs = {name: known for name, known in self._configs.copy().items() if name in found}
         return sorted(found)
 
     def _first_look(self, found: dict[str, Objects]) -> None:
@@ -134,6 +138,10 @@ class RemoteRoot:
     def abandon(self) -> None:
         self._copies.abandon()
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._asked > 0
+
     def close(self) -> None:
         self._copies.close()
         self._store.close()
@@ -143,18 +151,18 @@ class RemoteRoot:
     def _listed(self, below: str) -> dict[str, Objects]:
         """The models whose objects begin with `below`. Raises `RemoteError`."""
         models: dict[str, list[RemoteObject]] = {}
-        for number, found in enumerate(self._store.objects(below)):
-            if number == MOST_OBJECTS:
-                raise RemoteError(
-                    f"the model repository '{self._place}' cannot be read: it holds more than {MOST_OBJECTS} objects"
-                )
-            model, _, name = found.name.partition("/")
-            if not is_safe(model) or is_hidden(model) or "\\" in model:
-                continue
-            if name:
-                models.setdefault(model, []).append(replace(found, name=name))
-            elif found.is_directory:
-                models.setdefault(model, [])
+        with self._asking():
+            for number, found in enumerate(self._store.objects(below)):
+                if number == MOST_OBJECTS:
+                    why = f"it holds more than {MOST_OBJECTS} objects"
+                    raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}")
+                model, _, name = found.name.partition("/")
+                if not is_safe(model) or is_hidden(model) or "\\" in model:
+                    continue
+                if name:
+                    models.setdefault(model, []).append(replace(found, name=name))
+                elif found.is_directory:
+                    models.setdefault(model, [])
         return {model: tuple(sorted(objects, key=lambda one: one.name)) for model, objects in models.items()}
 
     def _config(self, name: str, file: RemoteObject | None) -> ModelConfig:
@@ -166,7 +174,7 @@ class RemoteRoot:
             if file.size_bytes > _LARGEST_CONFIG_BYTES:
                 raise StructureError(f"'{file.name}' has {file.size_bytes} bytes: that is no configuration")
             content = io.BytesIO()
-            self._store.copy(replace(file, name=f"{name}/{file.name}"), content)
+            self._copies.take(partial(self._copy, name), file, content)
             known = self._configs[name] = (file, content.getvalue())
         return parsed(file.name.rpartition("/")[2], known[1])
 
@@ -181,11 +189,28 @@ class RemoteRoot:
                 chosen.append(found)
             else:
                 _log.warning("model %s of %s: the object %r can be no file here", name, self._place, found.name)
+        return self._copies.fetch(name, chosen, partial(self._copy, name))
 
-        def copy(found: RemoteObject, sink: Sink) -> None:
+    def _copy(self, name: str, found: RemoteObject, sink: Sink) -> None:
+        """An object of a model, which is named relative to it."""
+        with self._asking():
             self._store.copy(replace(found, name=f"{name}/{found.name}"), sink)
 
-        return self._copies.fetch(name, chosen, copy)
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around all that waits for the store. Whatever its library makes of nonsense is a `RemoteError`, too."""
+        with self._changing:
+            self._asked += 1
+        try:
+            yield
+        except (CharoniaError, OSError):  # the latter is the disk's
+            raise
+        except Exception as error:
+            why = f"its server answers nonsense ({type(error).__name__})"
+            raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}") from error
+        finally:
+            with self._changing:
+                self._asked -= 1
 
     def _config_file(self, objects: Objects) -> RemoteObject | None:
         files = {found.name: found for found in objects if not found.is_directory}

@@ -92,7 +92,7 @@ class S3Store:
                     sink.write(chunk)
         except ClientError as error:
             if _status(error) in (404, 412):
-                raise ObjectChanged(f"'{found.name}' of '{self._address.url}' changed while it was fetched") from None
+                raise ObjectChanged(f"{found.name!r} of '{self._address.url}' changed while it was fetched") from None
             raise self._failure(error) from None
         except BotoCoreError as error:
             raise self._failure(error) from None
@@ -118,7 +118,7 @@ class S3Store:
         elif code in _ELSEWHERE:
             why = f"the bucket '{bucket}' is in another region ({code}); set AWS_DEFAULT_REGION to its own"
         else:
-            why = f"{where} answered {_status(error)} {code}"
+            why = f"{where} answered {_status(error)} {code}".removesuffix(f" {_status(error)}")
         return RemoteError(f"the model repository '{url}' cannot be read: {why}")
 
 

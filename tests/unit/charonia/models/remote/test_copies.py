@@ -63,6 +63,22 @@ def test_only_what_changed_is_fetched_again_and_the_old_copy_stays_as_it_was(tmp
     copies.close()
 
 
+def test_what_was_tidied_away_is_fetched_again(tmp_path: Path) -> None:
+    store = MemoryStore({"a": b"1", "b": b"2"})
+    copies = Copies(tmp_path, URL, stay=False)
+    path = fetched(copies, store)
+    store.copied()
+    (path / "b").unlink()
+    assert fetched(copies, store) == path
+    assert tree(path) == {"a": b"1", "b": b"2"}
+    assert store.copied() == ["b"]
+    with (path / "b").open("a") as file:  # a model may write beside its code
+        file.write("more")
+    assert fetched(copies, store) == path
+    assert tree(path) == {"a": b"1", "b": b"2more"}
+    copies.close()
+
+
 def test_a_model_of_another_name_is_left_alone(tmp_path: Path) -> None:
     copies = Copies(tmp_path, URL, stay=False)
     paths = {name: fetched(copies, MemoryStore({"a": b""}), name) for name in ("m", "m*", "*", "m[12]", "m1")}

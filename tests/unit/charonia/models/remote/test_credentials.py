@@ -48,6 +48,10 @@ def test_the_longest_beginning_wins(tmp_path: Path) -> None:
     assert values("gs://a/x") == {"file": "/a.json"}
     assert values("gs://b") == {"file": "/all.json"}
     assert values("as://account/container") == {"account_str": "account", "account_key": "k"}
+    environ = written(tmp_path, {"s3": {"s3://a/": {"key_id": "slash"}, "": {}}})
+    assert values("s3://a") == values("s3://a/") == values("s3://a/b") == {"key_id": "slash"}
+    assert values("s3://ab") == {}
+    environ = written(tmp_path, {"as": {"as://account": {}}})
     with pytest.raises(StartupError, match="no credentials for the model repository 'as://other/container'"):
         values("as://other/container")
 
@@ -59,8 +63,8 @@ def test_any_set_of_keys(tmp_path: Path, keys: list[str], bucket: str) -> None:
     keys = [f"s3://{key}" for key in keys] + [""]
     environ = written(tmp_path, {"s3": {key: {"key_id": key} for key in keys}})
     chosen = choose(parse(url), environ)["key_id"]
-    assert url.startswith(chosen)
-    assert not [key for key in keys if url.startswith(key) and len(key) > len(chosen)]
+    assert f"{url}/".startswith(chosen)
+    assert not [key for key in keys if f"{url}/".startswith(key) and len(key) > len(chosen)]
 
 
 def test_the_file_is_all_that_counts(tmp_path: Path) -> None:

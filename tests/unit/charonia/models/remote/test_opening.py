@@ -42,6 +42,22 @@ def test_a_missing_library_is_named_with_its_extra(
     assert str(caught.value).endswith(f": pip install 'charonia[{extra}]'")
 
 
+@pytest.mark.parametrize(("name", "why"), [("", "Is a directory"), ("gone", "was not found"), ("key", "not .*JSON")])
+def test_a_key_file_that_cannot_be_used_is_named(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("google.cloud.storage")
+    (tmp_path / "key").write_text("key: secret")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / name))
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    with pytest.raises(StartupError, match=f"^the model repository 'gs://bucket' cannot be used: .*{why}") as caught:
+        RemoteRepositories({"GOOGLE_APPLICATION_CREDENTIALS": "given"}, str(tmp_path / "copies")).open(
+            "gs://bucket", None
+        )
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_no_library_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys, executors.app, charonia.standalone.supervisor;"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from charonia.models.model_directory import Fingerprint, ModelDirectory
 from charonia.models.remote import root as module
 from charonia.models.remote.copies import Copies
 from charonia.models.remote.root import RemoteRoot
+from charonia.models.remote.store import RemoteObject
 from charonia.models.repository import ModelRepository
 
 URL = "s3://bucket/models"
@@ -173,6 +175,49 @@ def test_no_configuration_is_that_large(remote: Any, monkeypatch: pytest.MonkeyP
     model(remote.store, config="max_batch_size: 1")
     assert str(found(remote.repository()).error) == "'config.pbtxt' has 17 bytes: that is no configuration"
     assert remote.store.copied() == []
+
+
+@pytest.mark.parametrize("sent", [b"max", CONFIG.encode() + b"#" * 100])
+def test_a_configuration_is_as_long_as_it_was_listed(remote: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(remote.store)
+    monkeypatch.setattr(remote.store, "copy", lambda _found, sink: sink.write(sent))
+    with pytest.raises(Unavailable, match=r"'config\.pbtxt' (ended after|is larger than)"):
+        remote.repository().find("m")
+
+
+def test_what_a_library_makes_of_nonsense(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(remote.store)
+    repository = remote.repository()
+    repository.scan()
+    monkeypatch.setattr(remote.store, "copy", lambda _found, _sink: {}["ETag"])
+    nonsense = r"^the model repository 's3://bucket/models' cannot be read: its server answers nonsense \(KeyError\)$"
+    with pytest.raises(Unavailable, match=nonsense):
+        repository.find("m")
+    monkeypatch.setattr(remote.store, "objects", lambda _below="": iter([{}["Size"]]))
+    assert list(repository.scan()) == ["m"], "what is known stays"
+    with pytest.raises(Unavailable, match=nonsense):
+        remote.repository().scan()
+
+
+def test_whether_somebody_waits_for_the_store(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def objects(_below: str = "") -> Iterator[RemoteObject]:
+        asked.set()
+        assert answer.wait(60)
+        return iter(())
+
+    repository = remote.repository()
+    assert not repository.is_waiting
+    monkeypatch.setattr(remote.store, "objects", objects)
+    thread = threading.Thread(target=repository.scan)
+    thread.start()
+    assert asked.wait(60)
+    repository.abandon()
+    assert repository.is_waiting
+    answer.set()
+    thread.join(60)
+    assert not repository.is_waiting
 
 
 def test_a_bucket_that_was_not_meant(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
