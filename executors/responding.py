@@ -20,7 +20,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
+from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
 
 from .accounting import Executed
 from .announcing import insist
@@ -140,8 +140,15 @@ class ResponseWriter:
         by_batch: dict[StreamedBatch, list[Outgoing]] = {}
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
-        await self._keep(by_batch)
         facts: list[Awaitable[None]] = []
+        for batch, ones in by_batch.items():
+            if (known := self._jobs.get(batch)) is not None:
+                facts += self._first_responses(batch, known[0], ones)
+        if any(known[0].flags & FLAG_JOB for batch in by_batch if (known := self._jobs.get(batch)) is not None):
+            # who reads a job sees what is kept of it at once: whoever owns it next must know by then
+            await asyncio.gather(*facts)
+            facts.clear()
+            await self._keep(by_batch)
         settlements: list[Awaitable[None]] = []
         by_endpoint: dict[str, list[bytes]] = {}
         for batch, ones in by_batch.items():
@@ -149,7 +156,6 @@ class ResponseWriter:
             if known is None:
                 continue
             job, settle = known
-            facts += self._first_responses(batch, job, ones)
             records = [(job.records[one.index].endpoint, self._of(job, one)) for one in ones if not one.final]
             records = [(endpoint, record) for endpoint, record in records if endpoint and record]
             ended = {one.index: one.record for one in ones if one.final}
