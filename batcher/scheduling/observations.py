@@ -38,8 +38,8 @@ class RequestQueued(Struct, eq=False, gc=False):
     `id` is 16 bytes, `level` the priority as sent (0: none), `rows` its batch size, `signature` equal for requests that
     may share a batch (S5), `timeout_us` the caller's queue time-out (0: none), `deadline_ns` 0 for none, `attempt` the
     last attempt that was begun (0: never run), which the scheduler counts up when it dispatches. `carrier` is the
-    service's own and is handed back untouched. `lane` is its tenant's share of the level (`fair_sharing`). Fields after
-    it are the scheduler's.
+    service's own and is handed back untouched. `lane` is its tenant's share of the level (`fair_sharing`). From
+    `state` on, the fields are the scheduler's.
     """
 
     id: bytes

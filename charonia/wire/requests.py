@@ -85,7 +85,10 @@ class RequestMeta:
 
 
 class RequestRecord(Struct, gc=False):
-    """One decoded request; `data` is the view of all tensor bytes, `record` the whole, to be handed on as it is."""
+    """One decoded request; `data` are all its tensor bytes, `record` is the whole, to be handed on as it is.
+
+    Both are views of what they were read from, or copies of little.
+    """
 
     id: bytes
     endpoint: str
@@ -118,7 +121,7 @@ class RequestRecord(Struct, gc=False):
         return bool(self.flags & FLAG_JOURNALLED)
 
     def inputs(self) -> list[Tensor]:
-        """The input tensors as views of the record."""
+        """The input tensors, parts of `data`."""
         data = self.data
         return [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in self.meta.inputs]
 
