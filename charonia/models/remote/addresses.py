@@ -24,6 +24,7 @@ _SERVER = re.compile(r"(?P<scheme>https?)://(?P<host>[^/@?#]+)/(?P<rest>.*)", re
 _HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.\-]+:[0-9]+)/(?P<rest>.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._\-$]*")
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]*")
+_USER = re.compile(r"//[^/@]*@")
 _AZURE_HOST = "blob.core.windows.net"
 
 
@@ -80,4 +81,5 @@ def parse(url: str) -> RemoteAddress:
 
 
 def _bad(provider: str, url: str) -> StartupError:
+    url = _USER.sub("//***@", url)  # a password has been tried to be given
     return StartupError(f"the model repository '{url}' is no URL of a repository: expected {_FORMS[provider]}")

@@ -36,8 +36,10 @@ class S3Store:
     """How many a listing's answer may name."""
 
     def __init__(self, address: RemoteAddress, credentials: Credentials, environ: Mapping[str, str]) -> None:
-        """Asks nobody yet, except for the roles of a machine. Raises `RemoteError` for a profile that is not there."""
+        """Asks nobody yet, except for the roles of a machine. Raises `RemoteError` for half a key or no profile."""
         self._address = address
+        if bool(credentials["key_id"]) != bool(credentials["secret_key"]):
+            raise RemoteError(f"the model repository '{address.url}' cannot be used: key_id and secret_key go together")
         try:
             core = botocore.session.Session()
             # times are only compared, and parsing them is four fifths of what a listing costs

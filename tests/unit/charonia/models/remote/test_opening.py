@@ -58,6 +58,14 @@ def test_a_key_file_that_cannot_be_used_is_named(
     assert "\n" not in str(caught.value)
 
 
+def test_half_a_key_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("boto3")
+    file = tmp_path / "credentials.json"
+    file.write_text('{"s3": {"": {"key_id": "k", "session_token": "t"}}}')
+    with pytest.raises(StartupError, match=r"'s3://bucket' cannot be used: key_id and secret_key go together$"):
+        RemoteRepositories({"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}).open("s3://bucket", None)
+
+
 def test_no_library_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys, executors.app, charonia.standalone.supervisor;"
