@@ -89,7 +89,10 @@ class ExecutorCalls:
                         request.trace.took(answer.report)
                     return answer
 
-                return _Cached(self.cache.answer(inherited, served, rules, origin.lineage.tenant, run))
+                lineage = origin.lineage
+                # what its callers wait for may be what it would join
+                alone = any(ancestor == served.model for ancestor, _ in lineage.ancestors)
+                return _Cached(self.cache.answer(inherited, served, rules, lineage.tenant, run, alone=alone))
         return _Opened(caller.open(inherited, origin), request.trace)
 
     async def resolve(self, model: str, near: str) -> str:

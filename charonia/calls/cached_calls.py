@@ -74,12 +74,15 @@ class CachedCalls:
         rules: CachingRules,
         tenant: str,
         run: Callable[[], Awaitable[ResponseRecord]],
+        *,
+        alone: bool = False,
     ) -> ResponseRecord:
         """See `ResponseCache.answer`."""
         if not self._started:
             self._started = True
             self._cache.start()
-        return await self._cache.answer(request, served, rules, tenant, run, self._counts_of(served))
+        counts = self._counts_of(served)
+        return await self._cache.answer(request, served, rules, tenant, run, counts, alone=alone)
 
     def counts(self) -> Mapping[tuple[str, int], CallerCounts]:
         """By model and version, of those that are served."""

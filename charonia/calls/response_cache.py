@@ -62,11 +62,14 @@ class ResponseCache:
         tenant: str,
         run: Callable[[], Awaitable[ResponseRecord]],
         counts: CacheCounts,
+        *,
+        alone: bool = False,
     ) -> ResponseRecord:
         """The answer of a cachable, admitted request, with `error` set when the model failed.
 
         `run` sends the request; it is called when nobody else's answer serves. Raises what `run` raises, also for the
-        equal request of another caller, and `DeadlineExceeded`.
+        equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution of
+        another: that may be waiting for this very request.
         """
         started_ns = monotonic_ns()
         if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:
@@ -78,6 +81,9 @@ class ResponseCache:
             self._count_hit(served, counts, monotonic_ns() - started_ns)
             return cached.answer()
         flight = self._flights.get(key)
+        if flight is not None and alone:
+            self._count_miss(served, counts, monotonic_ns() - started_ns)
+            return await run()
         if flight is None:
             flight = self._flights[key] = self._flight(key, served, rules, counts)
         passenger = Passenger(request, tenant, run)

@@ -17,6 +17,7 @@ from e2e_asking import Gate, client, infer, post, statistics, until
 from e2e_models import gated, python
 from e2e_server import REPOSITORY, Server
 from log_servers import LogServer
+from tritonclient.utils import InferenceServerException
 
 from charonia.eventlog.embedded import PrivateServer, find_server
 
@@ -49,6 +50,18 @@ input [
 output [ { name: "SCALED" data_type: TYPE_INT32 dims: [ -1 ] } ]
 response_cache { enable: true }
 parameters { key: "charonia.cache_inputs" value { string_value: "VALUE" } }
+"""
+
+ITSELF = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        value = pb_utils.get_input_tensor_by_name(request, "VALUE")
+        call = pb_utils.InferenceRequest(model_name="itself", requested_output_names=["SCALED"], inputs=[value])
+        return [pb_utils.InferenceResponse(error=call.exec().error())]
 """
 
 ROW = np.arange(6, dtype=np.int32).reshape(1, 6)
@@ -128,6 +141,14 @@ def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: 
     assert metric(page, "nv_cache_miss_duration_per_model", "counting") > 0
     assert metric(page, "nv_inference_request_success", "counting") == 7
     assert metric(page, "nv_inference_exec_count", "counting") == 3
+
+    # what asks itself the same is told so; two instances are not enough for it, nor is a third's answer
+    python(
+        counting.models, "itself", ITSELF, COUNTING_IO.replace("4", "0") + "instance_group { count: 2 kind: KIND_CPU }"
+    )
+    assert post(server, "/v2/repository/models/itself/load") == (200, None)
+    with pytest.raises(InferenceServerException, match="deadlock: itself -> itself -> itself: every instance"):
+        infer(server, "itself", "grpc", VALUE=ROW[0])
 
     # a reload starts anew
     counting.write(3)

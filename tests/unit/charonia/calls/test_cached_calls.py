@@ -144,3 +144,24 @@ async def test_the_page(world: World) -> None:
     world.catalog.apply(VersionLoaded("e", "m", 1, "other", 1, normalise(parse(CACHED)).SerializeToString()))
     assert world.calls.counts()
     await world.calls.close()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_one_that_may_be_waited_for_joins_nobody(world: World, alone: bool) -> None:
+    """The model asks itself the same: without `alone` it would wait for itself."""
+    rules = world.calls.rules(world.served)
+    assert rules is not None
+    called: list[asyncio.Task[ResponseRecord]] = []
+
+    async def inner() -> ResponseRecord:
+        return ResponseRecord(bytes(16), "m", 1, [tensor(9)], {}, None)
+
+    async def outer() -> ResponseRecord:
+        called.append(asyncio.create_task(world.calls.answer(asked(1), world.served, rules, "", inner, alone=alone)))
+        done, _ = await asyncio.wait(called, timeout=0.1 if not alone else 10)
+        assert bool(done) is alone
+        return ResponseRecord(bytes(16), "m", 1, [tensor(5)], {}, None)
+
+    record = await world.calls.answer(asked(1), world.served, rules, "", outer)
+    assert record.outputs[0].data == (5).to_bytes(4, "little")
+    assert (await called[0]).outputs[0].data == (9 if alone else 5).to_bytes(4, "little")
