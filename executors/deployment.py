@@ -287,10 +287,12 @@ class Deployment:
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
-                return directory, config, selected
         except CharoniaError as error:
             self._failed[model] = error
+            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
             raise
+        self._copies.tidy(model, wanted=True)
+        return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
         """Whether a served version only got more or fewer instances (R23)."""

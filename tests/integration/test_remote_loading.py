@@ -136,3 +136,8 @@ async def test_models_on_demand_keep_their_copies(store: MemoryStore, tmp_path: 
         assert copies(tmp_path) == {"a", "b"}
         assert sorted(store.copied()) == ["a/1/model.onnx", "b/1/model.onnx"]
     assert copies(tmp_path) == {"a", "b"}, "a mount directory's copies stay"
+    store.put("a/1/model.onnx", onnx(tmp_path, 2))
+    async with over_url(tmp_path, max_loaded_models=1) as bench:
+        await bench.service._deployment.idle()
+        assert len(list((tmp_path / "copies").glob("*/*/a"))) == 1, "the successor removes what has changed since"
+        assert len(list((tmp_path / "copies").glob("*/*/b"))) == 1
