@@ -92,14 +92,22 @@ class Copies:
         sink.finish()
 
     def release(self, model: str, keep: Collection[Path], *, latest: bool) -> None:
-        """Remove the copies of a model, but those to `keep` and, if so, the one that was fetched last."""
-        with self._locks.setdefault(model, threading.Lock()):
+        """Remove the copies of a model, but those to `keep` and, if so, the one that was fetched last.
+
+        After `abandon` nothing is done for a model whose fetch still waits for its server: the end does not wait.
+        """
+        lock = self._locks.setdefault(model, threading.Lock())
+        if not lock.acquire(blocking=not self._abandoned.is_set()):
+            return
+        try:
             if not latest:
                 self._latest.pop(model, None)
             for path in self._root.glob(f"*/{_escaped(model)}"):
                 if path not in keep and path != self._latest.get(model) and not path.parent.name.startswith(_PARTIAL):
                     self._contents.pop(path, None)
                     shutil.rmtree(path.parent, ignore_errors=True)
+        finally:
+            lock.release()
 
     def models(self) -> set[str]:
         """The models of which there are copies."""

@@ -155,6 +155,7 @@ def test_a_fetch_is_broken_off(tmp_path: Path) -> None:
     thread.start()
     assert begun.wait(60)
     copies.abandon()
+    copies.release("m", (), latest=False)  # waits for nobody
     abandoned.set()
     thread.join(60)
     assert errors == ["fetching 'a' was broken off"]
