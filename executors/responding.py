@@ -205,8 +205,11 @@ class ResponseWriter:
             self._unwanted(job, frozenset((record.id,)))
 
     def _first_responses(self, batch: StreamedBatch, job: Job, ones: list[Outgoing]) -> list[Awaitable[None]]:
-        """Of requests that do not end in the same write: the owner is told, and marked for the one after it."""
-        ended = {one.index for one in ones if one.final and not one.again}
+        """Of requests that do not end in the same write: the owner is told, and marked for the one after it.
+
+        A job's responses can be read before its end is written, so of jobs all are.
+        """
+        ended = {one.index for one in ones if one.final and not one.again and not job.records[one.index].is_job}
         begun = {one.index for one in ones if one.begins} - ended
         if not begun or job.header is None:
             return []

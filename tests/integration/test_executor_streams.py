@@ -200,14 +200,16 @@ async def test_a_jobs_responses_are_kept_and_its_last_is_its_result(bench: Bench
     assert (final.place, final.final, final.outputs) == ((0, 3), True, [])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 async def test_who_reads_a_job_does_not_see_more_than_the_next_owner(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     """When its first response is kept, it is marked already: an executor that is killed in between would leave a job
-    that ends only when its model is there again.
+    that ends only when its model is there again. So also when all of its responses were written `at_once`.
     """
     reader = Reader(bench)
-    repeat.HOLD_AFTER[1] = 1
+    if not at_once:
+        repeat.HOLD_AFTER[1] = 1
     marked: list[list[bytes]] = []
     keep = bench.log.add_job_responses
 
@@ -218,10 +220,13 @@ async def test_who_reads_a_job_does_not_see_more_than_the_next_owner(
     monkeypatch.setattr(bench.log, "add_job_responses", kept)
     request_id, record = await bench.accept(MODEL, repeat.inputs(1, 3), flags=FLAG_JOB)
     batch_id = await bench.dispatch(MODEL, [record])
-    await reader.count(request_id, 1)
-    assert marked == [[request_id]]
-    repeat.release(1)
+    if not at_once:
+        await reader.count(request_id, 1)
+        assert marked == [[request_id]]
+        repeat.release(1)
     await bench.finished(MODEL, batch_id)
+    assert marked[0] == [request_id]
+    assert await bench.log.due(keys.visible(MODEL), 1 << 52, 10) == []
 
 
 async def test_a_job_that_was_cancelled_is_told_to_its_model(bench: Bench) -> None:
