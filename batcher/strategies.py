@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins, batch_strategy
 from charonia.models.interface import ModelInterface
@@ -19,21 +21,32 @@ def strategy_of(interface: ModelInterface) -> BatchStrategy | None:
     except Exception as error:
         _log.error("the requests of model '%s' are not batched: %s", interface.name, error)
         return _Nobody()
-    return None if strategy is None else _Guarded(interface.name, strategy)
+    return None if strategy is None else _Guarded(interface.name, interface.parameters, strategy)
 
 
+@dataclass(frozen=True, slots=True)
 class _Nobody:
     def begin(self) -> Joins:
         return _refuse
 
 
 class _Guarded:
-    """What somebody else's strategy raises ends a batch, not the model's scheduling; it is logged once."""
+    """What somebody else's strategy raises ends a batch, not the model's scheduling; it is logged once.
 
-    def __init__(self, model: str, strategy: BatchStrategy) -> None:
+    Those of the same parameters are equal: where only a model's files change, nothing is queued or chosen anew.
+    """
+
+    def __init__(self, model: str, parameters: Mapping[str, str], strategy: BatchStrategy) -> None:
         self._model = model
+        self._parameters = parameters
         self._strategy = strategy
         self._told = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Guarded) and (self._model, self._parameters) == (other._model, other._parameters)
+
+    def __hash__(self) -> int:
+        return hash(self._model)
 
     def begin(self) -> Joins:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .datatypes import DataType
-from .errors import InvalidArgument
+from .errors import CharoniaError, InvalidArgument
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,6 +25,9 @@ PARAMETER = "charonia.batch_strategy"
 ENTRY_POINT_GROUP = "charonia.batch_strategies"
 VOLUME = "volume"
 VOLUME_PARAMETER = "MAX_BATCH_VOLUME_BYTES"
+
+_MOST_DIGITS = 20
+"""Nothing has as many bytes, and `int` does not read any number of digits."""
 
 
 class InputOfCandidate(Protocol):
@@ -75,7 +78,7 @@ class VolumeStrategy:
     def of(parameters: Mapping[str, str]) -> VolumeStrategy:
         """Raises `InvalidArgument` without a positive `MAX_BATCH_VOLUME_BYTES`."""
         text = parameters.get(VOLUME_PARAMETER, "")
-        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS and int(text) > 0):
             raise InvalidArgument(
                 f"the batch strategy '{VOLUME}' needs the parameter '{VOLUME_PARAMETER}', a number of bytes above 0, "
                 f"got '{text}'"
@@ -94,14 +97,24 @@ class VolumeStrategy:
 
 
 def batch_strategy(parameters: Mapping[str, str]) -> BatchStrategy | None:
-    """The strategy that a configuration's parameters name, None when they name none. Raises `InvalidArgument`."""
+    """The strategy that a configuration's parameters name, None when they name none.
+
+    Raises `InvalidArgument`, also for whatever somebody else's code raises.
+    """
     name = parameters.get(PARAMETER)
     if name is None:
         return None
     if name == VOLUME:
         return VolumeStrategy.of(parameters)
     for entry in _installed(name):
-        strategy: BatchStrategy = entry.load()(parameters)
+        try:
+            strategy: BatchStrategy = entry.load()(parameters)
+        except CharoniaError:
+            raise
+        except Exception as error:
+            raise InvalidArgument(
+                f"the batch strategy '{name}' cannot be made: {type(error).__name__}: {error}"
+            ) from error
         return strategy
     raise InvalidArgument(
         f"there is no batch strategy '{name}': shipped is '{VOLUME}', others are entry points of the group "

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from batcher import strategies
+from batcher.scheduling.dynamic_batching import BatchRules
 from batcher.strategies import strategy_of
 from charonia.batch_strategies import BatchCandidate, Joins
 from charonia.models.interface import ModelInterface
+from charonia.models.scheduling import DynamicBatching
 
 ONE = BatchCandidate(1, 4, (), {})
 
@@ -28,6 +31,17 @@ def test_the_shipped_one_is_asked() -> None:
     assert found is not None
     joins = found.begin()
     assert [joins(ONE) for _ in range(3)] == [True, True, False]
+
+
+def test_the_same_parameters_are_the_same_rules() -> None:
+    def rules(**parameters: str) -> BatchRules:
+        found = interface(**parameters)
+        return BatchRules.of(replace(found, dynamic_batching=DynamicBatching()), strategy_of(found))
+
+    for parameters in ({"MAX_BATCH_VOLUME_BYTES": "8"}, {"MAX_BATCH_VOLUME_BYTES": "none"}):
+        named = {"charonia__batch_strategy": "volume", **parameters}
+        assert rules(**named) == rules(**named) != rules()
+        assert rules(**named) != rules(**named | {"MAX_BATCH_VOLUME_BYTES": "9"})
 
 
 def test_one_that_is_not_there_lets_nobody_join(caplog: pytest.LogCaptureFixture) -> None:

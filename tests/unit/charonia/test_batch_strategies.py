@@ -29,7 +29,7 @@ def test_a_volume_is_counted_anew_for_each_batch() -> None:
         assert [joins(of(size)) for size in (4, 6, 1)] == [True, True, False]
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "٣"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "٣", "9" * 5000])
 def test_a_volume_is_a_number_of_bytes(text: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         batch_strategy(volume(text))
@@ -71,6 +71,15 @@ def test_others_are_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = batch_strategy({"charonia.batch_strategy": "double", "half": "4"})
     assert isinstance(strategy, VolumeStrategy)
     assert strategy.limit_bytes == 8
+
+
+def test_what_others_raise_is_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_strategies, "_installed", lambda name: [Entry(name, "", "")])
+    with pytest.raises(InvalidArgument) as raised:
+        batch_strategy({"charonia.batch_strategy": "double", "half": "a"})
+    assert raised.value.message == (
+        "the batch strategy 'double' cannot be made: ValueError: invalid literal for int() with base 10: 'a'"
+    )
 
 
 class Entry(EntryPoint):
