@@ -47,9 +47,11 @@ class Checkpoints:
                     # the log does not have the last steps of these yet
                     await self._settled()
                     await self._write(incarnation.model, sequences)
-        except (CharoniaError, TimeoutError) as error:
-            left = len(sequences.unwritten())
-            _log.error("the states of %d sequences of '%s' were not written: %s", left, incarnation.model, error)
+        except Exception as error:
+            foreseen = isinstance(error, CharoniaError | TimeoutError)
+            left, why = len(sequences.unwritten()), str(error) or type(error).__name__
+            message = "the states of %d sequences of '%s' were not written: %s"
+            _log.error(message, left, incarnation.model, why, exc_info=None if foreseen else error)
 
     async def _write(self, model: str, sequences: Sequences) -> None:
         names = sequences.unwritten()

@@ -109,7 +109,8 @@ class Sequences:
             except InvalidRecord:
                 continue
             if state is None or (state.run, state.step) != (about.run, about.step):
-                if self.checkpoints and self._every > 1 and self._given_up.get(key) != one[0]:
+                # whoever wrote the record may have written states less often than this incarnation does
+                if self.checkpoints and self._given_up.get(key) != one[0]:
                     behind[key] = one[0]
                 continue
             tensors = {tensor.name: _array(tensor) for tensor in state.tensors}

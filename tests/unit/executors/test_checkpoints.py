@@ -35,7 +35,6 @@ from protos.model_config_pb2 import ModelConfig
 WIDTH = 100_000
 CONFIG = (
     'name: "m" backend: "python" max_batch_size: 4 '
-    'parameters { key: "charonia.checkpoint_every" value { string_value: "5" } } '
     "sequence_batching { state { "
     f'input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} }}'
 )
@@ -44,8 +43,10 @@ CONFIG = (
 class World:
     """Sequences that have run their first step, whose settlements are under way or done."""
 
-    def __init__(self) -> None:
-        interface = ModelInterface.of(normalise(text_format.Parse(CONFIG, ModelConfig())))
+    def __init__(self, checkpoint_every: int = 5) -> None:
+        config = text_format.Parse(CONFIG, ModelConfig())
+        config.parameters["charonia.checkpoint_every"].string_value = str(checkpoint_every)
+        interface = ModelInterface.of(normalise(config))
         self.sequences = Sequences(interface, 1, SequenceTensors(interface, Path("/none")), "states")
         self.incarnation: Any = SimpleNamespace(model="m", pool=SimpleNamespace(sequences=self.sequences))
         self.log = MemoryLog()
@@ -109,20 +110,22 @@ async def test_all_states_are_written_those_that_are_not_settled_yet_when_they_a
     assert len(world.sequences.unwritten()) == 1, "as seldom as before, once nothing leaves"
 
 
-async def test_who_cannot_write_leaves_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [LogUnavailable("away"), TypeError("ours")])
+async def test_who_cannot_write_leaves_all_the_same(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     await world.run(1)
 
-    async def away() -> None:
-        raise LogUnavailable("away")
+    async def settled() -> None:
+        raise error
 
-    await Checkpoints(world.log, away).write(world.incarnation)
-    assert "the states of 1 sequences of 'm' were not written: away" in caplog.text
+    await Checkpoints(world.log, settled).write(world.incarnation)
+    assert f"the states of 1 sequences of 'm' were not written: {error}" in caplog.text
     assert await world.states() == {}
 
 
-async def test_who_takes_sequences_over_waits_for_what_is_written_yet_once() -> None:
-    world, other = World(), World()
+@pytest.mark.parametrize("checkpoint_every", [5, 1])
+async def test_who_takes_sequences_over_waits_for_what_is_written_yet_once(checkpoint_every: int) -> None:
+    world, other = World(), World(checkpoint_every)
     for number in (1, 2):
         await world.run(number)
     await world.settle()
