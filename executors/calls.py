@@ -89,10 +89,8 @@ class ExecutorCalls:
                         request.trace.took(answer.report)
                     return answer
 
-                lineage = origin.lineage
-                # what its callers wait for may be what it would join
-                alone = any(ancestor == served.model for ancestor, _ in lineage.ancestors)
-                return _Cached(self.cache.answer(inherited, served, rules, lineage.tenant, run, alone=alone))
+                tenant, alone = origin.lineage.tenant, served.model in callers(model, records)
+                return _Cached(self.cache.answer(inherited, served, rules, tenant, run, alone=alone))
         return _Opened(caller.open(inherited, origin), request.trace)
 
     async def resolve(self, model: str, near: str) -> str:
@@ -210,6 +208,11 @@ class _Opened:
 
     def cancel(self) -> None:
         self._call.cancel()
+
+
+def callers(model: str, records: Sequence[RequestRecord]) -> set[str]:
+    """Whose executions may wait for a call that `model` makes for these: all of a batch wait for what it calls."""
+    return {model, *(name for one in records if one.lineage is not None for name, _ in one.lineage.ancestors)}
 
 
 def _origin(model: str, records: Sequence[RequestRecord], *, blocks: bool) -> Origin:

@@ -69,7 +69,7 @@ class ResponseCache:
 
         `run` sends the request; it is called when nobody else's answer serves. Raises what `run` raises, also for the
         equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution of
-        another: that may be waiting for this very request.
+        another, which may be waiting for this very request, and nobody waits in its own: it may be ended for that.
         """
         started_ns = monotonic_ns()
         if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:
@@ -80,12 +80,11 @@ class ResponseCache:
         if cached is not None:
             self._count_hit(served, counts, monotonic_ns() - started_ns)
             return cached.answer()
-        flight = self._flights.get(key)
-        if flight is not None and alone:
-            self._count_miss(served, counts, monotonic_ns() - started_ns)
-            return await run()
+        flight = self._flights.get(key) if not alone else None
         if flight is None:
-            flight = self._flights[key] = self._flight(key, served, rules, counts)
+            flight = self._flight(key, served, rules, counts)
+            if not alone:
+                self._flights[key] = flight
         passenger = Passenger(request, tenant, run)
         try:
             landed = await flight.take(passenger)

@@ -11,7 +11,7 @@ from charonia import keys
 from charonia.cache_metrics import CacheMetrics
 from charonia.calls.cached_calls import CachedCalls
 from charonia.datatypes import DataType
-from charonia.errors import InternalError
+from charonia.errors import InternalError, Unavailable
 from charonia.eventlog.memory import MemoryLog
 from charonia.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
@@ -165,3 +165,22 @@ async def test_one_that_may_be_waited_for_joins_nobody(world: World, alone: bool
     record = await world.calls.answer(asked(1), world.served, rules, "", outer)
     assert record.outputs[0].data == (5).to_bytes(4, "little")
     assert (await called[0]).outputs[0].data == (9 if alone else 5).to_bytes(4, "little")
+
+
+async def test_nobody_waits_in_one_that_may_be_ended_for_its_callers(world: World) -> None:
+    rules = world.calls.rules(world.served)
+    assert rules is not None
+    runs, ended = asyncio.Event(), asyncio.Event()
+
+    async def stuck() -> ResponseRecord:
+        runs.set()
+        await ended.wait()
+        raise Unavailable("deadlock: m -> m")
+
+    first = asyncio.create_task(world.calls.answer(asked(1), world.served, rules, "", stuck, alone=True))
+    await runs.wait()
+    assert await world.ask(1) == 2
+    ended.set()
+    with pytest.raises(Unavailable, match="deadlock: m -> m"):
+        await first
+    await world.calls.close()
