@@ -49,8 +49,13 @@ class CachedSteps:
         tenant: str,
         send: Callable[[], None],
         ended: Ended,
+        *,
+        alone: bool = False,
     ) -> None:
-        """Find the answer of an admitted step; `send` asks for it. `ended` is told once, unless it is given up."""
+        """Find the answer of an admitted step; `send` asks for it. `ended` is told once, unless it is given up.
+
+        `alone`: see `ResponseCache.answer`.
+        """
         wait = self._waits[step_id] = _Wait()
 
         async def run() -> ResponseRecord:
@@ -63,7 +68,7 @@ class CachedSteps:
         async def find() -> None:
             outcome: ResponseRecord | CharoniaError
             try:
-                outcome = await self._calls.answer(request, served, rules, tenant, run)
+                outcome = await self._calls.answer(request, served, rules, tenant, run, alone=alone)
             except CharoniaError as error:
                 outcome = error
             if self._waits.get(step_id) is wait:

@@ -110,8 +110,10 @@ class Submission:
 
         lineage = carrier_of(flight.request).record.lineage
         tenant = lineage.tenant if lineage is not None else ""
+        # a caller of the ensemble that is this very model may be what it would wait for
+        alone = lineage is not None and any(name == step.served.model for name, _ in lineage.ancestors)
         ended = partial(self._ended, flight)
-        self.cached.ask(flight.id, step.request, step.served, rules, tenant, send, ended)
+        self.cached.ask(flight.id, step.request, step.served, rules, tenant, send, ended, alone=alone)
 
     def inherit(self, flight: Flight) -> None:
         """A former owner may have asked for the step: what it wrote for it ends with the request."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_asking import Gate, client, infer, post, statistics, until
-from e2e_models import gated, python
+from e2e_models import gated, put, python
 from e2e_server import REPOSITORY, Server
 from log_servers import LogServer
 from tritonclient.utils import InferenceServerException
@@ -62,6 +62,16 @@ class TritonPythonModel:
         value = pb_utils.get_input_tensor_by_name(request, "VALUE")
         call = pb_utils.InferenceRequest(model_name="itself", requested_output_names=["SCALED"], inputs=[value])
         return [pb_utils.InferenceResponse(error=call.exec().error())]
+"""
+
+AROUND = """
+platform: "ensemble"
+input [ { name: "VALUE" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "SCALED" data_type: TYPE_INT32 dims: [ -1 ] } ]
+ensemble_scheduling { step {
+  model_name: "through" model_version: -1
+  input_map { key: "VALUE" value: "VALUE" } output_map { key: "SCALED" value: "SCALED" }
+} }
 """
 
 ROW = np.arange(6, dtype=np.int32).reshape(1, 6)
@@ -149,6 +159,13 @@ def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: 
     assert post(server, "/v2/repository/models/itself/load") == (200, None)
     with pytest.raises(InferenceServerException, match="deadlock: itself -> itself -> itself: every instance"):
         infer(server, "itself", "grpc", VALUE=ROW[0])
+    python(counting.models, "through", ITSELF.replace('"itself"', '"around"'), COUNTING_IO.replace("4", "0"))
+    put(counting.models / "around" / "config.pbtxt", AROUND)
+    (counting.models / "around" / "1").mkdir()
+    assert post(server, "/v2/repository/models/through/load") == (200, None)
+    assert post(server, "/v2/repository/models/around/load") == (200, None)
+    with pytest.raises(InferenceServerException, match="deadlock: through -> around -> through: every instance"):
+        infer(server, "around", "grpc", VALUE=ROW[0])
 
     # a reload starts anew
     counting.write(3)

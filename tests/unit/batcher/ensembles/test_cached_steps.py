@@ -44,7 +44,7 @@ class World:
         self.sent: list[bytes] = []
         self.ended: dict[bytes, Any] = {}
 
-    def ask(self, step_id: bytes, value: int = 1, **more: Any) -> None:
+    def ask(self, step_id: bytes, value: int = 1, *, alone: bool = False, **more: Any) -> None:
         request = InferenceRequest("m", 1, [tensor(value)], **more)
         rules = self.steps.rules(request, self.served)
         assert rules is not None
@@ -52,6 +52,7 @@ class World:
             *(step_id, request, self.served, rules, ""),
             send=lambda: self.sent.append(step_id),
             ended=lambda outcome: self.ended.__setitem__(step_id, outcome),
+            alone=alone,
         )
 
     async def settled(self) -> None:
@@ -80,6 +81,19 @@ async def test_one_is_asked_for_and_the_others_take_its_answer(world: World) -> 
     world.ask(b"later")
     await world.settled()
     assert (world.value(b"later"), world.sent) == (7, [A])
+    await world.calls.close()
+
+
+async def test_one_that_another_may_wait_for_is_asked_for_by_itself(world: World) -> None:
+    world.ask(A)
+    world.ask(B, alone=True)
+    world.ask(C)
+    await world.settled()
+    assert world.sent == [A, B]
+    assert world.steps.answered(B, answer(8))
+    assert world.steps.answered(A, answer(7))
+    await world.settled()
+    assert [world.value(step_id) for step_id in (A, B, C)] == [7, 8, 7]
     await world.calls.close()
 
 
