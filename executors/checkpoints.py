@@ -22,6 +22,7 @@ from .sequences import Sequences
 
 _log = logging.getLogger(__name__)
 
+_MOST_AT_ONCE = 1000
 _MOST_AT_ONCE_BYTES = 1 << 20
 _PATIENCE_S = 5.0
 _PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -58,7 +59,7 @@ class Checkpoints:
         while names:
             states: dict[bytes, tuple[bytes, bytes]] = {}
             size_bytes = 0
-            while names and size_bytes < _MOST_AT_ONCE_BYTES:
+            while names and len(states) < _MOST_AT_ONCE and size_bytes < _MOST_AT_ONCE_BYTES:
                 key = names.pop()
                 if (newest := sequences.newest(key)) is not None:
                     states[key] = newest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
+from executors import checkpoints
 from executors.checkpoints import Checkpoints, comes_late, restore, stays
 from executors.sequence_tensors import SequenceTensors
 from executors.sequences import Sequences
@@ -108,6 +109,27 @@ async def test_all_states_are_written_those_that_are_not_settled_yet_when_they_a
         await world.run(number)
         await world.settle()
     assert len(world.sequences.unwritten()) == 1, "as seldom as before, once nothing leaves"
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1000, [3, 2]), (2, [2, 2, 1])])
+async def test_no_write_keeps_the_log_for_long(most: int, parts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither many nor large ones: others wait meanwhile."""
+    world = World()
+    for number in range(1, 6):
+        await world.run(number)
+    await world.settle()
+    sizes: list[int] = []
+    keep = world.log.keep_states
+
+    async def kept(model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        sizes.append(len(states))
+        return await keep(model, states)
+
+    monkeypatch.setattr(world.log, "keep_states", kept)
+    monkeypatch.setattr(checkpoints, "_MOST_AT_ONCE", most)
+    await Checkpoints(world.log, world.settle).write(world.incarnation)
+    assert sizes == parts
+    assert len(await world.states()) == 5
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("away"), TypeError("ours")])
