@@ -152,7 +152,7 @@ def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: 
     assert metric(page, "nv_inference_request_success", "counting") == 7
     assert metric(page, "nv_inference_exec_count", "counting") == 3
 
-    # what asks itself the same is told so; two instances are not enough for it, nor is a third's answer
+    # what asks itself the same is told so, and does not wait for itself
     python(
         counting.models, "itself", ITSELF, COUNTING_IO.replace("4", "0") + "instance_group { count: 2 kind: KIND_CPU }"
     )
