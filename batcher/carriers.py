@@ -21,7 +21,7 @@ from .scheduling.observations import RequestQueued
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
-_GATHER_S = 0.01
+_GATHER_S = 0.05
 
 
 def carried(entry: Entry) -> list[Buffer]:
@@ -80,7 +80,7 @@ def carrier_of(request: RequestQueued) -> Carried:
 
 
 class Deletions:
-    """Entries to delete, gathered for 10 ms (a command of its own for each costs more) and insisted on until done."""
+    """Entries to delete, gathered for 50 ms (a command for each costs two wake-ups more) and insisted on until done."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log

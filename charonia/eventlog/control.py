@@ -184,8 +184,8 @@ class ControlPlane:
         by_role: dict[str, list[str]] = {}
         for process in watched:
             by_role.setdefault(process.role, []).append(process.incarnation)
-        for role, incarnations in by_role.items():
-            alive = await self.log.alive(role, incarnations)
+        answers = await asyncio.gather(*(self.log.alive(role, some) for role, some in by_role.items()))
+        for (role, incarnations), alive in zip(by_role.items(), answers, strict=True):
             for incarnation, is_alive in zip(incarnations, alive, strict=True):
                 if is_alive:
                     self._suspects.pop(incarnation, None)

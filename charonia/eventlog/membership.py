@@ -141,10 +141,9 @@ class Membership:
             await asyncio.sleep(due_s - loop.time())
             began_s = loop.time()
             try:
-                await self._beat()
+                # in one write: each answer by itself would wake this process and the log's
+                _, _, epoch = await asyncio.gather(self._beat(), self._agree(), self._log.epoch())
                 now_s = loop.time()
-                await self._agree()
-                epoch = await self._log.epoch()
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)
                 elif self._held_for_lost or now_s - last_s > self._ttl_ms / 1000:
