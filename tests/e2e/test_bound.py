@@ -42,7 +42,14 @@ def ask(server: Any, model: str, value: Any, kind: str = "http", **more: Any) ->
 def test_the_example_as_a_user_runs_it() -> None:
     command = [sys.executable, "examples/bound.py", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True, stdin=subprocess.DEVNULL
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        # who runs the tests in the background of a script ignores Ctrl-C, and so would this
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
