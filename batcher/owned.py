@@ -156,6 +156,8 @@ class OwnedModel:
         """Requests that models made, by id; who looks at them forgets those that have ended (`deadlocks`)."""
         self.on_blocking: Callable[[], None] = lambda: None
         """Told when requests came that their callers do nothing without."""
+        self.on_behind: Callable[[], None] = lambda: None
+        """Told when a stream is read no further for a while."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -235,7 +237,8 @@ class OwnedModel:
             failpoints.hit("batcher.picked")
             self.windows.read(stream, entries[-1].id)
             self.queue(stream, entries, None)
-            self.windows.pause_if_full(stream)
+            if self.windows.pause_if_full(stream):
+                self.on_behind()
         self.arm()
 
     def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:

@@ -55,7 +55,12 @@ class Rounds:
         self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
         """The log was away: it may have forgotten what it had taken."""
+        self._behind = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    def look_behind(self) -> None:
+        """Some stream may be read no further for a while."""
+        self._behind.set()
 
     def start(self) -> None:
         make = asyncio.get_running_loop().create_task
@@ -112,8 +117,12 @@ class Rounds:
     async def _expire(self) -> None:
         """Keep the deadlines of what no window has room for."""
         while True:
+            await self._behind.wait()
             await asyncio.sleep(LOOK_S)
-            for owned in [owned for owned in self._owned.values() if not owned.windows.all_read]:
+            behind = [owned for owned in self._owned.values() if not owned.windows.all_read]
+            if not behind:
+                self._behind.clear()
+            for owned in behind:
                 try:
                     await expire_behind_window(owned)
                 except CharoniaError:

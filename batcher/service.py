@@ -206,6 +206,8 @@ class BatcherService:
         # and only now of what comes: an entry that is read before anybody would take it is read by nobody
         owned.windows.follow()
         owned.on_blocking = self._deadlocks.soon
+        owned.on_behind = self._rounds.look_behind
+        self._rounds.look_behind()
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(known) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)

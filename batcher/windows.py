@@ -104,12 +104,14 @@ class Windows:
     def is_full(self, stream: bytes) -> bool:
         return self._lanes[stream].unsettled >= self._limit()
 
-    def pause_if_full(self, stream: bytes) -> None:
-        """Read no more of a stream whose window is full."""
+    def pause_if_full(self, stream: bytes) -> bool:
+        """Read no more of a stream whose window is full; whether it was read until now."""
         lane = self._lanes[stream]
         if lane.followed and lane.unsettled >= self._limit():
             lane.followed = False
             self._reader.remove(stream)
+            return True
+        return False
 
     def fell_behind(self, stream: bytes, behind: bool) -> None:
         """Whether what follows in a stream was written before this owner."""

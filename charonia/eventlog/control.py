@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
@@ -160,32 +161,35 @@ class ControlPlane:
             listener(up)
 
     async def _watch(self) -> None:
-        """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
         while True:
             await asyncio.sleep(self._interval_s)
-            try:
-                await self.log.epoch()
-            except CharoniaError:
-                self._answering = False
-            else:
-                self._answering = True
-            self._judge()
-            if asyncio.get_running_loop().time() < self._patient_until_s:
-                continue
-            try:
-                await self._check()
-            except CharoniaError:
-                self._suspects.clear()
-            except Exception:
-                _log.exception("liveness check failed")
+            await self._look()
 
-    async def _check(self) -> None:
-        watched = [p for p in self.catalog.processes.values() if p.incarnation != self._incarnation]
+    async def _look(self) -> None:
+        """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
         by_role: dict[str, list[str]] = {}
-        for process in watched:
-            by_role.setdefault(process.role, []).append(process.incarnation)
-        answers = await asyncio.gather(*(self.log.alive(role, some) for role, some in by_role.items()))
+        for process in self.catalog.processes.values():
+            if process.incarnation != self._incarnation:
+                by_role.setdefault(process.role, []).append(process.incarnation)
+        asked = [self.log.alive(role, some) for role, some in by_role.items()]
+        # in one write: each answer by itself would wake this process and the log's
+        answers = await asyncio.gather(self.log.epoch(), *asked, return_exceptions=True)
+        self._answering = not isinstance(answers[0], BaseException)
+        self._judge()
+        if asyncio.get_running_loop().time() < self._patient_until_s:
+            return
+        try:
+            await self._check(by_role, cast(list[list[bool] | BaseException], answers[1:]))
+        except CharoniaError:
+            self._suspects.clear()
+        except Exception:
+            _log.exception("liveness check failed")
+
+    async def _check(self, by_role: dict[str, list[str]], answers: Sequence[list[bool] | BaseException]) -> None:
+        """Find who is lost by what the log said, in the order of the roles. Raises what it raised."""
         for (role, incarnations), alive in zip(by_role.items(), answers, strict=True):
+            if isinstance(alive, BaseException):
+                raise alive
             for incarnation, is_alive in zip(incarnations, alive, strict=True):
                 if is_alive:
                     self._suspects.pop(incarnation, None)

@@ -66,9 +66,9 @@ async def test_two_missed_looks_make_a_process_lost() -> None:
     def lost() -> list[str]:
         return [incarnation for incarnation, view in control.catalog.executors.items() if view.lost]
 
-    await control._check()
+    await control._look()
     assert lost() == []
-    await control._check()
+    await control._look()
     async with asyncio.timeout(5):
         while not lost():
             await control.changed()
