@@ -131,7 +131,7 @@ class Connection:
     def batch(self, pieces: Sequence[Buffer], count: int, done: Done, *, lazy: bool = False) -> None:
         """`count` packed commands; `done` is called with their replies. Raises `LogUnavailable` like `call`.
 
-        Lazy ones share the next write, within 5 ms.
+        Lazy ones share the next write, within 20 ms.
         """
         wire = self._wire
         if wire is None:
@@ -158,7 +158,7 @@ class Connection:
         return await self.call((pack(command),))
 
     async def execute_lazily(self, *command: Argument) -> Any:
-        """One small command that nobody is in a hurry for: it shares the next write, within 5 ms."""
+        """One small command that nobody is in a hurry for: it shares the next write, within 20 ms."""
         wire = self._wire
         if wire is None:
             raise self._away()

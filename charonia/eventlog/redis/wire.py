@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 
-_LAZY_S = 0.005
+_LAZY_S = 0.02
 
 _NOTHING = object()
 
@@ -84,7 +84,7 @@ class Wire(asyncio.Protocol):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def call(self, pieces: Sequence[Buffer], *, lazy: bool = False) -> asyncio.Future[Any]:
-        """One command. A lazy one goes out with the next write, after 5 ms at most: each write wakes two processes."""
+        """One command. A lazy one goes out with the next write, after 20 ms at most: each write wakes two processes."""
         self._write(pieces, lazy)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
