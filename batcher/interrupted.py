@@ -6,6 +6,8 @@ through for all that is seen by who reads the responses: their attempt is anothe
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from charonia import keys
 from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.eventlog.port import EventLog
@@ -13,6 +15,7 @@ from charonia.eventlog.port import EventLog
 from .carriers import carrier_of
 from .scheduling.decisions import DispatchBatch, RejectRequest
 from .scheduling.ledger import CUT_SHORT
+from .scheduling.observations import RequestQueued
 
 _REASON = "what ran it was lost"
 _ALL_US = 1 << 52
@@ -27,6 +30,19 @@ async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -
     if over:
         await log.drop_times(keys.visible(model), over)
     return frozenset(ids) - frozenset(over)
+
+
+async def jobs_unseen(
+    log: EventLog, model: str, marked: Collection[bytes], queued: Mapping[bytes, RequestQueued]
+) -> set[bytes]:
+    """The jobs among those marked of which nothing is kept: their executor was lost in between, they may run again."""
+    unseen: set[bytes] = set()
+    for request_id in marked:
+        request = queued.get(request_id)
+        is_job = request is not None and carrier_of(request).record.is_job
+        if is_job and not await log.job_responses(model, request_id, count=1):
+            unseen.add(request_id)
+    return unseen
 
 
 async def jobs_cut_short(log: EventLog, model: str, decision: DispatchBatch) -> list[RejectRequest]:

@@ -20,7 +20,7 @@ from charonia.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChan
 from charonia.wire import FIELD_HEADER, BatchHeader
 
 from .carriers import requests_of
-from .interrupted import visible_requests
+from .interrupted import jobs_unseen, visible_requests
 from .owned import OwnedModel
 from .restoring import restore_queue, restore_running, restore_sequences
 from .scheduling.observations import QueueHeld, RequestQueued, ResponsesSeen
@@ -61,8 +61,8 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     for lost in await owned.notes.read(queued):
         if lost.executor not in executors:
             owned.observe(lost)
-    if seen := await visible_requests(log, owned.model):
-        owned.observe(ResponsesSeen(seen))
+    if marked := await visible_requests(log, owned.model):
+        owned.observe(ResponsesSeen(marked - await jobs_unseen(log, owned.model, marked, queued)))
     return len(queued)
 
 
