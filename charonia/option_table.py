@@ -164,6 +164,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("allow-grpc", "bool", True, _G, "serve gRPC"),
     Option("grpc-address", "str", "0.0.0.0", _G, "address of the gRPC front"),
     Option("grpc-port", "int", 8001, _G, "port of the gRPC front, 0 for a free one"),
+    Option("grpc-front", "str", "native", _G, "native or grpcio: what serves gRPC"),
     Option("reuse-grpc-port", "bool", False, _G, "share the gRPC port with other processes"),
     Option("grpc-header-forward-pattern", "str", "", _G, "metadata that become request parameters"),
     Option("grpc-restricted-protocol", "str", (), _G, "<group>[,<group>]:<key>=<value>; repeatable", repeat=True),

@@ -88,6 +88,7 @@ class GatewaySettings:
     metrics_socket: str = ""
     metrics: MetricsSettings = MetricsSettings()
     reuse_http_port: bool = False
+    grpc_front: str = "native"
     reuse_grpc_port: bool = False
     http_max_input_size: int = 67_108_864
     http_header_forward_pattern: str = ""

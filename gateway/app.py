@@ -38,10 +38,18 @@ def _fronts(settings: GatewaySettings, handler: GatewayService) -> dict[str, tup
 
         fronts["http"] = (settings.http_address, HttpFront(settings, handler))
     if settings.grpc_port >= 0:
+        fronts["grpc"] = (settings.grpc_address, _grpc_front(settings, handler))
+    return fronts
+
+
+def _grpc_front(settings: GatewaySettings, handler: GatewayService) -> Front:
+    if settings.grpc_front == "grpcio":
         from .grpc.server import GrpcFront
 
-        fronts["grpc"] = (settings.grpc_address, GrpcFront(settings, handler))
-    return fronts
+        return GrpcFront(settings, handler)
+    from .grpc.native.server import NativeGrpcFront
+
+    return NativeGrpcFront(settings, handler)
 
 
 class GatewayApp:

@@ -119,10 +119,10 @@ class Coalescer:
     def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
         """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
 
-        A request waits only as long as others are under way, whose callers may soon ask again. The interval is taken
-        once for each request that waits for its answer, at most eight times (sixteen where answers are quick): with
-        many of them open nobody notices a few milliseconds, and each entry saved spares every process behind a
-        wake-up. It ends as soon as as many wait as were lately open at once (docs/adr/0003).
+        A request waits only where others are under way, or lately were, whose callers may soon ask again. The interval
+        is taken once for each of them, at most eight times (sixteen where answers are quick): with many of them open
+        nobody notices a few milliseconds, and each entry saved spares every process behind a wake-up. It ends as soon
+        as as many wait as were lately open at once (docs/adr/0003).
         """
         self._waiting.append(outgoing)
         self._waiting_bytes += outgoing.size_bytes
@@ -139,9 +139,11 @@ class Coalescer:
             return
         self._scheduled = True
         wait_s = 0.0
-        if min_interval_s and self.open_requests > 1:
+        # after a wave was answered nobody is open, but its callers are about to ask again
+        expected = self._callers if self._callers >= _ENOUGH else self.open_requests
+        if min_interval_s and expected > 1:
             most = _MOST_STRETCH_QUICK if self._turnaround.is_quick else _MOST_STRETCH
-            stretched_s = min_interval_s * min(most, self.open_requests)
+            stretched_s = min_interval_s * min(most, expected)
             wait_s = self._last_flush_s + stretched_s - self._loop.time()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._flush_late)
@@ -172,7 +174,8 @@ class Coalescer:
 
     def _flush_late(self) -> None:
         """The interval passed before as many came as were open at once: fewer callers may be left."""
-        self._callers = max(self.open_requests, self._callers - 1 - self._callers // 8)
+        gone = self._callers - self.open_requests
+        self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()
 
     def _flush(self) -> None:

@@ -40,6 +40,12 @@ def log_settings(values: Values) -> LogSettings:
     )
 
 
+def _grpc_front(name: str) -> str:
+    if name not in ("native", "grpcio"):
+        raise StartupError(f"--grpc-front must be native or grpcio, got '{name}'")
+    return name
+
+
 def gateway_settings(values: Values) -> GatewaySettings:
     """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction."""
     keepalive = {
@@ -66,6 +72,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
         metrics=metrics_settings(values),
         reuse_http_port=values["reuse_http_port"],
+        grpc_front=_grpc_front(values["grpc_front"]),
         reuse_grpc_port=values["reuse_grpc_port"],
         http_max_input_size=values["http_max_input_size"],
         http_header_forward_pattern=values["http_header_forward_pattern"],

@@ -1,14 +1,52 @@
-"""What every call of the gRPC front reads of its context and its message."""
+"""What a server of gRPC and the calls of this service have in common, and what every call reads of its context.
+
+A server moves bytes: it finds the method of a path, gives it messages and takes messages and, in the end, a `Refusal`
+or none. Methods raise nothing but `asyncio.CancelledError`, when their caller has gone.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from charonia.errors import InternalError
 
-Context = Any  # grpc.aio.ServicerContext, generic in types that generic handlers do not have
+from .errors import Refusal
+
+
+class Context(Protocol):
+    """What is known of a call beside its messages."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
+        """The caller's metadata; values of keys that end in `-bin` are bytes."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's deadline; None without one."""
+
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Sends a message and returns when the transport took it; raises `asyncio.CancelledError` when the client has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A method of one message each way."""
+
+    call: Callable[[bytes, Context], Awaitable[bytes | Refusal]]
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A method of any number of messages each way."""
+
+    call: Callable[[AsyncIterator[bytes], Write, Context], Awaitable[Refusal | None]]
+
+
+Methods = dict[str, Unary | Streaming]
+"""By path: `/service/method`."""
 
 
 def parse(kind: Any, data: bytes) -> Any:

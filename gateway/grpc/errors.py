@@ -1,25 +1,48 @@
-"""Neutral errors as gRPC status codes and details (E1, E3). Pure but for the enum it maps to."""
+"""Neutral errors as gRPC status codes and details (E1, E3). Pure."""
 
 from __future__ import annotations
 
-import grpc
+from enum import IntEnum
 
 from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
 
+
+class Status(IntEnum):
+    """The status codes of gRPC (its `statuscodes` document)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
 STATUS = {
-    ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
-    ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
-    ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    ErrorCode.INVALID_ARG: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorCode.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
-    ErrorCode.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
-    ErrorCode.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
-    ErrorCode.KEY_REUSED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.UNKNOWN: Status.UNKNOWN,
+    ErrorCode.INTERNAL: Status.INTERNAL,
+    ErrorCode.NOT_FOUND: Status.NOT_FOUND,
+    ErrorCode.INVALID_ARG: Status.INVALID_ARGUMENT,
+    ErrorCode.UNAVAILABLE: Status.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: Status.UNIMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: Status.ALREADY_EXISTS,
+    ErrorCode.CANCELLED: Status.CANCELLED,
+    ErrorCode.RESOURCE_EXHAUSTED: Status.RESOURCE_EXHAUSTED,
+    ErrorCode.DEADLINE_EXCEEDED: Status.DEADLINE_EXCEEDED,
+    ErrorCode.UNAUTHENTICATED: Status.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED: Status.PERMISSION_DENIED,
+    ErrorCode.KEY_REUSED: Status.FAILED_PRECONDITION,
 }
 """Every neutral code has a status; the message is sent as it is (E3)."""
 
@@ -33,8 +56,8 @@ _MAX_DETAILS_BYTES = 6144
 RETRY_AFTER = "retry-after-ms"
 """Trailing metadata of a refusal that is over soon."""
 
-Refusal = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
-"""Status, details and trailing metadata: the arguments of a context's `abort`."""
+Refusal = tuple[Status, str, tuple[tuple[str, str], ...]]
+"""Status, details and trailing metadata."""
 
 
 def refusal(error: CharoniaError) -> Refusal:

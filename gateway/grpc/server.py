@@ -1,10 +1,13 @@
-"""The gRPC front as a thing to start and stop: port, TLS, keep-alive, compression (G29-G31, V5)."""
+"""The gRPC front over grpcio, the reference: port, TLS, keep-alive, compression (G29-G31, V5)."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,8 +16,10 @@ from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
 
+from .calling import Methods, Streaming, Unary
 from .servicer import Servicer
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _COMPRESSION = {
     "none": (grpc.Compression.NoCompression, -1),
     "low": (grpc.Compression.Gzip, 1),
@@ -59,7 +64,7 @@ class GrpcFront:
         if settings.grpc_port and not settings.reuse_grpc_port:
             _check_free(settings.grpc_address, settings.grpc_port)
         server = grpc.aio.server(options=options, compression=self._compression)
-        server.add_generic_rpc_handlers(tuple(self._servicer.handlers()))
+        server.add_generic_rpc_handlers(_handlers(self._servicer.methods()))
         try:
             if settings.grpc_use_ssl:
                 self.port = server.add_secure_port(address, self._credentials())
@@ -97,6 +102,44 @@ class GrpcFront:
         return grpc.ssl_server_credentials(
             [(key, certificate)], root_certificates=root, require_client_auth=settings.grpc_use_ssl_mutual
         )
+
+
+def _handlers(methods: Methods) -> tuple[Any, ...]:
+    services: dict[str, dict[str, Any]] = {}
+    for path, method in methods.items():
+        _, service, name = path.split("/")
+        services.setdefault(service, {})[name] = _unary(method) if isinstance(method, Unary) else _streaming(method)
+    return tuple(grpc.method_handlers_generic_handler(service, calls) for service, calls in services.items())
+
+
+def _unary(method: Unary) -> Any:
+    async def handle(data: bytes, context: Any) -> bytes:
+        reply = await method.call(data, context)
+        if isinstance(reply, bytes):
+            return reply
+        # abort's exception ends in a cycle with the context, and so would all that this frame holds
+        data = b""
+        code, details, metadata = reply
+        await context.abort(_CODES[code], details, metadata)
+        raise AssertionError("abort always raises")
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def _streaming(method: Streaming) -> Any:
+    async def handle(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def write(data: bytes) -> None:
+            try:
+                await context.write(data)
+            except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
+                raise asyncio.CancelledError from None
+
+        refusal = await method.call(messages, write, context)
+        if refusal is not None:
+            code, details, metadata = refusal
+            await context.abort(_CODES[code], details, metadata)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 def _read(option: str, path: str) -> bytes:

@@ -1,19 +1,15 @@
 """The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
-Each call translates, asks the handler and translates back. Methods are registered as generic handlers over bytes, so
-that inference replies are the bytes that `convert` writes. Who waits for whom within a stream is `streams`'.
+Each call translates, asks the handler and translates back. Methods are over bytes, so that inference replies are the
+bytes that `convert` writes. What a server owes them is in `calling`; who waits for whom within a stream in `streams`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
-
-import grpc
-import grpc.aio
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
@@ -30,9 +26,9 @@ from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .calling import Context, headers_of, metadata_of, parse
+from .calling import Context, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
 from .convert import Classes, ResponseEncoder, infer_request
-from .errors import INTERNAL, Refusal, refusal
+from .errors import INTERNAL, Refusal, Status, refusal
 from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .stream_calls import SHUTTING_DOWN, StreamCalls
 from .streams import AnswerStream
@@ -43,7 +39,7 @@ _log = logging.getLogger(__name__)
 SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 _LATEST = ("", "-1")
-_OURS: Refusal = (grpc.StatusCode.INTERNAL, INTERNAL, ())
+_OURS: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
 class Servicer:
@@ -51,6 +47,7 @@ class Servicer:
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         self._handler = handler
+        # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
         self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self._encoder = ResponseEncoder()
         self._jobs = JobCalls(handler, self._encoder, self._flush_interval_s)
@@ -65,38 +62,28 @@ class Servicer:
         )
         self.draining = False
 
-    def handlers(self) -> list[Any]:
-        """What a `grpc.aio.server` registers."""
-        # No deserializers: grpc would answer a message it cannot parse with the text of the exception.
-        inference = {
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(self._model_infer),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._model_stream_infer),
+    def methods(self) -> Methods:
+        """What a server of gRPC serves."""
+        # Messages are parsed here: a server would answer one it cannot parse with the text of the exception.
+        prefix = f"/{SERVICE}/"
+        methods: Methods = {
+            prefix + "ModelInfer": Unary(self._model_infer),
+            prefix + "ModelStreamInfer": Streaming(self._model_stream_infer),
         }
         for name, (group, call) in self._control_calls().items():
-            inference[name] = grpc.unary_unary_rpc_method_handler(
-                self._unary(group, partial(parse, getattr(pb, f"{name}Request")), call),
-                response_serializer=getattr(pb, f"{name}Response").SerializeToString,
+            methods[prefix + name] = self._unary(
+                group,
+                partial(parse, getattr(pb, f"{name}Request")),
+                call,
+                getattr(pb, f"{name}Response").SerializeToString,
             )
-        check = grpc.unary_unary_rpc_method_handler(
-            self._unary("health", _parse_health, self._health_check), response_serializer=health.serialize_response
-        )
-        return [
-            grpc.method_handlers_generic_handler(SERVICE, inference),
-            grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),
-        ]
+        check = self._unary("health", _parse_health, self._health_check, health.serialize_response)
+        methods[f"/{health.SERVICE_NAME}/Check"] = check
+        return methods
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
-    async def _model_infer(self, data: bytes, context: Context) -> bytes:
-        answer = await self._answer(data, context)
-        if isinstance(answer, bytes):
-            return answer
-        # abort's exception ends in a cycle with the context, and so would all that this frame holds
-        data = b""
-        await context.abort(*answer)
-        raise AssertionError("abort always raises")
-
-    async def _answer(self, data: bytes, context: Context) -> bytes | Refusal:
+    async def _model_infer(self, data: bytes, context: Context) -> bytes | Refusal:
         try:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
@@ -171,18 +158,13 @@ class Servicer:
         deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
         return request, classes, deadline_ns
 
-    async def _model_stream_infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
+    async def _model_stream_infer(
+        self, messages: AsyncIterator[bytes], write: Write, context: Context
+    ) -> Refusal | None:
         """Each request on its own, errors in-band (G22-G25)."""
         if self.draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+            return Status.UNAVAILABLE, SHUTTING_DOWN, ()
         calls = StreamCalls(self, self._handler, self._jobs, context)
-
-        async def write(data: bytes) -> None:
-            try:
-                await context.write(data)
-            except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
-                raise asyncio.CancelledError from None
-
         try:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
@@ -192,37 +174,31 @@ class Servicer:
         except Exception:
             _log.exception("a stream failed")
             error = InternalError(INTERNAL)
-        if error is not None:
-            answer_to_it = refusal(error)
-            error = None  # it holds the request it came from, see `_model_infer`
-            await context.abort(*answer_to_it)
+        return refusal(error) if error is not None else None
 
     # -- control ------------------------------------------------------------------------------------------------------
 
     def _unary(
-        self, group: str, parse: Callable[[bytes], Any], call: Callable[[Any], Awaitable[Any]]
-    ) -> Callable[[bytes, Context], Awaitable[Any]]:
+        self,
+        group: str,
+        parse: Callable[[bytes], Any],
+        call: Callable[[Any], Awaitable[Any]],
+        serialize: Callable[[Any], bytes],
+    ) -> Unary:
         """A control call with its restriction and its errors."""
 
-        async def answer(data: bytes, context: Context) -> Any:
+        async def answer(data: bytes, context: Context) -> bytes | Refusal:
             try:
                 if self._restrictions:
                     self._restrictions.check(group, headers_of(context))
-                return await call(parse(data))
+                return serialize(await call(parse(data)))
             except CharoniaError as error:
                 return refusal(error)
             except Exception:
                 _log.exception("a control call failed")
                 return _OURS
 
-        async def handle(data: bytes, context: Context) -> Any:
-            reply = await answer(data, context)
-            if isinstance(reply, tuple):
-                data = b""  # as for inferences: the files of a refused load are large
-                await context.abort(*reply)
-            return reply
-
-        return handle
+        return Unary(answer)
 
     def _control_calls(self) -> dict[str, tuple[str, Callable[[Any], Awaitable[Any]]]]:
         """Method to (restriction group, call)."""

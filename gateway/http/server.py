@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import socket
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
+from gateway.listening import BACKLOG, listen
 
 from .fastpath import HttpApplication
 from .protocol import BoundedHttpProtocol, ForwardingHttpProtocol
 
-_BACKLOG = 2048
 _SWEEP_INTERVAL_S = 1.0
 _CANCEL_GRACE_S = 1.0
 
@@ -63,10 +60,10 @@ class HttpFront:
         )
         config.load()
         protocol_class = ForwardingHttpProtocol if self._application.forwards_headers else BoundedHttpProtocol
-        listener = listen(self._address, self._requested_port, reuse_port=self._reuse_port)
+        listener = listen(self._address, self._requested_port, service="HTTP", reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: protocol_class(config, self._state, {}), sock=listener, backlog=_BACKLOG
+            lambda: protocol_class(config, self._state, {}), sock=listener, backlog=BACKLOG
         )
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
 
@@ -113,30 +110,3 @@ class HttpFront:
                 if isinstance(connection, BoundedHttpProtocol):
                     connection.sweep(now - last)
             last = now
-
-
-def listen(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A bound TCP socket; port 0 picks a free one. Raises `StartupError`, for a taken port with V5's text.
-
-    It is created with IPPROTO_TCP: asyncio sets TCP_NODELAY on accepted connections only of such a socket, and Nagle's
-    algorithm would add 40 ms to answers.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise StartupError(
-                f"failed to start HTTP service: Unavailable - Socket '{address}:{port}' already in use"
-            ) from None
-        raise StartupError(
-            f"failed to start HTTP service: cannot listen on '{address}:{port}': {error.strerror or error}"
-        ) from None
-    return listener

@@ -142,7 +142,7 @@ class TestStockClients:
             handler.failure = CharoniaError.of(code, f"went wrong: {code.name} ü %")
             with pytest.raises(triton.InferenceServerException) as caught:
                 await client.infer("identity", [identity_input(values)])
-            assert caught.value.status() == str(STATUS[code])
+            assert caught.value.status() == f"StatusCode.{STATUS[code].name}"
             assert caught.value.message() == f"went wrong: {code.name} ü %"
 
     async def test_unknown_models_and_versions(self, client: triton_aio.InferenceServerClient) -> None:

@@ -14,7 +14,8 @@ from http_calls import exchange, read_reply, request
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.http import protocol
-from gateway.http.server import HttpFront, listen
+from gateway.http.server import HttpFront
+from gateway.listening import listen
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ class TestShutdown:
 
     async def test_an_address_that_is_not_ours(self) -> None:
         with pytest.raises(StartupError, match=r"cannot listen on '192\.0\.2\.1:0'"):
-            listen("192.0.2.1", 0)
+            listen("192.0.2.1", 0, service="HTTP")
 
     async def test_what_is_under_way_finishes_and_nothing_new_begins(self, front: HttpFront, handler: Any) -> None:
         handler.gate.clear()

@@ -9,7 +9,7 @@ from gateway.grpc.errors import STATUS, details, refusal
 
 
 def test_every_code_has_the_status_of_the_interface() -> None:
-    assert {code.name: STATUS[code].value[0] for code in ErrorCode} == {
+    assert {code.name: STATUS[code].value for code in ErrorCode} == {
         "UNKNOWN": 2, "INTERNAL": 13, "NOT_FOUND": 5, "INVALID_ARG": 3, "UNAVAILABLE": 14, "UNSUPPORTED": 12,
         "ALREADY_EXISTS": 6, "CANCELLED": 1, "RESOURCE_EXHAUSTED": 8, "DEADLINE_EXCEEDED": 4, "UNAUTHENTICATED": 16,
         "PERMISSION_DENIED": 7, "KEY_REUSED": 9,

@@ -1,0 +1,213 @@
+"""The headers of a call and of its answer: gRPC over HTTP/2 (its protocol document), HPACK (RFC 7541). Pure.
+
+Clients are told to keep no dynamic table (SETTINGS_HEADER_TABLE_SIZE of 0). From then on a header block means the same
+whenever it comes, so those that were read once are remembered: a client's calls look alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpack import Decoder, HPACKError
+
+from gateway.grpc.errors import Status
+
+from .frames import ConnectionFault, ErrorCode
+
+MOST_HEADER_BYTES = 64 * 1024
+"""Of all names and values of a call, and of what they are compressed to."""
+
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 1024
+_SIZE_UPDATE = 0x20
+
+_UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_OURS = frozenset({"content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "content-length"})
+_OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
+_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
+
+_OK = b"\x88"  # ":status: 200", index 8 of the static table
+_NAME_STATUS = b"\x08"  # literal, not indexed, with the name of index 8
+_NAME_CONTENT_TYPE = b"\x0f\x10"  # the same with the name of index 31
+_GRPC = "application/grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class CallHeaders:
+    """What the headers of a call say. `malformed` has its reason where they break HTTP/2's rules (8.1.1 there).
+
+    `http_status` is other than 200 where the request is not one of gRPC; `refusal` is a status and its details where
+    it is one that cannot be served whatever the method.
+    """
+
+    path: str = ""
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    timeout_ns: int | None = None
+    encoding: str = "identity"
+    accepts_gzip: bool = False
+    malformed: str = ""
+    http_status: int = 200
+    refusal: tuple[Status, str] | None = None
+
+
+class HeaderReader:
+    """Reads the header blocks of one connection."""
+
+    _known: dict[bytes, CallHeaders]
+
+    def __init__(self, known: dict[bytes, CallHeaders]) -> None:
+        """`known` is shared by the connections of a front."""
+        self._known = known
+        self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
+
+    def read(self, block: bytes) -> CallHeaders:
+        """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
+        is_free = not self._decoder.header_table_size
+        if is_free and (found := self._known.get(block)) is not None:
+            return found
+        headers = call_headers(self._decode(block))
+        if is_free and len(block) <= _REMEMBERED_BYTES and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[block] = headers
+        return headers
+
+    def skip(self, block: bytes) -> None:
+        """Trailers, or headers of a stream that is refused: only the state of the decoder counts. Raises as `read`."""
+        self._decode(block)
+
+    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        try:
+            return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+        except HPACKError as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+
+
+def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
+    """What decoded headers say."""
+    pseudo: dict[str, str] = {}
+    words: list[tuple[str, str]] = []
+    for raw_name, raw_value in fields:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name.startswith(":"):
+            if words or name in pseudo or name not in _PSEUDO:
+                return CallHeaders(malformed=f"pseudo-header '{name}' is unknown, repeated or late")
+            pseudo[name] = value
+        elif name in _OF_CONNECTIONS or name != name.lower() or not name:
+            return CallHeaders(malformed=f"header '{name}' is not one of HTTP/2")
+        elif "\n" in value or "\r" in value or "\0" in value:
+            return CallHeaders(malformed=f"header '{name}' has a value of more than one line")
+        else:
+            words.append((name, value))
+    if not pseudo.get(":path") or not pseudo.get(":scheme") or ":method" not in pseudo:
+        return CallHeaders(malformed="':method', ':scheme' or ':path' is missing")
+    return _of_grpc(pseudo, words)
+
+
+def _of_grpc(pseudo: dict[str, str], words: list[tuple[str, str]]) -> CallHeaders:
+    ours = {name: value for name, value in words if name in _OURS}
+    kind = ours.get("content-type", "")
+    if pseudo[":method"] != "POST":
+        return CallHeaders(http_status=405)
+    if kind != _GRPC and not kind.startswith((_GRPC + "+", _GRPC + ";")):
+        return CallHeaders(http_status=415)
+    encoding = ours.get("grpc-encoding", "identity").strip()
+    refusal: tuple[Status, str] | None = None
+    if encoding not in ("identity", "gzip", "deflate"):
+        refusal = Status.UNIMPLEMENTED, f"Compression algorithm '{encoding[:80]}' is not supported."
+    timeout_ns: int | None = None
+    if "grpc-timeout" in ours:
+        timeout_ns = timeout_of(ours["grpc-timeout"])
+        if timeout_ns is None:
+            refusal = Status.INTERNAL, f"malformed grpc-timeout '{ours['grpc-timeout'][:80]}'"
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in words:
+        if name in _OURS:
+            continue
+        if not name.endswith("-bin"):
+            metadata.append((name, value))
+            continue
+        for part in value.split(","):
+            binary = _binary(part.strip())
+            if binary is None:
+                refusal = Status.INTERNAL, f"metadata '{name[:80]}' is not in base64"
+            else:
+                metadata.append((name, binary))
+    return CallHeaders(
+        path=pseudo[":path"],
+        metadata=tuple(metadata),
+        timeout_ns=timeout_ns,
+        encoding=encoding,
+        accepts_gzip="gzip" in (word.strip() for word in ours.get("grpc-accept-encoding", "").split(",")),
+        refusal=refusal,
+    )
+
+
+def timeout_of(word: str) -> int | None:
+    """A `grpc-timeout` in ns: at most eight digits and a unit; None for anything else."""
+    digits, unit = word[:-1], word[-1:]
+    if unit not in _UNIT_NS or not 0 < len(digits) <= 8 or not digits.isascii() or not digits.isdigit():
+        return None
+    return int(digits) * _UNIT_NS[unit]
+
+
+def _binary(word: str) -> bytes | None:
+    try:
+        return base64.b64decode(word + "=" * (-len(word) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _length(size: int) -> bytes:
+    """The length of a string that is not Huffman-coded: an integer of a seven-bit prefix (RFC 7541, 5.1)."""
+    if size < 127:
+        return bytes((size,))
+    rest, parts = size - 127, bytearray((127,))
+    while rest >= 128:
+        parts.append(rest & 127 | 128)
+        rest >>= 7
+    parts.append(rest)
+    return bytes(parts)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header as a literal that enters no table (RFC 7541, 6.2.2)."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+_CONTENT_TYPE = _NAME_CONTENT_TYPE + _length(len(_GRPC)) + _GRPC.encode()
+
+
+def answer_block(encoding: str = "") -> bytes:
+    """The headers before the first message of an answer; `encoding` of its messages, where they are compressed."""
+    block = _OK + _CONTENT_TYPE + literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
+    return block + literal(b"grpc-encoding", encoding.encode()) if encoding else block
+
+
+def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str]] = (), *, alone: bool) -> bytes:
+    """The end of a call; `alone` when nothing was answered before it."""
+    block = _OK + _CONTENT_TYPE if alone else b""
+    block += literal(b"grpc-status", str(int(status)).encode())
+    if details:
+        block += literal(b"grpc-message", percent_encoded(details))
+    for name, value in metadata:
+        block += literal(name.encode("latin-1"), value.encode("latin-1", "replace"))
+    return block
+
+
+def http_block(status: int) -> bytes:
+    """The answer to what is no call of gRPC."""
+    return _NAME_STATUS + _length(3) + str(status).encode()
+
+
+def percent_encoded(text: str) -> bytes:
+    """A status message on the wire: everything but printable ASCII without '%' as %XX of its UTF-8."""
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return text.encode()
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in text.encode("utf-8", "replace")
+    )

@@ -1,0 +1,114 @@
+"""Length-prefixed messages of gRPC within the data of a stream, and their compression (G29). Pure."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+from gateway.grpc.errors import Status
+
+PREFIX_BYTES = 5
+PREFIX = Struct(">BL")
+"""Compressed or not, length in bytes."""
+LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
+"""As grpcio and Triton: protobuf can hold no larger one."""
+
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+_STEP_BYTES = 1 << 20
+
+
+class MessageFault(Exception):
+    """A message that cannot be read: its call ends with this status."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Assembler:
+    """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become."""
+
+    __slots__ = ("_chunks", "_encoding", "_held", "_limit_bytes", "_wanted")
+
+    def __init__(self, encoding: str, limit_bytes: int) -> None:
+        self._encoding = encoding
+        self._limit_bytes = limit_bytes
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._wanted = PREFIX_BYTES
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no part of a message is here."""
+        return not self._held
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are whole with this data. Raises `MessageFault`; nothing can be read after it."""
+        self._chunks.append(data)
+        self._held += len(data)
+        messages: list[bytes] = []
+        while self._held >= self._wanted:
+            whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            at, size = 0, len(whole)
+            while size - at >= PREFIX_BYTES:
+                flag, length = PREFIX.unpack_from(whole, at)
+                if length > LARGEST_MESSAGE_BYTES:
+                    text = f"Received message larger than max ({length} vs. {LARGEST_MESSAGE_BYTES})"
+                    raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
+                end = at + PREFIX_BYTES + length
+                if end > size:
+                    self._wanted = PREFIX_BYTES + length
+                    break
+                messages.append(self._read(flag, whole[at + PREFIX_BYTES : end]))
+                at = end
+            else:
+                self._wanted = PREFIX_BYTES
+            self._chunks = [whole[at:]] if at < size else []
+            self._held = size - at
+            if self._held < self._wanted:
+                break
+        return messages
+
+    def _read(self, flag: int, data: bytes) -> bytes:
+        if not flag:
+            return data
+        if flag != 1 or self._encoding not in _WINDOW_BITS:
+            raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
+        return decompressed(self._encoding, data, self._limit_bytes)
+
+
+def decompressed(encoding: str, data: bytes, limit_bytes: int) -> bytes:
+    """The message in `data`. Raises `MessageFault` for a broken one, or one that is larger than the limit (faults H2).
+
+    It is bounded while it is decompressed, so that a small bomb never becomes a large buffer.
+    """
+    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+    parts: list[bytes] = []
+    total, rest = 0, data
+    try:
+        while not decoder.eof:
+            part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
+            total += len(part)
+            if total > limit_bytes:
+                text = (
+                    f"decompressed request exceeds the maximum allowed input size of {limit_bytes} bytes. Use "
+                    "--http-max-input-size to increase the limit."
+                )
+                raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
+            parts.append(part)
+            rest = decoder.unconsumed_tail
+            if not part and not rest and not decoder.eof:
+                raise MessageFault(Status.INTERNAL, "failed to decompress the message: it is truncated")
+    except zlib.error as error:
+        raise MessageFault(Status.INTERNAL, f"failed to decompress the message: {error}") from None
+    return b"".join(parts)
+
+
+def framed(message: bytes, level: int = 0) -> list[bytes]:
+    """A message with its prefix; compressed by gzip where `level` is not 0 and that makes it smaller."""
+    if level:
+        encoder = zlib.compressobj(level, zlib.DEFLATED, _WINDOW_BITS["gzip"])
+        packed = encoder.compress(message) + encoder.flush()
+        if len(packed) < len(message):
+            return [PREFIX.pack(1, len(packed)), packed]
+    return [PREFIX.pack(0, len(message)), message]

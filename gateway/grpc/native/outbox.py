@@ -1,0 +1,208 @@
+"""What goes to one client: frames of a loop's tick in one write, data as the client's windows allow (RFC 9113, 5.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from struct import Struct
+
+from gateway.grpc.errors import Status
+
+from .call_headers import answer_block, status_block
+from .frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEADERS,
+    LARGEST_WINDOW,
+    ConnectionFault,
+    ErrorCode,
+    StreamFault,
+)
+from .messages import PREFIX_BYTES
+from .stream import Stream
+
+_ANSWER = answer_block()
+_DONE = status_block(Status.OK, "", alone=False)
+_BEFORE = Struct(f">HBBBL{len(_ANSWER)}sHBBBLBL")
+_AFTER = Struct(f">HBBBL{len(_DONE)}s")
+_MOST_AT_ONCE_BYTES = 1 << 20
+_ENDS = END_STREAM | END_HEADERS
+
+
+class Outbox:
+    """`closed` is told of each stream whose last frame is on its way."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, closed: Callable[[Stream], None]) -> None:
+        self._loop = loop
+        self._closed = closed
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes | memoryview] = []
+        self._bytes = 0
+        self._scheduled = False
+        self._paused = False
+        self._waiting: dict[Stream, None] = {}
+        """Streams with something pending, the one that has waited longest first."""
+        self._window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        self.frame_bytes = DEFAULT_FRAME_BYTES
+        """The longest frame the client takes."""
+        self.blocked_bytes = 0
+
+    def connect(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def disconnect(self) -> None:
+        """Nothing can be sent any more."""
+        self._transport = None
+        self._frames.clear()
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def put(self, frame: bytes) -> None:
+        """A frame that is not under flow control."""
+        self._frames.append(frame)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._scheduled = False
+        if self._transport is not None and self._frames:
+            self._transport.write(b"".join(self._frames))
+        self._frames.clear()
+        self._bytes = 0
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def answer(self, stream: Stream, reply: bytes) -> bool:
+        """A whole answer of one uncompressed message, when it can leave at once."""
+        size = len(reply) + PREFIX_BYTES
+        if size > stream.send_window or size > self._window or size > self.frame_bytes or self._paused:
+            return False
+        self._window -= size
+        number = stream.id
+        self._frames += (
+            _BEFORE.pack(
+                *(len(_ANSWER) >> 8, len(_ANSWER) & 0xFF, HEADERS, END_HEADERS, number, _ANSWER),
+                *(size >> 8, size & 0xFF, DATA, 0, number, 0, len(reply)),
+            ),
+            reply,
+            _AFTER.pack(len(_DONE) >> 8, len(_DONE) & 0xFF, HEADERS, _ENDS, number, _DONE),
+        )
+        self._schedule()
+        self._closed(stream)
+        return True
+
+    def data(self, stream: Stream, parts: Iterable[bytes]) -> None:
+        """Data of a stream, sent when the windows allow."""
+        for part in parts:
+            if part:
+                stream.pending.append(memoryview(part))
+                self.blocked_bytes += len(part)
+        self._pump(stream)
+
+    def end(self, stream: Stream, tail: bytes) -> None:
+        """The last frame of a stream, sent when nothing of it is pending."""
+        stream.tail = tail
+        self._pump(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """A stream that was reset: what is pending of it is not sent."""
+        self.blocked_bytes -= sum(map(len, stream.pending))
+        stream.pending.clear()
+        self._waiting.pop(stream, None)
+        _tell(stream)
+
+    def _pump(self, stream: Stream) -> None:
+        while stream.pending and not self._paused:
+            size = min(stream.send_window, self._window, self.frame_bytes)
+            if size <= 0:
+                break
+            size = self._take(stream, size)
+            stream.send_window -= size
+            self._window -= size
+            self.blocked_bytes -= size
+            self._bytes += size
+            if self._bytes >= _MOST_AT_ONCE_BYTES:
+                self.flush()  # the transport says when it has enough
+        if stream.pending or (self._paused and stream.tail is None):
+            self._waiting[stream] = None
+            return
+        self._waiting.pop(stream, None)
+        if stream.tail is not None:
+            self.put(stream.tail)
+            self._closed(stream)
+        _tell(stream)
+
+    def _take(self, stream: Stream, most: int) -> int:
+        """One frame of what is pending, of at most so many bytes."""
+        pending = stream.pending
+        at = len(self._frames)
+        size = 0
+        while pending and size < most:
+            part = pending[0]
+            if len(part) <= most - size:
+                pending.popleft()
+            else:
+                pending[0] = part[most - size :]
+                part = part[: most - size]
+            self._frames.append(part)
+            size += len(part)
+        self._frames.insert(at, HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
+        self._schedule()
+        return size
+
+    # -- room ---------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The transport has enough for now."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._pump_all()
+
+    def widen(self, size: int) -> None:
+        """The client gives the connection so many bytes more. Raises `ConnectionFault`."""
+        self._window += size
+        if self._window > LARGEST_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is too large")
+        self._pump_all()
+
+    def widen_stream(self, stream: Stream, size: int) -> None:
+        """The client gives a stream so many bytes more. Raises `StreamFault`."""
+        stream.send_window += size
+        if stream.send_window > LARGEST_WINDOW:
+            raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window of the stream is too large")
+        if stream in self._waiting:
+            self._pump(stream)
+
+    def resize(self, streams: Iterable[Stream], window: int) -> None:
+        """The client has another initial window, also for the streams there are. Raises `ConnectionFault`."""
+        change, self.initial_window = window - self.initial_window, window
+        if not change:
+            return
+        for stream in streams:
+            stream.send_window += change
+            if stream.send_window > LARGEST_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of a stream is too large")
+        self._pump_all()
+
+    def _pump_all(self) -> None:
+        for stream in list(self._waiting):
+            if self._paused:
+                break
+            self._pump(stream)
+
+
+def _tell(stream: Stream) -> None:
+    if stream.sent is not None and not stream.sent.done():
+        stream.sent.set_result(None)
+    stream.sent = None

@@ -1,0 +1,131 @@
+"""The gRPC front of our own: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0017`).
+
+grpcio hands every call through three threads; this one reads what came in one go and answers in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from charonia.errors import StartupError
+from charonia.settings import GatewaySettings
+from gateway.grpc.errors import Status
+from gateway.grpc.servicer import Servicer
+from gateway.grpc.stream_calls import SHUTTING_DOWN
+from gateway.handler import Handler
+from gateway.listening import BACKLOG, listen
+
+from .connection import Connection
+from .limits import KeepAlive
+from .serving import Serving
+
+_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
+_LOOK_S = 0.01
+_CANCEL_GRACE_S = 1.0
+
+
+class NativeGrpcFront:
+    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+
+    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    """
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        self._settings = settings
+        self._servicer = Servicer(settings, handler)
+        level = settings.grpc_infer_response_compression_level
+        if level not in _LEVELS:
+            raise StartupError(
+                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
+            )
+        self._serving = Serving(
+            self._servicer.methods(),
+            KeepAlive.of(settings.grpc_keepalive),
+            _LEVELS[level],
+            settings.http_max_input_size,
+        )
+        self._server: asyncio.Server | None = None
+        self.port = 0
+        """The real port, once started."""
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        settings = self._settings
+        tls = tls_context(settings) if settings.grpc_use_ssl else None
+        host = settings.grpc_address.strip("[]")
+        listener = listen(host, settings.grpc_port, service="GRPC", reuse_port=settings.reuse_grpc_port)
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._serving), sock=listener, backlog=BACKLOG, ssl=tls
+        )
+
+    async def stop_accepting(self) -> None:
+        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        self._servicer.draining = True
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new calls, wait up to `grace_s` for open ones, then cancel them."""
+        await self.stop_accepting()
+        serving = self._serving
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(serving.connections):
+            connection.leave()
+        if serving.connections:
+            serving.left = asyncio.Event()
+            try:
+                await asyncio.wait_for(serving.left.wait(), grace_s)
+            except TimeoutError:
+                await self._cut()
+
+    async def _cut(self) -> None:
+        """End what did not end by itself."""
+        refusal = (Status.UNAVAILABLE, SHUTTING_DOWN, ())
+        connections = list(self._serving.connections)
+        tasks = [task for connection in connections for task in connection.end_calls(refusal)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
+        for connection in connections:
+            connection.close()
+        if self._serving.connections:
+            self._serving.left = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._serving.left.wait(), _CANCEL_GRACE_S)
+            except TimeoutError:  # they do not read
+                for connection in list(self._serving.connections):
+                    connection.abort()
+
+
+def tls_context(settings: GatewaySettings) -> ssl.SSLContext:
+    """What connections are encrypted with (G30). Raises `StartupError`."""
+    if not settings.grpc_server_key or not settings.grpc_server_cert:
+        raise StartupError("--grpc-use-ssl needs --grpc-server-key and --grpc-server-cert")
+    if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
+        raise StartupError("--grpc-use-ssl-mutual needs --grpc-root-cert, which says whose clients are let in")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    for option in ("grpc_server_key", "grpc_server_cert", "grpc_root_cert"):
+        if path := getattr(settings, option):
+            _check_readable(option.replace("_", "-"), path)
+    try:
+        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
+        if settings.grpc_root_cert:
+            context.load_verify_locations(settings.grpc_root_cert)
+    except (ssl.SSLError, OSError) as error:
+        raise StartupError(
+            f"failed to start GRPC service: --grpc-server-cert, --grpc-server-key or --grpc-root-cert: {error}"
+        ) from None
+    if settings.grpc_use_ssl_mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _check_readable(option: str, path: str) -> None:
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise StartupError(f"--{option}: '{path}' cannot be read: {error.strerror}") from None

@@ -1,0 +1,29 @@
+"""What all connections of a native front share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.grpc.calling import Methods
+
+from .call_headers import CallHeaders
+from .limits import KeepAlive
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+@dataclass(slots=True)
+class Serving:
+    """`compression_level` is zlib's, 0 for none; `most_decompressed_bytes` bounds what a compressed message becomes."""
+
+    methods: Methods
+    keep_alive: KeepAlive
+    compression_level: int
+    most_decompressed_bytes: int
+    known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
+    connections: set[Connection] = field(default_factory=set)
+    left: asyncio.Event | None = None
+    """Set when there are no connections, for who waits for that now."""

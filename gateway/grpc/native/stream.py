@@ -1,0 +1,100 @@
+"""One call on a connection: what came of it, what is to go, and its context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from charonia.clock import monotonic_ns
+
+from .call_headers import CallHeaders
+from .messages import Assembler
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+class Stream:
+    """The state of a call. As a context (`calling.Context`) and as the messages of a streaming method it is given to
+    methods; all else is its connection's.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_connection",
+        "assembler",
+        "closed",
+        "deadline_ns",
+        "ended",
+        "expires",
+        "headers",
+        "id",
+        "messages",
+        "pending",
+        "receive_window",
+        "send_window",
+        "sent",
+        "started",
+        "tail",
+        "task",
+        "uncredited",
+    )
+
+    def __init__(
+        self, connection: Connection, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
+    ) -> None:
+        self._connection = connection
+        self.id = stream_id
+        self.headers = headers
+        self.receive_window = receive_window
+        self.send_window = send_window
+        """May be negative, after the client has made its windows smaller."""
+        self.uncredited = 0
+        """Bytes received that the client was not given back."""
+        self.assembler: Assembler | None = None
+        self.messages: deque[bytes] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.pending: deque[memoryview] = deque()
+        """Data that waits for windows or the transport."""
+        self.tail: bytes | None = None
+        """What ends the stream, once nothing is pending."""
+        self.sent: asyncio.Future[None] | None = None
+        """Somebody waits until nothing is pending."""
+        self.started = self.ended = self.closed = False
+        """An answer was begun; the client has ended its side; nothing more is sent or received."""
+        self.deadline_ns = 0 if headers.timeout_ns is None else monotonic_ns() + headers.timeout_ns
+        self.expires: asyncio.TimerHandle | None = None
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.headers.metadata
+
+    def time_remaining(self) -> float | None:
+        return max(0.0, (self.deadline_ns - monotonic_ns()) / 1e9) if self.deadline_ns else None
+
+    # -- messages of a streaming method -------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self.messages:
+            if self.ended or self.closed:
+                raise StopAsyncIteration
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        message = self.messages.popleft()
+        if not self.messages:
+            self._connection.took(self)
+        return message
+
+    def arrived(self) -> None:
+        """A message or the end of them is here."""
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        self._arrived = None
+
+    async def write(self, data: bytes) -> None:
+        """Send a message of a streaming method (`calling.Write`)."""
+        await self._connection.send(self, data)
