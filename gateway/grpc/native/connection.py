@@ -1,6 +1,6 @@
-"""One HTTP/2 connection: frames to calls, calls' ends to frames (RFC 9113; gRPC over HTTP/2, G17-G31).
+"""One HTTP/2 connection: the frames of a client, checked, to its calls (RFC 9113; gRPC over HTTP/2, G17-G31).
 
-The state machine of a stream is in three flags of `Stream`. Whatever the peer does wrong ends its stream or its
+What becomes of a call is `calls`', what goes to the client `outbox`'s. Whatever the peer does wrong ends its stream or its
 connection with the code the RFC has for it; what is merely too much of it ends the connection (`limits`, faults H18).
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, cast
+from typing import cast
 
-from gateway.grpc.calling import Streaming, Unary
-from gateway.grpc.errors import INTERNAL, Refusal, Status
+from gateway.grpc.errors import INTERNAL
 
-from .call_headers import MOST_HEADER_BYTES, CallHeaders, HeaderReader, answer_block, http_block, status_block
+from .call_headers import MOST_HEADER_BYTES, HeaderReader
+from .calls import STREAM_WINDOW, Calls
 from .frames import (
     ACK,
     CONTINUATION,
@@ -52,14 +52,12 @@ from .frames import (
 )
 from .life import Life
 from .limits import MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
-from .messages import PREFIX, PREFIX_BYTES, Assembler, MessageFault, framed
+from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
 from .serving import Serving
-from .stream import Stream
 
 _log = logging.getLogger(__name__)
 
-STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 24
 FRAME_BYTES = 1 << 17
 """The longest frame that is taken."""
@@ -67,8 +65,6 @@ FRAME_BYTES = 1 << 17
 _MOST_WRITTEN_BYTES = 1 << 20
 """With so much unsent a client is not read from: it does not read either."""
 _MOST_CONTINUATIONS = 64
-_EXPIRY_GRACE_S = 0.05
-"""The gateway answers what is late by itself, and says more."""
 _CLOSING_S = 20.0
 _TOLD_BYTES = 16 * 1024
 
@@ -90,13 +86,12 @@ class Connection(asyncio.Protocol):
         self._serving = serving
         self._loop = asyncio.get_running_loop()
         self._reader = HeaderReader(serving.known_headers)
-        self._out = Outbox(self._loop, self._closed)
+        self._out = Outbox(self._loop)
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._preface_left = PREFACE
         self._settled = False
         """The client's first settings came."""
-        self.streams: dict[int, Stream] = {}
         self._last_id = 0
         self._window = CONNECTION_WINDOW
         self._uncredited = 0
@@ -104,6 +99,8 @@ class Connection(asyncio.Protocol):
         """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
+        self.calls = Calls(serving, self._out, self._strikes)
+        self.calls.on_end = self._close_if_left
         self._leaving = False
         self._life = Life(self, serving.keep_alive)
 
@@ -111,6 +108,10 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether the client has said that it speaks HTTP/2."""
         return self._settled
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.calls.streams)
 
     # -- transport ----------------------------------------------------------------------------------------------------
 
@@ -134,8 +135,8 @@ class Connection(asyncio.Protocol):
         self._out.disconnect()
         self._life.end()
         self._transport = None
-        for stream in list(self.streams.values()):
-            self._abandon(stream)
+        for stream in list(self.calls.streams.values()):
+            self.calls.abandon(stream)
 
     def pause_writing(self) -> None:
         self._out.pause()
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client's stream cannot be {number}")
         self._last_id = number
         headers = self._reader.read(block)
-        if self._leaving or len(self.streams) >= MOST_STREAMS:
+        if self._leaving or len(self.calls.streams) >= MOST_STREAMS:
             self._spend(Patience.FRAME)
             self._out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
             return
@@ -278,14 +279,11 @@ class Connection(asyncio.Protocol):
         if headers.malformed:
             self._spend(Patience.FRAME)
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, headers.malformed)
-        stream = Stream(self, number, headers, STREAM_WINDOW, self._out.initial_window)
-        stream.ended = ends
-        self.streams[number] = stream
-        self._begin(stream, headers)
+        self.calls.begin(number, headers, ends)
 
     def _trailers(self, number: int, ends: bool, block: bytes) -> None:
         self._reader.skip(block)
-        stream = self.streams.get(number)
+        stream = self.calls.streams.get(number)
         if stream is None:
             self._spend(Patience.FRAME)  # it was reset, or has its answer, and the client did not know
         elif stream.ended:
@@ -293,24 +291,7 @@ class Connection(asyncio.Protocol):
         elif not ends:
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, "HEADERS in the middle of the stream")
         else:
-            self._end(stream)
-
-    def _begin(self, stream: Stream, headers: CallHeaders) -> None:
-        method = self._serving.methods.get(headers.path)
-        if headers.http_status != 200:
-            block = http_block(headers.http_status)
-            self._out.end(stream, frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block))
-        elif headers.refusal is not None:
-            self.refuse(stream, (*headers.refusal, ()))
-        elif method is None:
-            self.refuse(stream, (Status.UNIMPLEMENTED, "Method not found!", ()))
-        else:
-            if (remaining_s := stream.time_remaining()) is not None:
-                stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
-            if isinstance(method, Streaming):
-                stream.task = self._loop.create_task(self._serve_stream(stream, method))
-            elif stream.ended:
-                self._end(stream)
+            self.calls.end(stream)
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -324,7 +305,7 @@ class Connection(asyncio.Protocol):
             self._out.put(window_update(0, self._uncredited))
             self._window += self._uncredited
             self._uncredited = 0
-        stream = self.streams.get(number)
+        stream = self.calls.streams.get(number)
         if stream is None:
             if not number or number > self._last_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA of stream {number}, which was not begun")
@@ -342,7 +323,7 @@ class Connection(asyncio.Protocol):
             flag, length = PREFIX.unpack_from(data, start)
             if not flag and length == size - PREFIX_BYTES:  # the whole message of most calls
                 stream.messages.append(data[start + PREFIX_BYTES : end])
-                self._end(stream)
+                self.calls.end(stream)
                 return
             payload = data[start:end]
         else:
@@ -350,177 +331,26 @@ class Connection(asyncio.Protocol):
         if not payload and not ends:
             self._spend(Patience.FRAME)
         stream.uncredited += size
-        self._feed(stream, payload)
+        self.calls.feed(stream, payload)
         if ends and not stream.closed:
-            self._end(stream)
+            self.calls.end(stream)
         elif not stream.closed:
-            self._credit(stream)
-
-    def _feed(self, stream: Stream, payload: bytes) -> None:
-        if stream.assembler is None:
-            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes)
-        try:
-            messages = stream.assembler.feed(payload)
-        except MessageFault as fault:
-            self.refuse(stream, (fault.status, str(fault), ()))
-            return
-        if messages:
-            stream.messages.extend(messages)
-            stream.arrived()
-
-    def _credit(self, stream: Stream) -> None:
-        """Let the client send more, unless there are messages that nobody has taken."""
-        if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
-            self._strikes.sent_data()
-            self._out.put(window_update(stream.id, stream.uncredited))
-            stream.receive_window += stream.uncredited
-            stream.uncredited = 0
-
-    def took(self, stream: Stream) -> None:
-        """The last message that had come was taken."""
-        if not stream.ended and not stream.closed:
-            self._credit(stream)
-
-    def _end(self, stream: Stream) -> None:
-        """The client has sent all it has to send."""
-        stream.ended = True
-        method = self._serving.methods.get(stream.headers.path)
-        if stream.assembler is not None and not stream.assembler.is_between:
-            self.refuse(stream, (Status.INTERNAL, "the stream ended within a message", ()))
-        elif isinstance(method, Unary) and stream.task is None:
-            if len(stream.messages) != 1:
-                self.refuse(stream, (Status.UNIMPLEMENTED, f"expected one message, got {len(stream.messages)}", ()))
-                return
-            stream.task = self._loop.create_task(self._serve_unary(stream, method, stream.messages.popleft()))
-        else:
-            stream.arrived()
-
-    # -- calls --------------------------------------------------------------------------------------------------------
-
-    async def _serve_unary(self, stream: Stream, method: Unary, message: bytes) -> None:
-        reply: bytes | Refusal
-        call = method.call(message, stream)
-        del message  # it may be large, and the call long
-        try:
-            reply = await call
-        except asyncio.CancelledError:
-            reply = Status.CANCELLED, "the call was cancelled", ()
-        except Exception:
-            _log.exception("a call failed")
-            reply = Status.INTERNAL, INTERNAL, ()
-        stream.task = None
-        if stream.closed:
-            return
-        self._strikes.sent_data()
-        if not isinstance(reply, bytes):
-            self.refuse(stream, reply)
-        elif not self._compression(stream) and self._out.answer(stream, reply):
-            pass
-        else:
-            self._send(stream, reply)
-            self._out.end(stream, self._tail(stream, (Status.OK, "", ())))
-
-    async def _serve_stream(self, stream: Stream, method: Streaming) -> None:
-        refusal: Refusal | None
-        try:
-            refusal = await method.call(stream, stream.write, stream)
-        except asyncio.CancelledError:
-            refusal = Status.CANCELLED, "the call was cancelled", ()
-        except Exception:
-            _log.exception("a call failed")
-            refusal = Status.INTERNAL, INTERNAL, ()
-        stream.task = None
-        if not stream.closed:
-            self._strikes.sent_data()
-            self.refuse(stream, refusal or (Status.OK, "", ()))
-
-    async def send(self, stream: Stream, message: bytes) -> None:
-        """Send a message of a streaming method, and wait until the transport took it."""
-        if stream.closed or stream.tail is not None:
-            raise asyncio.CancelledError
-        self._strikes.sent_data()
-        stream.sent = sent = self._loop.create_future()
-        self._send(stream, message)
-        await sent
-        if stream.closed and stream.tail is None:
-            raise asyncio.CancelledError
-
-    def _send(self, stream: Stream, message: bytes) -> None:
-        level = self._compression(stream)
-        if not stream.started:
-            stream.started = True
-            block = answer_block("gzip" if level else "")
-            self._out.put(frame(HEADERS, END_HEADERS, stream.id, block))
-        self._out.data(stream, framed(message, level))
-
-    def _compression(self, stream: Stream) -> int:
-        return self._serving.compression_level if stream.headers.accepts_gzip else 0
-
-    def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
-        status, details, metadata = refusal
-        block = status_block(status, details, metadata, alone=not stream.started)
-        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)
-
-    def refuse(self, stream: Stream, refusal: Refusal) -> None:
-        """End a call with a status, once what it has answered is sent."""
-        if stream.tail is None and not stream.closed:
-            self._out.end(stream, self._tail(stream, refusal))
-
-    def _expire(self, stream: Stream) -> None:
-        """Its deadline has passed and it was not answered: its client has given up."""
-        stream.expires = None
-        self._cut(stream, (Status.DEADLINE_EXCEEDED, "Deadline Exceeded", ()))
-
-    def _cut(self, stream: Stream, refusal: Refusal) -> None:
-        """End a call now; where an answer is half sent nothing can be said any more."""
-        if stream.pending or stream.tail is not None:
-            self._out.put(rst_stream(stream.id, ErrorCode.CANCEL))
-        else:
-            self.refuse(stream, refusal)
-        self._abandon(stream)
-
-    def _closed(self, stream: Stream) -> None:
-        """The last frame of a stream is on its way."""
-        if stream.closed:
-            return
-        self._forget(stream)
-        if not stream.ended:
-            self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
-            stream.arrived()
-        if stream.task is not None:
-            stream.task.cancel()
-
-    def _abandon(self, stream: Stream) -> None:
-        """Nobody waits for the answer of a call any more."""
-        self._forget(stream)
-        self._out.drop(stream)
-        stream.messages.clear()
-        stream.arrived()
-        if stream.task is not None:
-            stream.task.cancel()
-
-    def _forget(self, stream: Stream) -> None:
-        stream.closed = True
-        self.streams.pop(stream.id, None)
-        if stream.expires is not None:
-            stream.expires.cancel()
-        if self._leaving and not self.streams:
-            self.close()
+            self.calls.credit(stream)
 
     # -- the client's words about streams and the connection ----------------------------------------------------------
 
     def _on_reset(self, number: int, _code: int) -> None:
         if not number or number > self._last_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {number}, which was not begun")
-        stream = self.streams.get(number)
+        stream = self.calls.streams.get(number)
         if stream is not None:
-            self._abandon(stream)
+            self.calls.abandon(stream)
 
     def _reset(self, fault: StreamFault) -> None:
         self._out.put(rst_stream(fault.stream_id, fault.code))
-        stream = self.streams.get(fault.stream_id)
+        stream = self.calls.streams.get(fault.stream_id)
         if stream is not None:
-            self._abandon(stream)
+            self.calls.abandon(stream)
 
     def _widen(self, number: int, size: int) -> None:
         if not number:
@@ -530,7 +360,7 @@ class Connection(asyncio.Protocol):
             return
         if number > self._last_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE of stream {number}, which was not begun")
-        stream = self.streams.get(number)
+        stream = self.calls.streams.get(number)
         if stream is not None:
             if not size:
                 raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
@@ -546,7 +376,7 @@ class Connection(asyncio.Protocol):
         self._out.put(frame(SETTINGS, ACK, 0))  # before data that a wider window lets go
         for name, value in values:
             if name == INITIAL_WINDOW_SIZE:
-                self._out.resize(self.streams.values(), value)
+                self._out.resize(self.calls.streams.values(), value)
             elif name == MAX_FRAME_SIZE:
                 self._out.frame_bytes = value
 
@@ -555,7 +385,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes, expected 8")
         if flags & ACK:
             return
-        if self._strikes.is_enough(self._loop.time(), has_calls=bool(self.streams)):
+        if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._out.put(frame(PING, ACK, 0, payload))
 
@@ -571,7 +401,10 @@ class Connection(asyncio.Protocol):
             return
         self._leaving = True
         self._out.put(goaway(self._last_id, ErrorCode.NO_ERROR))
-        if not self.streams:
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        if self._leaving and not self.calls.streams:
             self.close()
 
     def give_up(self, code: ErrorCode, text: str) -> None:
@@ -592,10 +425,3 @@ class Connection(asyncio.Protocol):
         """Close now."""
         if self._transport is not None:
             self._transport.abort()
-
-    def end_calls(self, refusal: Refusal) -> list[asyncio.Task[Any]]:
-        """End all calls with this; their tasks, which are being cancelled."""
-        tasks = [stream.task for stream in self.streams.values() if stream.task is not None]
-        for stream in list(self.streams.values()):
-            self._cut(stream, refusal)
-        return [task for task in tasks if not task.done()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sized
 from typing import Protocol
 
 from .limits import KeepAlive
@@ -19,7 +18,7 @@ class Living(Protocol):
     """The part of a connection that is kept or ended."""
 
     @property
-    def streams(self) -> Sized: ...
+    def has_calls(self) -> bool: ...
 
     @property
     def is_open(self) -> bool: ...
@@ -69,7 +68,7 @@ class Life:
         keep_alive = self._keep_alive
         if self.heard:
             self.unanswered_pings = 0
-        may = keep_alive.permit_without_calls or len(self._connection.streams) > 0
+        may = keep_alive.permit_without_calls or self._connection.has_calls
         most = keep_alive.max_pings_without_data
         if not self.heard and may and (not most or self.unanswered_pings < most):
             self.unanswered_pings += 1

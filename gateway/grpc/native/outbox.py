@@ -34,11 +34,11 @@ _ENDS = END_STREAM | END_HEADERS
 
 
 class Outbox:
-    """`closed` is told of each stream whose last frame is on its way."""
+    """`on_closed` is told of each stream whose last frame is on its way."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, closed: Callable[[Stream], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._closed = closed
+        self.on_closed: Callable[[Stream], None] = lambda _: None
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes | memoryview] = []
         self._bytes = 0
@@ -97,7 +97,7 @@ class Outbox:
             _AFTER.pack(len(_DONE) >> 8, len(_DONE) & 0xFF, HEADERS, _ENDS, number, _DONE),
         )
         self._schedule()
-        self._closed(stream)
+        self.on_closed(stream)
         return True
 
     def data(self, stream: Stream, parts: Iterable[bytes]) -> None:
@@ -138,7 +138,7 @@ class Outbox:
         self._waiting.pop(stream, None)
         if stream.tail is not None:
             self.put(stream.tail)
-            self._closed(stream)
+            self.on_closed(stream)
         _tell(stream)
 
     def _take(self, stream: Stream, most: int) -> int:

@@ -85,7 +85,7 @@ class NativeGrpcFront:
         """End what did not end by itself."""
         refusal = (Status.UNAVAILABLE, SHUTTING_DOWN, ())
         connections = list(self._serving.connections)
-        tasks = [task for connection in connections for task in connection.end_calls(refusal)]
+        tasks = [task for connection in connections for task in connection.calls.cut_all(refusal)]
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
         for connection in connections:

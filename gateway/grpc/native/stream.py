@@ -12,17 +12,17 @@ from .call_headers import CallHeaders
 from .messages import Assembler
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .calls import Calls
 
 
 class Stream:
     """The state of a call. As a context (`calling.Context`) and as the messages of a streaming method it is given to
-    methods; all else is its connection's.
+    methods; all else is `calls`'.
     """
 
     __slots__ = (
         "_arrived",
-        "_connection",
+        "_calls",
         "assembler",
         "closed",
         "deadline_ns",
@@ -42,9 +42,9 @@ class Stream:
     )
 
     def __init__(
-        self, connection: Connection, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
+        self, calls: Calls, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
     ) -> None:
-        self._connection = connection
+        self._calls = calls
         self.id = stream_id
         self.headers = headers
         self.receive_window = receive_window
@@ -86,7 +86,7 @@ class Stream:
             await self._arrived
         message = self.messages.popleft()
         if not self.messages:
-            self._connection.took(self)
+            self._calls.took(self)
         return message
 
     def arrived(self) -> None:
@@ -97,4 +97,4 @@ class Stream:
 
     async def write(self, data: bytes) -> None:
         """Send a message of a streaming method (`calling.Write`)."""
-        await self._connection.send(self, data)
+        await self._calls.send(self, data)

@@ -1,0 +1,227 @@
+"""The calls of one connection: from a stream's first headers to its end, whoever brings that about (G17-G26).
+
+What a stream went through is in three flags (`Stream`): an answer was begun, the client has ended its side, it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gateway.grpc.calling import Streaming, Unary
+from gateway.grpc.errors import INTERNAL, Refusal, Status
+
+from .call_headers import CallHeaders, answer_block, http_block, status_block
+from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
+from .limits import PingStrikes
+from .messages import Assembler, MessageFault, framed
+from .outbox import Outbox
+from .serving import Serving
+from .stream import Stream
+
+_log = logging.getLogger(__name__)
+
+STREAM_WINDOW = 1 << 20
+_EXPIRY_GRACE_S = 0.05
+"""The gateway answers what is late by itself, and says more."""
+_DONE: Refusal = (Status.OK, "", ())
+_CANCELLED: Refusal = (Status.CANCELLED, "the call was cancelled", ())
+_NOT_ONE: Refusal = (Status.UNIMPLEMENTED, "the method takes exactly one message", ())
+_FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
+
+
+class Calls:
+    """`on_end` is called after a call has ended."""
+
+    def __init__(self, serving: Serving, out: Outbox, strikes: PingStrikes) -> None:
+        self._serving = serving
+        self._loop = asyncio.get_running_loop()
+        self._out = out
+        self._strikes = strikes
+        out.on_closed = self._closed
+        self.streams: dict[int, Stream] = {}
+        self.on_end: Callable[[], None] = lambda: None
+
+    def begin(self, number: int, headers: CallHeaders, ended: bool) -> None:
+        """The headers of a call came; `ended` when nothing follows them."""
+        stream = self.streams[number] = Stream(self, number, headers, STREAM_WINDOW, self._out.initial_window)
+        stream.ended = ended
+        method = self._serving.methods.get(headers.path)
+        if headers.http_status != 200:
+            block = http_block(headers.http_status)
+            self._out.end(stream, frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block))
+        elif headers.refusal is not None:
+            self.refuse(stream, (*headers.refusal, ()))
+        elif method is None:
+            self.refuse(stream, (Status.UNIMPLEMENTED, "Method not found!", ()))
+        else:
+            if (remaining_s := stream.time_remaining()) is not None:
+                stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
+            if isinstance(method, Streaming):
+                stream.task = self._loop.create_task(self._serve_stream(stream, method))
+            elif stream.ended:
+                self.end(stream)
+
+    # -- what the client sends ----------------------------------------------------------------------------------------
+
+    def feed(self, stream: Stream, payload: bytes) -> None:
+        if stream.assembler is None:
+            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes)
+        try:
+            messages = stream.assembler.feed(payload)
+        except MessageFault as fault:
+            self.refuse(stream, (fault.status, str(fault), ()))
+            return
+        if not messages:
+            return
+        stream.messages.extend(messages)
+        stream.arrived()
+        if len(stream.messages) > 1 and isinstance(self._serving.methods.get(stream.headers.path), Unary):
+            self.refuse(stream, _NOT_ONE)
+
+    def credit(self, stream: Stream) -> None:
+        """Let the client send more, unless there are messages that nobody has taken."""
+        if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
+            self._strikes.sent_data()
+            self._out.put(window_update(stream.id, stream.uncredited))
+            stream.receive_window += stream.uncredited
+            stream.uncredited = 0
+
+    def took(self, stream: Stream) -> None:
+        """The last message that had come was taken."""
+        if not stream.ended and not stream.closed:
+            self.credit(stream)
+
+    def end(self, stream: Stream) -> None:
+        """The client has sent all it has to send."""
+        stream.ended = True
+        method = self._serving.methods.get(stream.headers.path)
+        if stream.assembler is not None and not stream.assembler.is_between:
+            self.refuse(stream, (Status.INTERNAL, "the stream ended within a message", ()))
+        elif isinstance(method, Unary) and stream.task is None:
+            if len(stream.messages) != 1:
+                self.refuse(stream, _NOT_ONE)
+                return
+            stream.task = self._loop.create_task(self._serve_unary(stream, method, stream.messages.popleft()))
+        else:
+            stream.arrived()
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    async def _serve_unary(self, stream: Stream, method: Unary, message: bytes) -> None:
+        reply: bytes | Refusal
+        call = method.call(message, stream)
+        del message  # it may be large, and the call long
+        try:
+            reply = await call
+        except asyncio.CancelledError:
+            reply = _CANCELLED
+        except Exception:
+            _log.exception("a call failed")
+            reply = _FAILED
+        stream.task = None
+        if stream.closed:
+            return
+        self._strikes.sent_data()
+        if not isinstance(reply, bytes):
+            self.refuse(stream, reply)
+        elif not self._compression(stream) and self._out.answer(stream, reply):
+            pass
+        else:
+            self._send(stream, reply)
+            self._out.end(stream, self._tail(stream, _DONE))
+
+    async def _serve_stream(self, stream: Stream, method: Streaming) -> None:
+        refusal: Refusal | None
+        try:
+            refusal = await method.call(stream, stream.write, stream)
+        except asyncio.CancelledError:
+            refusal = _CANCELLED
+        except Exception:
+            _log.exception("a call failed")
+            refusal = _FAILED
+        stream.task = None
+        if not stream.closed:
+            self._strikes.sent_data()
+            self.refuse(stream, refusal or _DONE)
+
+    async def send(self, stream: Stream, message: bytes) -> None:
+        """Send a message of a streaming method, and wait until the transport took it."""
+        if stream.closed or stream.tail is not None:
+            raise asyncio.CancelledError
+        self._strikes.sent_data()
+        stream.sent = sent = self._loop.create_future()
+        self._send(stream, message)
+        await sent
+        if stream.closed and stream.tail is None:
+            raise asyncio.CancelledError
+
+    def _send(self, stream: Stream, message: bytes) -> None:
+        level = self._compression(stream)
+        if not stream.started:
+            stream.started = True
+            block = answer_block("gzip" if level else "")
+            self._out.put(frame(HEADERS, END_HEADERS, stream.id, block))
+        self._out.data(stream, framed(message, level))
+
+    def _compression(self, stream: Stream) -> int:
+        return self._serving.compression_level if stream.headers.accepts_gzip else 0
+
+    def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
+        status, details, metadata = refusal
+        block = status_block(status, details, metadata, alone=not stream.started)
+        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)
+
+    def refuse(self, stream: Stream, refusal: Refusal) -> None:
+        """End a call with a status, once what it has answered is sent."""
+        if stream.tail is None and not stream.closed:
+            self._out.end(stream, self._tail(stream, refusal))
+
+    def _expire(self, stream: Stream) -> None:
+        """Its deadline has passed and it was not answered: its client has given up."""
+        stream.expires = None
+        self._cut(stream, (Status.DEADLINE_EXCEEDED, "Deadline Exceeded", ()))
+
+    def _cut(self, stream: Stream, refusal: Refusal) -> None:
+        """End a call now; where an answer is half sent nothing can be said any more."""
+        if stream.pending or stream.tail is not None:
+            self._out.put(rst_stream(stream.id, ErrorCode.CANCEL))
+        else:
+            self.refuse(stream, refusal)
+        self.abandon(stream)
+
+    def _closed(self, stream: Stream) -> None:
+        """The last frame of a stream is on its way."""
+        if stream.closed:
+            return
+        self._forget(stream)
+        if not stream.ended:
+            self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
+            stream.arrived()
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def abandon(self, stream: Stream) -> None:
+        """Nobody waits for the answer of a call any more."""
+        self._forget(stream)
+        self._out.drop(stream)
+        stream.messages.clear()
+        stream.arrived()
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _forget(self, stream: Stream) -> None:
+        stream.closed = True
+        self.streams.pop(stream.id, None)
+        if stream.expires is not None:
+            stream.expires.cancel()
+        self.on_end()
+
+    def cut_all(self, refusal: Refusal) -> list[asyncio.Task[Any]]:
+        """End all calls with this, now; their tasks, which are being cancelled."""
+        tasks = [stream.task for stream in self.streams.values() if stream.task is not None]
+        for stream in list(self.streams.values()):
+            self._cut(stream, refusal)
+        return [task for task in tasks if not task.done()]
