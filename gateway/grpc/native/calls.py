@@ -66,7 +66,7 @@ class Calls:
 
     # -- what the client sends ----------------------------------------------------------------------------------------
 
-    def feed(self, stream: Stream, payload: bytes) -> None:
+    def feed(self, stream: Stream, payload: bytes | memoryview) -> None:
         if stream.assembler is None:
             stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes)
         try:

@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._reader = HeaderReader(serving.known_headers)
         self._out = Outbox(self._loop)
         self._transport: asyncio.Transport | None = None
-        self._rest = b""
+        self._rest = bytearray()
         self._preface_left = PREFACE
         self._settled = False
         """The client's first settings came."""
@@ -150,11 +150,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._life.heard = True
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
         try:
             at = self._read_preface(data) if self._preface_left else 0
+            if self._rest:
+                at = self._complete(data)
             self._read(data, at)
         except ConnectionFault as fault:
             self.give_up(fault.code, str(fault))
@@ -179,22 +178,37 @@ class Connection(asyncio.Protocol):
         size = len(data)
         while size - at >= HEAD_BYTES:
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
-            length = high << 8 | low
-            if length > FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected {FRAME_BYTES}")
             start = at + HEAD_BYTES
-            at = start + length
-            if at > size:
-                self._rest = data[start - HEAD_BYTES :]
-                return
-            number &= LARGEST_ID
-            try:
-                self._frame(kind, flags, number, data, start, at)
-            except StreamFault as fault:
-                self._reset(fault)
+            end = start + _checked(high << 8 | low)
+            if end > size:
+                break
+            self._one(kind, flags, number & LARGEST_ID, data, start, end)
             if self._transport is None or self._transport.is_closing():
                 return
-        self._rest = data[at:]
+            at = end
+        self._rest += data[at:]
+
+    def _complete(self, data: bytes) -> int:
+        """Add to the frame that was begun what is here of it; where the next one begins."""
+        rest = self._rest
+        at = min(max(0, HEAD_BYTES - len(rest)), len(data))
+        rest += data[:at]
+        if len(rest) < HEAD_BYTES:
+            return at
+        high, low, kind, flags, number = HEAD.unpack_from(rest)
+        size = HEAD_BYTES + _checked(high << 8 | low)
+        end = min(at + size - len(rest), len(data))
+        rest += data[at:end]
+        if len(rest) == size:
+            self._rest = bytearray()
+            self._one(kind, flags, number & LARGEST_ID, bytes(rest), HEAD_BYTES, size)
+        return end
+
+    def _one(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
+        try:
+            self._frame(kind, flags, number, data, start, end)
+        except StreamFault as fault:
+            self._reset(fault)
 
     def _frame(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         if self._block is not None and (kind != CONTINUATION or number != self._block[0]):
@@ -317,17 +331,17 @@ class Connection(asyncio.Protocol):
         if stream.receive_window < 0:
             raise StreamFault(number, ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the stream")
         ends = bool(flags & END_STREAM)
+        payload: bytes | memoryview
         if flags & PADDED:
-            payload = without_padding(flags & PADDED, data[start:end], "DATA")
-        elif ends and stream.assembler is None and size >= PREFIX_BYTES:
-            flag, length = PREFIX.unpack_from(data, start)
-            if not flag and length == size - PREFIX_BYTES:  # the whole message of most calls
-                stream.messages.append(data[start + PREFIX_BYTES : end])
-                self.calls.end(stream)
-                return
-            payload = data[start:end]
+            payload = without_padding(PADDED, data[start:end], "DATA")
         else:
-            payload = data[start:end]
+            if ends and stream.assembler is None and size >= PREFIX_BYTES:
+                flag, length = PREFIX.unpack_from(data, start)
+                if not flag and length == size - PREFIX_BYTES:  # the whole message of most calls
+                    stream.messages.append(data[start + PREFIX_BYTES : end])
+                    self.calls.end(stream)
+                    return
+            payload = memoryview(data)[start:end]
         if not payload and not ends:
             self._spend(Patience.FRAME)
         stream.uncredited += size
@@ -425,3 +439,10 @@ class Connection(asyncio.Protocol):
         """Close now."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _checked(length: int) -> int:
+    """The length of a frame. Raises `ConnectionFault`."""
+    if length > FRAME_BYTES:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected at most {FRAME_BYTES}")
+    return length

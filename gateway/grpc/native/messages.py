@@ -15,6 +15,7 @@ LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
 
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _STEP_BYTES = 1 << 20
+_WORTH_A_VIEW_BYTES = 1 << 16
 
 
 class MessageFault(Exception):
@@ -28,46 +29,55 @@ class MessageFault(Exception):
 class Assembler:
     """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become."""
 
-    __slots__ = ("_chunks", "_encoding", "_held", "_limit_bytes", "_wanted")
+    __slots__ = ("_chunks", "_encoding", "_flag", "_left", "_limit_bytes", "_prefix")
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
         self._encoding = encoding
         self._limit_bytes = limit_bytes
-        self._chunks: list[bytes] = []
-        self._held = 0
-        self._wanted = PREFIX_BYTES
+        self._prefix = b""
+        """What there is of an incomplete prefix."""
+        self._flag = 0
+        self._left = -1
+        """Bytes missing of a message; -1 between messages."""
+        self._chunks: list[bytes | memoryview] = []
 
     @property
     def is_between(self) -> bool:
         """Whether no part of a message is here."""
-        return not self._held
+        return self._left < 0 and not self._prefix
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The messages that are whole with this data. Raises `MessageFault`; nothing can be read after it."""
-        self._chunks.append(data)
-        self._held += len(data)
+        view = memoryview(data)
         messages: list[bytes] = []
-        while self._held >= self._wanted:
-            whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            at, size = 0, len(whole)
-            while size - at >= PREFIX_BYTES:
-                flag, length = PREFIX.unpack_from(whole, at)
-                if length > LARGEST_MESSAGE_BYTES:
-                    text = f"Received message larger than max ({length} vs. {LARGEST_MESSAGE_BYTES})"
-                    raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
-                end = at + PREFIX_BYTES + length
-                if end > size:
-                    self._wanted = PREFIX_BYTES + length
+        at = 0
+        while at < len(view) or not self._left:
+            if self._left < 0:
+                taken = bytes(view[at : at + PREFIX_BYTES - len(self._prefix)])
+                at += len(taken)
+                self._prefix += taken
+                if len(self._prefix) < PREFIX_BYTES:
                     break
-                messages.append(self._read(flag, whole[at + PREFIX_BYTES : end]))
-                at = end
-            else:
-                self._wanted = PREFIX_BYTES
-            self._chunks = [whole[at:]] if at < size else []
-            self._held = size - at
-            if self._held < self._wanted:
-                break
+                self._begin()
+            part = view[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            if self._left:
+                # a view keeps all that was read with it
+                self._chunks.append(part if len(part) >= _WORTH_A_VIEW_BYTES else bytes(part))
+                continue
+            whole = b"".join((*self._chunks, part)) if self._chunks else bytes(part)
+            self._chunks.clear()
+            self._left = -1
+            messages.append(self._read(self._flag, whole))
         return messages
+
+    def _begin(self) -> None:
+        self._flag, self._left = PREFIX.unpack(self._prefix)
+        self._prefix = b""
+        if self._left > LARGEST_MESSAGE_BYTES:
+            text = f"Received message larger than max ({self._left} vs. {LARGEST_MESSAGE_BYTES})"
+            raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
 
     def _read(self, flag: int, data: bytes) -> bytes:
         if not flag:

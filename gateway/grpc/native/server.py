@@ -1,4 +1,4 @@
-"""The gRPC front of our own: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0017`).
+"""The gRPC front of our own: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0014`).
 
 grpcio hands every call through three threads; this one reads what came in one go and answers in one write.
 """

@@ -212,6 +212,43 @@ async def test_callers_that_do_not_come_again_are_waited_for_in_vain_only_for_a_
     assert [len(entry) for entry in await door.log.entries()] == [1, 8, 8, 8, 8, 8]
 
 
+async def test_after_a_wave_was_answered_its_first_caller_waits_for_the_others() -> None:
+    door = Door(max_requests=32)
+    door.coalescer.open_requests = 12
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.coalescer.open_requests = 0  # all have their answers
+    names = [b"%d" % n for n in range(12)]
+    for name in names[:11]:
+        door.coalescer.open_requests += 1
+        door.submit(name, interval_s=60.0)
+        await asyncio.sleep(0)
+    assert await door.log.entries() == [[b"a"]]
+    door.coalescer.open_requests += 1
+    door.submit(names[11], interval_s=60.0)
+    await door.quiet()
+    assert await door.log.entries() == [[b"a"], names]
+
+
+async def test_one_that_is_left_of_many_soon_waits_for_nobody() -> None:
+    door = Door(max_requests=64)
+    door.coalescer.open_requests = 64
+    door.submit(b"a", interval_s=60.0)
+    await door.quiet()
+    door.coalescer.open_requests = 1
+    in_vain = 0
+    while True:
+        door.submit(b"b", interval_s=60.0)
+        if (timer := door.coalescer._timer) is None:
+            break
+        in_vain += 1
+        timer.cancel()
+        door.coalescer._flush_late()  # as the timer would
+        await door.quiet()
+    assert in_vain == 4  # 64, 32, 16 and 8 are expected back
+    await door.quiet()
+
+
 async def measure(door: Door, monkeypatch: pytest.MonkeyPatch, answered_us: int) -> None:
     """One request, accepted after 1,000 us and answered so long after it was sent."""
     now_ns = 0
