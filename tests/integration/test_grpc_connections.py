@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, stream_stub
+from grpc_fronts import MakeFront
 
 from charonia.settings import GatewaySettings
-from gateway.grpc.server import GrpcFront
+from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 from protos import health
 
@@ -30,15 +31,15 @@ def settings() -> GatewaySettings:
 
 
 @pytest.fixture
-async def front(settings: GatewaySettings, handler: Any) -> AsyncIterator[GrpcFront]:
-    front = GrpcFront(settings, handler)
+async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
+    front = make_front(settings, handler)
     await front.start()
     yield front
     await front.close(1.0)
 
 
 @pytest.fixture
-async def channel(front: GrpcFront) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
         yield channel
 
@@ -91,22 +92,24 @@ class TestStreams:
     async def test_an_error_ends_the_stream_when_the_client_wants_it(
         self, channel: grpc.aio.Channel, handler: Any
     ) -> None:
+        first = handler.gates["first"] = asyncio.Event()
         handler.gates["runs"] = asyncio.Event()
         stream = stream_stub(channel)(metadata=[("triton_grpc_error", "true")])
-        await stream.write(request("good"))
-        assert (await stream.read()).infer_response.id == "good"
-        handler.waiting.clear()
-        wrong = request("wrong", model="nope")
-        await stream.write(wrong)
-        await stream.write(request("runs"))
+        for message in (request("first"), request("wrong", model="nope"), request("runs")):
+            await stream.write(message)
+        while len(handler.requests) < 2:
+            handler.waiting.clear()
+            await asyncio.wait_for(handler.waiting.wait(), LIMIT_S)
+        first.set()
+        assert (await stream.read()).infer_response.id == "first"
         assert await status_of(stream.read()) == (
             grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'nope' is not found",
         )  # fmt: skip
-        if "runs" in [r.id for r in handler.requests]:
-            await asyncio.wait_for(handler.cancelled.wait(), LIMIT_S)
+        await asyncio.wait_for(handler.cancelled.wait(), LIMIT_S)
+        assert handler.cancelled_ids == ["runs"]
 
     @pytest.mark.parametrize("how", ["cancel", "leave"])
-    async def test_a_stream_that_ends_cancels_its_requests(self, front: GrpcFront, handler: Any, how: str) -> None:
+    async def test_a_stream_that_ends_cancels_its_requests(self, front: Front, handler: Any, how: str) -> None:
         handler.gate.clear()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{front.port}")
         stream = stream_stub(channel)()
@@ -125,7 +128,7 @@ class TestStreams:
         assert sorted(handler.cancelled_ids) == ["0", "1", "2"]
         await channel.close()
 
-    async def test_a_client_that_does_not_read_is_not_read_from(self, front: GrpcFront, handler: Any) -> None:
+    async def test_a_client_that_does_not_read_is_not_read_from(self, front: Front, handler: Any) -> None:
         """Each answer is 4 MiB: the transport takes a few, the stream holds 64 MiB, and then writing stalls."""
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{front.port}", options)
@@ -151,7 +154,7 @@ class TestStreams:
         await channel.close()
 
     async def test_a_client_that_leaves_its_answers_is_no_failure(
-        self, front: GrpcFront, handler: Any, caplog: pytest.LogCaptureFixture
+        self, front: Front, handler: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         for number in range(1, 4):
@@ -170,7 +173,7 @@ class TestStreams:
 
 class TestShutdown:
     async def test_draining_refuses_streams_and_turns_readiness_off(
-        self, front: GrpcFront, channel: grpc.aio.Channel, handler: Any
+        self, front: Front, channel: grpc.aio.Channel, handler: Any
     ) -> None:
         opened = stream_stub(channel)()
         await opened.write(request("a"))
@@ -190,7 +193,7 @@ class TestShutdown:
         await opened.done_writing()
         assert await opened.code() is grpc.StatusCode.OK
 
-    async def test_close_waits_for_open_calls(self, front: GrpcFront, channel: grpc.aio.Channel, handler: Any) -> None:
+    async def test_close_waits_for_open_calls(self, front: Front, channel: grpc.aio.Channel, handler: Any) -> None:
         handler.gate.clear()
         call = asyncio.ensure_future(infer_stub(channel)(request("open")))
         await asyncio.wait_for(handler.waiting.wait(), LIMIT_S)
@@ -199,7 +202,7 @@ class TestShutdown:
         assert (await asyncio.wait_for(call, LIMIT_S)).id == "open"
         await asyncio.wait_for(closing, LIMIT_S)
 
-    async def test_close_cancels_what_is_left(self, front: GrpcFront, channel: grpc.aio.Channel, handler: Any) -> None:
+    async def test_close_cancels_what_is_left(self, front: Front, channel: grpc.aio.Channel, handler: Any) -> None:
         handler.gate.clear()
         call = asyncio.ensure_future(infer_stub(channel)(request("left")))
         stream = stream_stub(channel)()

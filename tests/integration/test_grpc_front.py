@@ -15,11 +15,12 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from grpc_calls import LIMIT_S, infer_stub, raw, request, status_of, stream_stub
+from grpc_fronts import MakeFront
 
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.settings import GatewaySettings
+from gateway.app import Front
 from gateway.grpc.errors import STATUS
-from gateway.grpc.server import GrpcFront
 from protos import grpc_service_pb2 as pb
 from protos import health
 
@@ -35,21 +36,21 @@ def settings() -> GatewaySettings:
 
 
 @pytest.fixture
-async def front(settings: GatewaySettings, handler: Any) -> AsyncIterator[GrpcFront]:
-    front = GrpcFront(settings, handler)
+async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
+    front = make_front(settings, handler)
     await front.start()
     yield front
     await front.close(1.0)
 
 
 @pytest.fixture
-async def channel(front: GrpcFront) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
         yield channel
 
 
 @pytest.fixture
-async def client(front: GrpcFront) -> AsyncIterator[triton_aio.InferenceServerClient]:
+async def client(front: Front) -> AsyncIterator[triton_aio.InferenceServerClient]:
     async with triton_aio.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
         yield client
 
@@ -63,7 +64,7 @@ def identity_input(values: Any) -> Any:
 class TestStockClients:
     """The synchronous client blocks, so it works in a thread while the front runs in the loop."""
 
-    async def test_control_calls(self, front: GrpcFront, handler: Any) -> None:
+    async def test_control_calls(self, front: Front, handler: Any) -> None:
         def calls() -> None:
             with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
                 assert client.is_server_live()
@@ -93,7 +94,7 @@ class TestStockClients:
         assert handler.trace_changes == [("simple", {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": []})]
 
     @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
-    async def test_inference(self, front: GrpcFront, handler: Any, compression: str | None) -> None:
+    async def test_inference(self, front: Front, handler: Any, compression: str | None) -> None:
         values = np.arange(32, dtype=np.int32).reshape(2, 16)
 
         def calls() -> None:
@@ -165,7 +166,7 @@ class TestStockClients:
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
         assert caught.value.message() == "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
-    async def test_a_stream_of_the_synchronous_client(self, front: GrpcFront) -> None:
+    async def test_a_stream_of_the_synchronous_client(self, front: Front) -> None:
         def calls() -> list[tuple[Any, Any]]:
             answers: list[tuple[Any, Any]] = []
             with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
@@ -196,7 +197,7 @@ class TestCalls:
         assert not reply.outputs[0].HasField("contents")
         assert (reply.id, reply.model_name, reply.model_version) == ("t", "any_INT16", "1")
 
-    async def test_a_message_larger_than_grpcs_default(self, front: GrpcFront) -> None:
+    async def test_a_message_larger_than_grpcs_default(self, front: Front) -> None:
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}", options) as channel:
             reply = await infer_stub(channel)(request(size=8_000_000))
@@ -262,7 +263,7 @@ class TestCalls:
         handler.gate.set()
         assert (await infer_stub(channel)(request("next"))).id == "next"
 
-    async def test_a_client_that_leaves_cancels_its_request(self, front: GrpcFront, handler: Any) -> None:
+    async def test_a_client_that_leaves_cancels_its_request(self, front: Front, handler: Any) -> None:
         handler.gate.clear()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{front.port}")
         call = asyncio.ensure_future(infer_stub(channel)(request("gone")))

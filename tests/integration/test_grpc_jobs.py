@@ -13,11 +13,12 @@ import grpc.aio
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
+from grpc_fronts import MakeFront
 from tritonclient.utils import InferenceServerException
 
 from charonia.errors import InternalError, ResourceExhausted
 from charonia.settings import GatewaySettings
-from gateway.grpc.server import GrpcFront
+from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -32,15 +33,15 @@ def handler() -> Any:
 
 
 @pytest.fixture
-async def front(handler: Any) -> AsyncIterator[GrpcFront]:
-    front = GrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+async def front(handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
+    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
     await front.start()
     yield front
     await front.close(1.0)
 
 
 @pytest.fixture
-async def client(front: GrpcFront) -> AsyncIterator[triton.InferenceServerClient]:
+async def client(front: Front) -> AsyncIterator[triton.InferenceServerClient]:
     async with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
         yield client
 
@@ -160,7 +161,7 @@ async def test_what_a_fetch_refuses(client: Any, handler: Any) -> None:
     )  # fmt: skip
 
 
-async def test_a_full_queue_says_when_to_come_again(front: GrpcFront, handler: Any) -> None:
+async def test_a_full_queue_says_when_to_come_again(front: Front, handler: Any) -> None:
     handler.refusal = ResourceExhausted("the queue is full")
     handler.refusal.retry_after_s = 7
     message = pb.ModelInferRequest(model_name="identity", raw_input_contents=[b"\0" * 8])
@@ -188,7 +189,7 @@ async def test_the_deadline_of_a_call_is_no_jobs(client: Any, handler: Any) -> N
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_leaving_while_waiting(front: GrpcFront, client: Any, handler: Any, keep: bool) -> None:
+async def test_leaving_while_waiting(front: Front, client: Any, handler: Any, keep: bool) -> None:
     handler.gate.clear()
     message = pb.ModelInferRequest(model_name="identity", raw_input_contents=[b"\0" * 8])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 2])
@@ -204,9 +205,9 @@ async def test_leaving_while_waiting(front: GrpcFront, client: Any, handler: Any
     assert job.state.value == ("succeeded" if keep else "cancelled")
 
 
-async def test_tenants(client: Any, handler: Any) -> None:
+async def test_tenants(client: Any, handler: Any, make_front: MakeFront) -> None:
     handler.tenants = {"key-a": "a", "key-b": "b"}
-    front = GrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
     await front.start()
     try:
         async with triton.InferenceServerClient(f"127.0.0.1:{front.port}") as strict:
@@ -226,7 +227,7 @@ async def test_tenants(client: Any, handler: Any) -> None:
         await front.close(1.0)
 
 
-async def test_in_a_stream_parameters_speak_and_metadata_does_not(front: GrpcFront, handler: Any) -> None:
+async def test_in_a_stream_parameters_speak_and_metadata_does_not(front: Front, handler: Any) -> None:
     def message(**parameters: str) -> bytes:
         made = pb.ModelInferRequest(model_name="identity", raw_input_contents=[b"\0" * 8])
         made.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 2])

@@ -17,10 +17,11 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, stream_stub
+from grpc_fronts import MakeFront
 
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
-from gateway.grpc.server import GrpcFront
+from gateway.app import Front
 from protos import health
 
 
@@ -35,15 +36,15 @@ def settings() -> GatewaySettings:
 
 
 @pytest.fixture
-async def front(settings: GatewaySettings, handler: Any) -> AsyncIterator[GrpcFront]:
-    front = GrpcFront(settings, handler)
+async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
+    front = make_front(settings, handler)
     await front.start()
     yield front
     await front.close(1.0)
 
 
 @pytest.fixture
-async def channel(front: GrpcFront) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
         yield channel
 
@@ -76,14 +77,14 @@ class TestRestrictedProtocols:
         await stream.done_writing()
         await raw(channel, "ServerMetadata")(b"")
 
-    def test_options_that_make_no_sense(self, settings: GatewaySettings, handler: Any) -> None:
+    def test_options_that_make_no_sense(self, settings: GatewaySettings, handler: Any, make_front: MakeFront) -> None:
         twice = (*settings.grpc_restricted_protocol, (("health",), "k", "v"))
         with pytest.raises(StartupError, match="protocol 'health' can not be specified in multiple config groups"):
-            GrpcFront(replace(settings, grpc_restricted_protocol=twice), handler)
+            make_front(replace(settings, grpc_restricted_protocol=twice), handler)
         with pytest.raises(StartupError, match="invalid --grpc-header-forward-pattern"):
-            GrpcFront(replace(settings, grpc_header_forward_pattern="("), handler)
+            make_front(replace(settings, grpc_header_forward_pattern="("), handler)
         with pytest.raises(StartupError, match="--grpc-infer-response-compression-level must be none, low"):
-            GrpcFront(replace(settings, grpc_infer_response_compression_level="max"), handler)
+            make_front(replace(settings, grpc_infer_response_compression_level="max"), handler)
 
 
 class TestForwardedHeaders:
@@ -109,46 +110,51 @@ class TestForwardedHeaders:
 
 
 class TestStart:
-    async def test_a_taken_port(self, settings: GatewaySettings, front: GrpcFront, handler: Any) -> None:
+    async def test_a_taken_port(
+        self, settings: GatewaySettings, front: Front, handler: Any, make_front: MakeFront
+    ) -> None:
         with pytest.raises(StartupError) as caught:
-            await GrpcFront(replace(settings, grpc_port=front.port), handler).start()
+            await make_front(replace(settings, grpc_port=front.port), handler).start()
         expected = f"failed to start GRPC service: Unavailable - Socket '127.0.0.1:{front.port}' already in use"
         assert str(caught.value) == expected
 
-    async def test_a_shared_port(self, settings: GatewaySettings, handler: Any) -> None:
-        first = GrpcFront(replace(settings, reuse_grpc_port=True), handler)
+    async def test_a_shared_port(self, settings: GatewaySettings, handler: Any, make_front: MakeFront) -> None:
+        first = make_front(replace(settings, reuse_grpc_port=True), handler)
         await first.start()
-        second = GrpcFront(replace(settings, reuse_grpc_port=True, grpc_port=first.port), handler)
+        second = make_front(replace(settings, reuse_grpc_port=True, grpc_port=first.port), handler)
         await second.start()
         assert first.port == second.port
         await first.close(0.0)
         await second.close(0.0)
 
-    async def test_an_address_that_is_not_here(self, settings: GatewaySettings, handler: Any) -> None:
+    async def test_an_address_that_is_not_here(
+        self, settings: GatewaySettings, handler: Any, make_front: MakeFront
+    ) -> None:
         with pytest.raises(StartupError, match=r"failed to start GRPC service: cannot listen on '192\.0\.2\.1:"):
-            await GrpcFront(replace(settings, grpc_address="192.0.2.1"), handler).start()
+            await make_front(replace(settings, grpc_address="192.0.2.1"), handler).start()
 
     @pytest.mark.parametrize("address", ["::1", "[::1]"])
-    async def test_ipv6(self, settings: GatewaySettings, handler: Any, address: str) -> None:
+    async def test_ipv6(self, settings: GatewaySettings, handler: Any, address: str, make_front: MakeFront) -> None:
         try:
             with socket.socket(socket.AF_INET6) as probe:
                 probe.bind(("::1", 0))
         except OSError as error:
             pytest.skip(f"no IPv6 loopback here: {error}")
-        front = GrpcFront(replace(settings, grpc_address=address), handler)
+        front = make_front(replace(settings, grpc_address=address), handler)
         await front.start()
         async with grpc.aio.insecure_channel(f"[::1]:{front.port}") as channel:
             assert (await infer_stub(channel)(request("six"))).id == "six"
         await front.close(1.0)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate of localhost and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl on PATH to make a certificate with")
-    made, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    folder = tmp_path_factory.mktemp("certificates")
+    made, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
         [
             openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
@@ -161,11 +167,11 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 class TestTls:
     async def test_a_call_over_tls(
-        self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path]
+        self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path], make_front: MakeFront
     ) -> None:
         made, key = certificate
         secured = replace(settings, grpc_use_ssl=True, grpc_server_cert=str(made), grpc_server_key=str(key))
-        front = GrpcFront(secured, handler)
+        front = make_front(secured, handler)
         await front.start()
         credentials = grpc.ssl_channel_credentials(made.read_bytes())
         options = [("grpc.ssl_target_name_override", "localhost")]
@@ -176,14 +182,14 @@ class TestTls:
         await front.close(1.0)
 
     async def test_mutual_tls_needs_the_clients_certificate(
-        self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path]
+        self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path], make_front: MakeFront
     ) -> None:
         made, key = certificate
         secured = replace(
             settings, grpc_use_ssl=True, grpc_use_ssl_mutual=True, grpc_server_cert=str(made),
             grpc_server_key=str(key), grpc_root_cert=str(made),
         )  # fmt: skip
-        front = GrpcFront(secured, handler)
+        front = make_front(secured, handler)
         await front.start()
         options = [("grpc.ssl_target_name_override", "localhost")]
         known = grpc.ssl_channel_credentials(made.read_bytes(), key.read_bytes(), made.read_bytes())
@@ -194,12 +200,14 @@ class TestTls:
             assert (await status_of(infer_stub(channel)(request())))[0] is grpc.StatusCode.UNAVAILABLE
         await front.close(1.0)
         with pytest.raises(StartupError, match="--grpc-use-ssl-mutual needs --grpc-root-cert"):
-            await GrpcFront(replace(secured, grpc_root_cert=""), handler).start()
+            await make_front(replace(secured, grpc_root_cert=""), handler).start()
 
-    async def test_files_that_are_not_there(self, settings: GatewaySettings, handler: Any) -> None:
+    async def test_files_that_are_not_there(
+        self, settings: GatewaySettings, handler: Any, make_front: MakeFront
+    ) -> None:
         secured = replace(settings, grpc_use_ssl=True, grpc_server_cert="/nowhere/c", grpc_server_key="/nowhere/k")
         with pytest.raises(StartupError, match="--grpc-server-key: '/nowhere/k' cannot be read: No such file"):
-            await GrpcFront(secured, handler).start()
+            await make_front(secured, handler).start()
 
 
 @contextlib.asynccontextmanager
@@ -235,8 +243,10 @@ async def relay(port: int, count: Callable[[int], None]) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("level", ["none", "low", "medium", "high"])
-async def test_answers_are_compressed_as_configured(settings: GatewaySettings, handler: Any, level: str) -> None:
-    front = GrpcFront(replace(settings, grpc_infer_response_compression_level=level), handler)
+async def test_answers_are_compressed_as_configured(
+    settings: GatewaySettings, handler: Any, level: str, make_front: MakeFront
+) -> None:
+    front = make_front(replace(settings, grpc_infer_response_compression_level=level), handler)
     await front.start()
     sizes: list[int] = []
     async with relay(front.port, sizes.append) as port:

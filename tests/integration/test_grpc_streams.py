@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as sync_triton
 import tritonclient.grpc.aio as triton
+from grpc_fronts import MakeFront
 
 from charonia.errors import DeadlineExceeded, InternalError, StreamInterrupted
 from charonia.inference import InferenceResponse
 from charonia.settings import GatewaySettings
-from gateway.grpc.server import GrpcFront
+from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -31,15 +32,15 @@ def handler() -> Any:
 
 
 @pytest.fixture
-async def front(handler: Any) -> AsyncIterator[GrpcFront]:
-    front = GrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+async def front(handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
+    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
     await front.start()
     yield front
     await front.close(1.0)
 
 
 @pytest.fixture
-async def channel(front: GrpcFront) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
         yield channel
 
@@ -208,7 +209,7 @@ async def test_a_unary_call_of_a_decoupled_model(channel: grpc.aio.Channel) -> N
 
 
 async def test_new_requests_of_an_open_stream_while_the_server_drains(
-    front: GrpcFront, channel: grpc.aio.Channel, handler: Any
+    front: Front, channel: grpc.aio.Channel, handler: Any
 ) -> None:
     more = asyncio.Event()
     handler.scripts["a"] = [1, more, 2]
@@ -225,12 +226,12 @@ async def test_new_requests_of_an_open_stream_while_the_server_drains(
     assert await stream.read() is grpc.aio.EOF
 
 
-def test_the_stock_client() -> None:
+def test_the_stock_client(make_front: MakeFront) -> None:
     """Driven as its users do, from a thread of its own."""
     got: queue.Queue[Any] = queue.Queue()
 
     async def serve(work: Any) -> None:
-        front = GrpcFront(
+        front = make_front(
             GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), echo.EchoHandler()
         )
         await front.start()
@@ -254,7 +255,7 @@ def test_the_stock_client() -> None:
     asyncio.run(serve(use))
 
 
-async def test_the_stock_asynchronous_client(front: GrpcFront) -> None:
+async def test_the_stock_asynchronous_client(front: Front) -> None:
     async def requests() -> AsyncIterator[dict[str, Any]]:
         tensor = triton.InferInput("INPUT0", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.full((1, 1), 2, np.float32))
@@ -265,9 +266,9 @@ async def test_the_stock_asynchronous_client(front: GrpcFront) -> None:
     assert values == [0, 1]
 
 
-async def test_tenants_are_told_apart_in_streams(handler: Any) -> None:
+async def test_tenants_are_told_apart_in_streams(handler: Any, make_front: MakeFront) -> None:
     handler.tenants = {"key": "acme"}
-    front = GrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
     await front.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
         stream = opened(channel)
