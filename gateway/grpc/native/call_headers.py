@@ -23,6 +23,8 @@ MOST_HEADER_BYTES = 64 * 1024
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 1024
 _SIZE_UPDATE = 0x20
+_MOST_SIZE_UPDATES = 2
+"""At the start of a block (RFC 7541, 4.2): the least and the last size since the block before."""
 
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _OURS = frozenset({"content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "content-length"})
@@ -80,10 +82,27 @@ class HeaderReader:
         self._decode(block)
 
     def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        if len(block) > MOST_HEADER_BYTES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes")
+        if _size_updates(block) > _MOST_SIZE_UPDATES:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers begin with too many sizes of the table")
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+
+
+def _size_updates(block: bytes) -> int:
+    """How many updates of the table's size a block begins with. Each costs its decoding, and none says anything."""
+    count = at = 0
+    while at < len(block) and block[at] & 0xE0 == _SIZE_UPDATE and count <= _MOST_SIZE_UPDATES:
+        count += 1
+        goes_on = block[at] & 0x1F == 0x1F
+        at += 1
+        while goes_on and at < len(block):
+            goes_on = bool(block[at] & 0x80)
+            at += 1
+    return count
 
 
 def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
