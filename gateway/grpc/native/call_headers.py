@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from gateway.grpc.errors import Status
 
@@ -29,6 +30,7 @@ _MOST_SIZE_UPDATES = 2
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _OURS = frozenset({"content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "content-length"})
 _OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
 
 _OK = b"\x88"  # ":status: 200", index 8 of the static table
@@ -77,9 +79,9 @@ class HeaderReader:
             self._known[block] = headers
         return headers
 
-    def skip(self, block: bytes) -> None:
-        """Trailers, or headers of a stream that is refused: only the state of the decoder counts. Raises as `read`."""
-        self._decode(block)
+    def skip(self, block: bytes) -> bool:
+        """Headers that begin no call: the state of the decoder counts, and whether they would. Raises as `read`."""
+        return any(name.startswith(b":") for name, _ in self._decode(block))
 
     def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
         if len(block) > MOST_HEADER_BYTES:
@@ -88,6 +90,10 @@ class HeaderReader:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers begin with too many sizes of the table")
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+        except OversizedHeaderListError:
+            raise ConnectionFault(
+                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes"
+            ) from None
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
 
@@ -115,7 +121,7 @@ def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
             if words or name in pseudo or name not in _PSEUDO:
                 return CallHeaders(malformed=f"pseudo-header '{name}' is unknown, repeated or late")
             pseudo[name] = value
-        elif name in _OF_CONNECTIONS or name != name.lower() or not name:
+        elif name in _OF_CONNECTIONS or not _NAME.fullmatch(name) or (name == "te" and value != "trailers"):
             return CallHeaders(malformed=f"header '{name}' is not one of HTTP/2")
         elif "\n" in value or "\r" in value or "\0" in value:
             return CallHeaders(malformed=f"header '{name}' has a value of more than one line")

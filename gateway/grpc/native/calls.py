@@ -14,7 +14,7 @@ from gateway.grpc.calling import Streaming, Unary
 from gateway.grpc.errors import INTERNAL, Refusal, Status
 
 from .call_headers import CallHeaders, answer_block, http_block, status_block
-from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
+from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, headers_frames, rst_stream, window_update
 from .limits import PingStrikes
 from .messages import Assembler, MessageFault, framed
 from .outbox import Outbox
@@ -172,7 +172,7 @@ class Calls:
     def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
         status, details, metadata = refusal
         block = status_block(status, details, metadata, alone=not stream.started)
-        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)
+        return headers_frames(stream.id, END_STREAM, block, self._out.frame_bytes)
 
     def refuse(self, stream: Stream, refusal: Refusal) -> None:
         """End a call with a status, once what it has answered is sent."""
@@ -196,10 +196,10 @@ class Calls:
         """The last frame of a stream is on its way."""
         if stream.closed:
             return
-        self._forget(stream)
         if not stream.ended:
             self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
-            stream.arrived()
+        self._forget(stream)  # which may close the connection
+        stream.arrived()
         if stream.task is not None:
             stream.task.cancel()
 

@@ -275,11 +275,11 @@ class Connection(asyncio.Protocol):
             self._block = (number, ends, block, count + 1)
 
     def _headers(self, number: int, ends: bool, block: bytes) -> None:
+        if not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client's stream cannot be {number}")
         if number <= self._last_id:
             self._trailers(number, ends, block)
             return
-        if not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client's stream cannot be {number}")
         self._last_id = number
         headers = self._reader.read(block)
         if self._leaving or len(self.calls.streams) >= MOST_STREAMS:
@@ -291,18 +291,19 @@ class Connection(asyncio.Protocol):
             self._out.put(rst_stream(number, ErrorCode.ENHANCE_YOUR_CALM))
             return
         if headers.malformed:
-            self._spend(Patience.FRAME)
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, headers.malformed)
         self.calls.begin(number, headers, ends)
 
     def _trailers(self, number: int, ends: bool, block: bytes) -> None:
-        self._reader.skip(block)
+        is_call = self._reader.skip(block)
         stream = self.calls.streams.get(number)
         if stream is None:
+            if is_call:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a new one")
             self._spend(Patience.FRAME)  # it was reset, or has its answer, and the client did not know
         elif stream.ended:
             raise StreamFault(number, ErrorCode.STREAM_CLOSED, "HEADERS after the end of the stream")
-        elif not ends:
+        elif is_call or not ends:
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, "HEADERS in the middle of the stream")
         else:
             self.calls.end(stream)
@@ -321,8 +322,7 @@ class Connection(asyncio.Protocol):
             self._uncredited = 0
         stream = self.calls.streams.get(number)
         if stream is None:
-            if not number or number > self._last_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA of stream {number}, which was not begun")
+            self._check_begun(number, "DATA")
             self._spend(Patience.FRAME)
             return
         if stream.ended:
@@ -353,14 +353,18 @@ class Connection(asyncio.Protocol):
 
     # -- the client's words about streams and the connection ----------------------------------------------------------
 
+    def _check_begun(self, number: int, what: str) -> None:
+        if number > self._last_id or not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which was not begun")
+
     def _on_reset(self, number: int, _code: int) -> None:
-        if not number or number > self._last_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {number}, which was not begun")
+        self._check_begun(number, "RST_STREAM")
         stream = self.calls.streams.get(number)
         if stream is not None:
             self.calls.abandon(stream)
 
     def _reset(self, fault: StreamFault) -> None:
+        self._spend(Patience.RESET)  # a client may as well make the server reset its calls
         self._out.put(rst_stream(fault.stream_id, fault.code))
         stream = self.calls.streams.get(fault.stream_id)
         if stream is not None:
@@ -372,8 +376,7 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
             self._out.widen(size)
             return
-        if number > self._last_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE of stream {number}, which was not begun")
+        self._check_begun(number, "WINDOW_UPDATE")
         stream = self.calls.streams.get(number)
         if stream is not None:
             if not size:
@@ -388,7 +391,7 @@ class Connection(asyncio.Protocol):
         values = read_settings(payload)
         self._settled = True
         self._out.put(frame(SETTINGS, ACK, 0))  # before data that a wider window lets go
-        for name, value in values:
+        for name, value in dict(values).items():  # the last of each: a frame may name one thousands of times
             if name == INITIAL_WINDOW_SIZE:
                 self._out.resize(self.calls.streams.values(), value)
             elif name == MAX_FRAME_SIZE:

@@ -45,7 +45,9 @@ class Outbox:
         self._scheduled = False
         self._paused = False
         self._waiting: dict[Stream, None] = {}
-        """Streams with something pending, the one that has waited longest first."""
+        """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
+        that wait for their own window are not among them: looking at each would make every word about the connection
+        dear (faults H18)."""
         self._window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame_bytes = DEFAULT_FRAME_BYTES
@@ -132,6 +134,9 @@ class Outbox:
             self._bytes += size
             if self._bytes >= _MOST_AT_ONCE_BYTES:
                 self.flush()  # the transport says when it has enough
+        if stream.pending and stream.send_window <= 0:
+            self._waiting.pop(stream, None)
+            return
         if stream.pending or (self._paused and stream.tail is None):
             self._waiting[stream] = None
             return
@@ -167,21 +172,25 @@ class Outbox:
 
     def resume(self) -> None:
         self._paused = False
-        self._pump_all()
+        for stream in list(self._waiting):
+            if self._paused:
+                break
+            self._pump(stream)
 
     def widen(self, size: int) -> None:
         """The client gives the connection so many bytes more. Raises `ConnectionFault`."""
         self._window += size
         if self._window > LARGEST_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is too large")
-        self._pump_all()
+        while self._waiting and self._window > 0 and not self._paused:
+            self._pump(next(iter(self._waiting)))
 
     def widen_stream(self, stream: Stream, size: int) -> None:
         """The client gives a stream so many bytes more. Raises `StreamFault`."""
         stream.send_window += size
         if stream.send_window > LARGEST_WINDOW:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window of the stream is too large")
-        if stream in self._waiting:
+        if stream.pending:
             self._pump(stream)
 
     def resize(self, streams: Iterable[Stream], window: int) -> None:
@@ -189,16 +198,14 @@ class Outbox:
         change, self.initial_window = window - self.initial_window, window
         if not change:
             return
+        waiting = []
         for stream in streams:
             stream.send_window += change
             if stream.send_window > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of a stream is too large")
-        self._pump_all()
-
-    def _pump_all(self) -> None:
-        for stream in list(self._waiting):
-            if self._paused:
-                break
+            if stream.pending:
+                waiting.append(stream)
+        for stream in waiting:
             self._pump(stream)
 
 
