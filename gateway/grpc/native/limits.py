@@ -5,6 +5,7 @@ Times are those of the event loop, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,17 +75,17 @@ class KeepAlive:
 class PingStrikes:
     """The pings of a client, counted as gRPC's keepalive guide (A8) says."""
 
-    __slots__ = ("_allowed_at_s", "_keep_alive", "_strikes")
+    __slots__ = ("_keep_alive", "_last_s", "_strikes")
 
     def __init__(self, keep_alive: KeepAlive) -> None:
         self._keep_alive = keep_alive
         self._strikes = 0
-        self._allowed_at_s = 0.0
+        self._last_s = -math.inf
 
     def sent_data(self) -> None:
         """Headers or data went to the client: it may ping again, as it does to measure the connection."""
         self._strikes = 0
-        self._allowed_at_s = 0.0
+        self._last_s = -math.inf
 
     def is_enough(self, now_s: float, *, has_calls: bool) -> bool:
         """A ping came. Whether it is one too many."""
@@ -92,7 +93,7 @@ class PingStrikes:
         interval_s = keep_alive.min_ping_interval_without_data_s
         if not has_calls and not keep_alive.permit_without_calls:
             interval_s = _TWO_HOURS_S
-        if now_s < self._allowed_at_s:
+        if now_s < self._last_s + interval_s:
             self._strikes += 1
-        self._allowed_at_s = now_s + interval_s
+        self._last_s = now_s
         return bool(keep_alive.max_ping_strikes) and self._strikes > keep_alive.max_ping_strikes

@@ -111,6 +111,8 @@ def decompressed(encoding: str, data: bytes, limit_bytes: int) -> bytes:
                 raise MessageFault(Status.INTERNAL, "failed to decompress the message: it is truncated")
     except zlib.error as error:
         raise MessageFault(Status.INTERNAL, f"failed to decompress the message: {error}") from None
+    if decoder.unused_data:
+        raise MessageFault(Status.INTERNAL, "failed to decompress the message: there is more after its end")
     return b"".join(parts)
 
 
