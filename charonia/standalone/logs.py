@@ -25,5 +25,5 @@ def configure_logging(values: Values) -> None:
         format="%(levelname).1s%(asctime)s %(process)d %(name)s] %(message)s",
         force=True,
     )
-    for noisy in ("asyncio", "uvicorn", "uvicorn.error"):
+    for noisy in ("asyncio", "uvicorn", "uvicorn.error", "hpack"):  # the last tells of all headers, secrets as well
         logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
