@@ -67,6 +67,8 @@ class Calls:
     # -- what the client sends ----------------------------------------------------------------------------------------
 
     def feed(self, stream: Stream, payload: bytes | memoryview) -> None:
+        if stream.tail is not None:
+            return  # it is refused, and what it has answered not sent yet
         if stream.assembler is None:
             stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes)
         try:

@@ -103,6 +103,7 @@ class Connection(asyncio.Protocol):
         self.calls.on_end = self._close_if_left
         self._leaving = False
         self._life = Life(self, serving.keep_alive)
+        self._aborts: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -134,6 +135,8 @@ class Connection(asyncio.Protocol):
             serving.left.set()
         self._out.disconnect()
         self._life.end()
+        if self._aborts is not None:
+            self._aborts.cancel()
         self._transport = None
         for stream in list(self.calls.streams.values()):
             self.calls.abandon(stream)
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._out.resume()
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._out.is_paused:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -433,10 +436,10 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close after what is on its way."""
-        if self._transport is not None:
+        if self._transport is not None and self._aborts is None:
             self._out.flush()
             self._transport.close()
-            self._loop.call_later(_CLOSING_S, self.abort)  # it may never read what is on its way
+            self._aborts = self._loop.call_later(_CLOSING_S, self.abort)  # it may never read what is on its way
 
     def abort(self) -> None:
         """Close now."""

@@ -166,6 +166,10 @@ class Outbox:
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def pause(self) -> None:
         """The transport has enough for now."""
         self._paused = True

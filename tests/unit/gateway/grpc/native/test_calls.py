@@ -1,0 +1,59 @@
+"""Calls of one connection where what was refused cannot leave yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from grpc_frames import Written, frames_of
+from hpack import Decoder
+
+from gateway.grpc.calling import Streaming
+from gateway.grpc.errors import Status
+from gateway.grpc.native.call_headers import CallHeaders
+from gateway.grpc.native.calls import Calls
+from gateway.grpc.native.frames import DATA
+from gateway.grpc.native.limits import KeepAlive, PingStrikes
+from gateway.grpc.native.outbox import Outbox
+from gateway.grpc.native.serving import Serving
+
+
+async def test_nothing_is_read_after_a_message_that_cannot_be() -> None:
+    got: list[bytes] = []
+
+    async def echo(messages: AsyncIterator[bytes], write: Any, _context: Any) -> None:
+        writing = []
+        async for message in messages:
+            got.append(message)
+            writing.append(asyncio.ensure_future(write(message)))
+        await asyncio.gather(*writing)
+
+    loop = asyncio.get_running_loop()
+    out, written = Outbox(loop), Written()
+    out.connect(written)
+    out.resize([], 0)
+    keep_alive = KeepAlive()
+    calls = Calls(Serving({"/s/m": Streaming(echo)}, keep_alive, 0, 1000), out, PingStrikes(keep_alive))
+    calls.begin(1, CallHeaders("/s/m"), ended=False)
+    stream = calls.streams[1]
+    calls.feed(stream, b"\0\0\0\0\1a")
+    while got != [b"a"]:
+        await asyncio.sleep(0)
+    calls.feed(stream, b"\1\0\0\0\1x")  # compressed, by nothing
+    calls.feed(stream, b"\0\0\0\0\1b")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not stream.closed
+    out.widen_stream(stream, 100)
+    assert stream.closed
+    while stream.task is not None:
+        await asyncio.sleep(0)
+    out.flush()
+    headers, data, end, reset = frames_of(written.taken())
+    assert (data.kind, data.payload) == (DATA, b"\0\0\0\0\1a")
+    decoder = Decoder()
+    decoder.decode(headers.payload)
+    assert dict(decoder.decode(end.payload))["grpc-status"] == str(int(Status.INTERNAL))
+    assert reset.payload == b"\0\0\0\0"
+    assert got == [b"a"]
