@@ -23,6 +23,8 @@ MOST_HEADER_BYTES = 64 * 1024
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 1024
+_REMEMBERED_FIELDS = 32
+"""One byte of a block may be a header, which takes hundreds in memory."""
 _SIZE_UPDATE = 0x20
 _MOST_SIZE_UPDATES = 2
 """At the start of a block (RFC 7541, 4.2): the least and the last size since the block before."""
@@ -33,7 +35,10 @@ _OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "tr
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
 
-_OK = b"\x88"  # ":status: 200", index 8 of the static table
+# A client that allows the table less than the 4096 bytes it has at first must be told so before the next header (RFC
+# 7541, 4.2), and some end the connection otherwise. Ours has none; to say so in each answer needs no state.
+_NO_TABLE = bytes((_SIZE_UPDATE,))
+_OK = _NO_TABLE + b"\x88"  # ":status: 200", index 8 of the static table
 _NAME_STATUS = b"\x08"  # literal, not indexed, with the name of index 8
 _NAME_CONTENT_TYPE = b"\x0f\x10"  # the same with the name of index 31
 _GRPC = "application/grpc"
@@ -73,7 +78,8 @@ class HeaderReader:
         if is_free and (found := self._known.get(block)) is not None:
             return found
         headers = call_headers(self._decode(block))
-        if is_free and len(block) <= _REMEMBERED_BYTES and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
+        is_small = len(block) <= _REMEMBERED_BYTES and len(headers.metadata) <= _REMEMBERED_FIELDS
+        if is_free and is_small and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[block] = headers
@@ -225,7 +231,7 @@ def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str
 
 def http_block(status: int) -> bytes:
     """The answer to what is no call of gRPC."""
-    return _NAME_STATUS + _length(3) + str(status).encode()
+    return _NO_TABLE + _NAME_STATUS + _length(3) + str(status).encode()
 
 
 def percent_encoded(text: str) -> bytes:

@@ -126,7 +126,6 @@ class Calls:
         stream.task = None
         if stream.closed:
             return
-        self._strikes.sent_data()
         if not isinstance(reply, bytes):
             self.refuse(stream, reply)
         elif not self._compression(stream) and self._out.answer(stream, reply):
@@ -146,14 +145,12 @@ class Calls:
             refusal = _FAILED
         stream.task = None
         if not stream.closed:
-            self._strikes.sent_data()
             self.refuse(stream, refusal or _DONE)
 
     async def send(self, stream: Stream, message: bytes) -> None:
         """Send a message of a streaming method, and wait until the transport took it."""
         if stream.closed or stream.tail is not None:
             raise asyncio.CancelledError
-        self._strikes.sent_data()
         stream.sent = sent = self._loop.create_future()
         self._send(stream, message)
         await sent
@@ -165,6 +162,7 @@ class Calls:
         if not stream.started:
             stream.started = True
             block = answer_block("gzip" if level else "")
+            self._strikes.sent_data()
             self._out.put(frame(HEADERS, END_HEADERS, stream.id, block))
         self._out.data(stream, framed(message, level))
 

@@ -86,7 +86,6 @@ class Connection(asyncio.Protocol):
         self._serving = serving
         self._loop = asyncio.get_running_loop()
         self._reader = HeaderReader(serving.known_headers)
-        self._out = Outbox(self._loop)
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._preface_left = PREFACE
@@ -99,6 +98,7 @@ class Connection(asyncio.Protocol):
         """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
+        self._out = Outbox(self._loop, self._strikes)
         self.calls = Calls(serving, self._out, self._strikes)
         self.calls.on_end = self._close_if_left
         self._leaving = False

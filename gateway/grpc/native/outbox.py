@@ -22,6 +22,7 @@ from .frames import (
     ErrorCode,
     StreamFault,
 )
+from .limits import PingStrikes
 from .messages import PREFIX_BYTES
 from .stream import Stream
 
@@ -36,8 +37,9 @@ _ENDS = END_STREAM | END_HEADERS
 class Outbox:
     """`on_closed` is told of each stream whose last frame is on its way."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, strikes: PingStrikes) -> None:
         self._loop = loop
+        self._strikes = strikes
         self.on_closed: Callable[[Stream], None] = lambda _: None
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes | memoryview] = []
@@ -89,6 +91,7 @@ class Outbox:
         if size > stream.send_window or size > self._window or size > self.frame_bytes or self._paused:
             return False
         self._window -= size
+        self._strikes.sent_data()
         number = stream.id
         self._frames += (
             _BEFORE.pack(
@@ -123,6 +126,7 @@ class Outbox:
         _tell(stream)
 
     def _pump(self, stream: Stream) -> None:
+        before = stream.send_window
         while stream.pending and not self._paused:
             size = min(stream.send_window, self._window, self.frame_bytes)
             if size <= 0:
@@ -136,18 +140,21 @@ class Outbox:
                 self.flush()  # the transport says when it has enough
         if stream.pending and stream.send_window <= 0:
             self._waiting.pop(stream, None)
-            return
-        if stream.pending or (self._paused and stream.tail is None):
+        elif stream.pending or (self._paused and stream.tail is None):
+            if stream.send_window < before:
+                self._waiting.pop(stream, None)  # behind the others: they had none of this window
             self._waiting[stream] = None
-            return
-        self._waiting.pop(stream, None)
-        if stream.tail is not None:
-            self.put(stream.tail)
-            self.on_closed(stream)
-        _tell(stream)
+        else:
+            self._waiting.pop(stream, None)
+            if stream.tail is not None:
+                self._strikes.sent_data()
+                self.put(stream.tail)
+                self.on_closed(stream)
+            _tell(stream)
 
     def _take(self, stream: Stream, most: int) -> int:
         """One frame of what is pending, of at most so many bytes."""
+        self._strikes.sent_data()  # with each frame: clients measure the connection while they receive
         pending = stream.pending
         at = len(self._frames)
         size = 0

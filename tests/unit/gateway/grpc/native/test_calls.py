@@ -30,11 +30,12 @@ async def test_nothing_is_read_after_a_message_that_cannot_be() -> None:
         await asyncio.gather(*writing)
 
     loop = asyncio.get_running_loop()
-    out, written = Outbox(loop), Written()
+    keep_alive = KeepAlive()
+    strikes = PingStrikes(keep_alive)
+    out, written = Outbox(loop, strikes), Written()
     out.connect(written)
     out.resize([], 0)
-    keep_alive = KeepAlive()
-    calls = Calls(Serving({"/s/m": Streaming(echo)}, keep_alive, 0, 1000), out, PingStrikes(keep_alive))
+    calls = Calls(Serving({"/s/m": Streaming(echo)}, keep_alive, 0, 1000), out, strikes)
     calls.begin(1, CallHeaders("/s/m"), ended=False)
     stream = calls.streams[1]
     calls.feed(stream, b"\0\0\0\0\1a")

@@ -23,6 +23,7 @@ from gateway.grpc.native.frames import (
     StreamFault,
     frame,
 )
+from gateway.grpc.native.limits import KeepAlive, PingStrikes
 from gateway.grpc.native.messages import PREFIX_BYTES
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.stream import Stream
@@ -42,7 +43,7 @@ class Client:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.out = Outbox(loop)
+        self.out = Outbox(loop, PingStrikes(KeepAlive()))
         self.written = Written()
         self.closed: list[int] = []
         self.out.on_closed = lambda stream: self.closed.append(stream.id)

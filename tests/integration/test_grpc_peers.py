@@ -1,0 +1,110 @@
+"""The native front and clients of HTTP/2 that do what grpc's own client does not, or seldom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from struct import pack
+from typing import Any
+
+import echo_handler as echo
+import pytest
+from grpc_calls import request
+from http2_peer import Peer, ping, widen
+
+from charonia.settings import GatewaySettings
+from gateway.grpc.native.frames import (
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    PING,
+    SETTINGS,
+    ErrorCode,
+    frame,
+)
+from gateway.grpc.native.server import NativeGrpcFront
+
+
+@pytest.fixture
+def handler() -> Any:
+    return echo.EchoHandler()
+
+
+@pytest.fixture
+async def front(handler: Any) -> AsyncIterator[NativeGrpcFront]:
+    front = NativeGrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
+    await front.start()
+    yield front
+    await front.close(1.0)
+
+
+async def test_a_client_measures_the_connection_while_it_receives(front: NativeGrpcFront) -> None:
+    """grpc's clients ping meanwhile, each time the last one was answered, to find the bandwidth: no abuse (A8)."""
+    message = request("long", size=1_000_000).SerializeToString()
+    async with Peer(front.port) as peer:
+        peer.send(peer.call(1, "ModelInfer", None))
+        await peer.until(SETTINGS)  # and with them a window for the whole message
+        rest = pack(">BL", 0, len(message)) + message
+        for at in range(0, len(rest), 16_000):
+            peer.send(frame(DATA, 0, 1, rest[at : at + 16_000]))
+        peer.send(frame(DATA, END_STREAM, 1))
+        pings = acknowledged = size = 0
+        while True:
+            kind, flags, _, payload = await peer.read()
+            assert kind != GOAWAY
+            acknowledged += kind == PING
+            if kind == DATA:
+                size += len(payload)
+                peer.send(widen(0, len(payload)), widen(1, len(payload)))
+                if pings == acknowledged:
+                    peer.send(ping())
+                    pings += 1
+            if kind == HEADERS and flags & END_STREAM:
+                break
+        assert size > 1_000_000
+        assert pings > 8
+
+
+async def test_pings_while_nothing_is_sent_are_too_many(front: NativeGrpcFront, handler: Any) -> None:
+    handler.gate.clear()
+    async with Peer(front.port) as peer:
+        peer.send(peer.call(1, "ModelInfer", request("long").SerializeToString()), *[ping()] * 4)
+        assert await peer.gone() == (ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+
+
+async def test_a_client_without_a_table_is_told_that_there_is_none(front: NativeGrpcFront) -> None:
+    """Clients of nghttp2 and netty insist on it (RFC 7541, 4.2)."""
+    async with Peer(front.port, {HEADER_TABLE_SIZE: 0}) as peer:
+        peer.decoder.max_allowed_table_size = 0
+        peer.send(peer.call(1))
+        assert (":status", "200") in peer.decoder.decode((await peer.until(HEADERS, stream=1))[3])
+        assert ("grpc-status", "0") in peer.decoder.decode((await peer.until(HEADERS, stream=1))[3])
+        peer.send(peer.call(3, "Nothing"))
+        assert ("grpc-status", "12") in peer.decoder.decode((await peer.until(HEADERS, stream=3))[3])
+    async with Peer(front.port, {HEADER_TABLE_SIZE: 0}) as peer:
+        peer.decoder.max_allowed_table_size = 0
+        fields = [(":method", "GET"), (":scheme", "http"), (":path", "/")]
+        peer.send(frame(HEADERS, 5, 1, peer.encoder.encode(fields)))
+        assert (":status", "405") in peer.decoder.decode((await peer.until(HEADERS, stream=1))[3])
+
+
+async def test_answers_share_the_window_of_the_connection(front: NativeGrpcFront, handler: Any) -> None:
+    """A long answer that has waited longer does not take all of it."""
+    message = request("long", size=256 * 1024).SerializeToString()
+    async with Peer(front.port, {INITIAL_WINDOW_SIZE: 1 << 20}) as peer:
+        peer.send(peer.call(1, "ModelInfer", None))
+        rest = pack(">BL", 0, len(message)) + message
+        for at in range(0, len(rest), 16_000):
+            peer.send(frame(DATA, 0, 1, rest[at : at + 16_000]))
+        peer.send(frame(DATA, END_STREAM, 1))
+        size = 0
+        while size < 65_535:  # no more of it can come
+            size += len((await peer.until(DATA, stream=1))[3])
+        peer.send(peer.call(3, "ModelInfer", request("short").SerializeToString()))
+        await peer.until(HEADERS, stream=3)
+        peer.send(widen(0, 2_000))
+        assert (await peer.until(DATA))[2] == 1
+        peer.send(widen(0, 2_000))
+        assert (await peer.until(DATA))[2] == 3
