@@ -84,6 +84,8 @@ class Assembler:
             return data
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
+        if not data:
+            return data  # as gRPC's own servers: there was nothing to compress
         return decompressed(self._encoding, data, self._limit_bytes)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from h2.errors import ErrorCodes
+from hyperframe.frame import Frame
 
 from gateway.grpc.native.frames import (
     DATA,
@@ -126,8 +128,7 @@ class TestPadding:
 
 
 def test_the_codes_are_those_of_the_library() -> None:
-    errors = pytest.importorskip("h2.errors")
-    assert {code.name: int(code) for code in ErrorCode} == {code.name: int(code) for code in errors.ErrorCodes}
+    assert {code.name: int(code) for code in ErrorCode} == {code.name: int(code) for code in ErrorCodes}
 
 
 MAKERS: list[tuple[str, Callable[[], bytes]]] = [
@@ -141,9 +142,8 @@ MAKERS: list[tuple[str, Callable[[], bytes]]] = [
 
 @pytest.mark.parametrize(("kind", "make"), MAKERS, ids=[kind for kind, _ in MAKERS])
 def test_the_library_writes_them_alike(kind: str, make: Callable[[], bytes]) -> None:
-    frames = pytest.importorskip("hyperframe.frame")
     made = make()
-    read, size = frames.Frame.parse_frame_header(memoryview(made[:9]))
+    read, size = Frame.parse_frame_header(memoryview(made[:9]))
     read.parse_body(memoryview(made[9:]))
     assert (type(read).__name__, size) == (kind, len(made) - 9)
     assert read.serialize() == made

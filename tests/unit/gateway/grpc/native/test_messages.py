@@ -45,8 +45,8 @@ class TestAssembling:
     def test_compressed_and_plain_ones(self, encoding: str) -> None:
         assembler = Assembler(encoding, LIMIT_BYTES)
         large = b"x" * LIMIT_BYTES
-        data = whole(pack(encoding, large), 1) + whole(b"plain") + whole(pack(encoding, b""), 1)
-        assert assembler.feed(data) == [large, b"plain", b""]
+        data = whole(pack(encoding, large), 1) + whole(b"plain") + whole(pack(encoding, b""), 1) + whole(b"", 1)
+        assert assembler.feed(data) == [large, b"plain", b"", b""]
 
     @pytest.mark.parametrize(("encoding", "flag"), [("identity", 1), ("gzip", 2), ("gzip", 255)])
     def test_a_flag_that_means_nothing(self, encoding: str, flag: int) -> None:
