@@ -26,6 +26,9 @@ from .entry_ids import EntryIds
 from .terms import Terms
 from .turnaround import Turnaround
 
+_SHARED = 2
+"""With fewer under way an entry has nobody to be shared with."""
+_STRETCH = 1.5
 _MOST_STRETCH = 8
 _MOST_STRETCH_QUICK = 16
 _ENOUGH = 8
@@ -119,10 +122,10 @@ class Coalescer:
     def submit(self, outgoing: Outgoing, min_interval_s: float) -> None:
         """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
 
-        A request waits only where others are under way, or lately were, whose callers may soon ask again. The interval
-        is taken once for each of them, at most eight times (sixteen where answers are quick): with many of them open
-        nobody notices a few milliseconds, and each entry saved spares every process behind a wake-up. It ends as soon
-        as as many wait as were lately open at once (docs/adr/0003).
+        A request waits only where several are usually under way, whose callers may soon ask again. The interval is
+        taken one and a half times for each of them, at most eight times in all (sixteen where answers are quick): each
+        entry saved spares every process behind a wake-up. It ends as soon as as many wait as were lately open at once
+        (docs/adr/0003).
         """
         self._waiting.append(outgoing)
         self._waiting_bytes += outgoing.size_bytes
@@ -139,12 +142,10 @@ class Coalescer:
             return
         self._scheduled = True
         wait_s = 0.0
-        # after a wave was answered nobody is open, but its callers are about to ask again
-        expected = self._callers if self._callers >= _ENOUGH else self.open_requests
-        if min_interval_s and expected > 1:
+        usual = self._turnaround.under_way
+        if min_interval_s and usual >= _SHARED:
             most = _MOST_STRETCH_QUICK if self._turnaround.is_quick else _MOST_STRETCH
-            stretched_s = min_interval_s * min(most, expected)
-            wait_s = self._last_flush_s + stretched_s - self._loop.time()
+            wait_s = self._last_flush_s + min_interval_s * min(most, _STRETCH * usual) - self._loop.time()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._flush_late)
         else:
@@ -182,7 +183,9 @@ class Coalescer:
         self._scheduled = False
         self._timer = None
         self._seen = 0
-        self._last_flush_s = self._loop.time()
+        now_s = self._loop.time()
+        self._turnaround.sent(len(self._waiting), round((now_s - self._last_flush_s) * 1e9))
+        self._last_flush_s = now_s
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
         self._ids.turn()

@@ -1,27 +1,45 @@
-"""Whether a model's own time is small beside the way to it and back, as the door of its queue sees it. Pure.
+"""How a queue is used, as its door sees it: how many are under way, whether the model answers quickly. Pure.
 
-Then its requests had better travel together: what an entry costs is more than what it carries. Where the model takes
-its time they had better not, because entries that come one after the other keep several instances busy.
+How many are under way at once is Little's law: requests in a time, times the time of an answer. What waits at the door
+is none of them, else waiting would be a reason to wait.
+
+Where a model's own time is small beside the way to it and back, its requests had better travel together: what an entry
+costs is more than what it carries. Where the model takes its time they had better not, because entries that come one
+after the other keep several instances busy.
 """
 
 from __future__ import annotations
+
+from math import exp
 
 _QUICK = 6
 """Answers that come within so many times what the log takes to accept an entry. With a model that does nothing it is
 two or three: two more of the log's round trips, and the executor's work."""
 _WEIGHT = 8
 """The newest measurement counts for an eighth."""
+_MEMORY_NS = 25_000_000
+"""What was sent so long ago counts for a third."""
 
 
 class Turnaround:
-    """Two moving averages in ns: from sending an entry to its acceptance, and to its first answer."""
+    """Moving averages: from sending an entry to its acceptance and to its first answer, in ns, and of what is sent."""
 
-    __slots__ = ("_accepted_ns", "_answered_ns", "is_quick")
+    __slots__ = ("_accepted_ns", "_answered_ns", "_sent_per_ns", "is_quick")
 
     def __init__(self) -> None:
+        self._sent_per_ns = 0.0
         self._accepted_ns = 0
         self._answered_ns = 0
         self.is_quick = False
+
+    @property
+    def under_way(self) -> float:
+        """Requests that are usually sent and not answered."""
+        return self._sent_per_ns * self._answered_ns
+
+    def sent(self, count: int, past_ns: int) -> None:
+        """So many left, so long after those before them."""
+        self._sent_per_ns = self._sent_per_ns * exp(-past_ns / _MEMORY_NS) + count / _MEMORY_NS
 
     def accepted(self, taken_ns: int) -> None:
         """An entry was accepted after so long."""

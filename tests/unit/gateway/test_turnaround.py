@@ -40,3 +40,18 @@ def test_it_follows_a_model_that_becomes_slow_and_quick_again() -> None:
         turnaround.accepted(400)
         turnaround.answered(1_000)
     assert turnaround.is_quick
+
+
+def test_how_many_are_under_way_is_what_is_sent_in_the_time_of_an_answer() -> None:
+    turnaround = Turnaround()
+    assert turnaround.under_way == 0
+    for _ in range(200):
+        turnaround.sent(4, 1_000_000)
+    assert turnaround.under_way == 0  # nothing was answered
+    for _ in range(40):
+        turnaround.answered(3_000_000)
+    assert 11.9 < turnaround.under_way < 12.4
+    turnaround.sent(0, 25_000_000)
+    assert 4.3 < turnaround.under_way < 4.6
+    turnaround.sent(0, 10**12)
+    assert turnaround.under_way < 1e-9
