@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import tracemalloc
 from collections.abc import AsyncIterator
 from struct import pack
 from typing import Any
 
 import echo_handler as echo
 import pytest
-from grpc_calls import request
+from grpc_calls import LIMIT_S, request
 from http2_peer import Peer, ping, widen
 
 from charonia.settings import GatewaySettings
@@ -108,3 +111,48 @@ async def test_answers_share_the_window_of_the_connection(front: NativeGrpcFront
         assert (await peer.until(DATA))[2] == 1
         peer.send(widen(0, 2_000))
         assert (await peer.until(DATA))[2] == 3
+
+
+async def test_compressed_messages_wait_as_they_are(front: NativeGrpcFront, handler: Any) -> None:
+    """A window of them would be hundreds of MiB, for each stream of a client (faults H2)."""
+    handler.gate.clear()
+    packed = gzip.compress(request("large", size=40 * 1024 * 1024).SerializeToString(), 9)
+    message = pack(">BL", 1, len(packed)) + packed
+    rest = message * (1_000_000 // len(message))
+    assert len(rest) > 15 * len(message)
+    tracemalloc.start()
+    try:
+        async with Peer(front.port) as peer:
+            peer.send(peer.call(1, "ModelStreamInfer", None, (("grpc-encoding", "gzip"),)))
+            await peer.until(SETTINGS)  # and with them a window for all
+            for at in range(0, len(rest), 16_000):
+                peer.send(frame(DATA, 0, 1, rest[at : at + 16_000]))
+            peer.send(frame(DATA, END_STREAM, 1), ping())
+            await peer.until(PING)
+            while len(handler.requests) < 2:  # as many as a stream holds
+                handler.waiting.clear()
+                await asyncio.wait_for(handler.waiting.wait(), LIMIT_S)
+            held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 300 * 1024 * 1024
+
+
+async def test_a_stream_ends_with_a_message_that_cannot_be_unpacked(front: NativeGrpcFront) -> None:
+    good = gzip.compress(request("good").SerializeToString())
+    async with Peer(front.port) as peer:
+        peer.send(peer.call(1, "ModelStreamInfer", None, (("grpc-encoding", "gzip"),)))
+        peer.send(frame(DATA, 0, 1, pack(">BL", 1, len(good)) + good))
+        peer.decoder.decode((await peer.until(HEADERS))[3])
+        assert b"good" in (await peer.until(DATA))[3]
+        peer.send(frame(DATA, 0, 1, pack(">BL", 1, 3) + b"bad" + pack(">BL", 1, len(good)) + good))
+        ending = dict(peer.decoder.decode((await peer.until(HEADERS, flags=END_STREAM))[3]))
+        assert ending["grpc-status"] == "13"
+        assert "failed to decompress the message" in ending["grpc-message"]
+        peer.send(frame(HEADERS, 4, 3, peer.encoder.encode([
+            (":method", "POST"), (":scheme", "http"), (":path", "/inference.GRPCInferenceService/ModelInfer"),
+            ("content-type", "application/grpc"), ("grpc-encoding", "gzip"),
+        ])))  # fmt: skip
+        peer.send(frame(DATA, END_STREAM, 3, pack(">BL", 1, 3) + b"bad"))
+        ending = dict(peer.decoder.decode((await peer.until(HEADERS, stream=3, flags=END_STREAM))[3]))
+        assert ending["grpc-status"] == "13"

@@ -16,7 +16,7 @@ from gateway.grpc.errors import INTERNAL, Refusal, Status
 from .call_headers import CallHeaders, answer_block, http_block, status_block
 from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, headers_frames, rst_stream, window_update
 from .limits import PingStrikes
-from .messages import Assembler, MessageFault, framed
+from .messages import Assembler, MessageFault, Packed, framed
 from .outbox import Outbox
 from .serving import Serving
 from .stream import Stream
@@ -106,9 +106,24 @@ class Calls:
             if len(stream.messages) != 1:
                 self.refuse(stream, _NOT_ONE)
                 return
-            stream.task = self._loop.create_task(self._serve_unary(stream, method, stream.messages.popleft()))
+            message = stream.messages.popleft()
+            if isinstance(message, Packed):
+                unpacked = self.unpack(stream, message)
+                if unpacked is None:
+                    return
+                message = unpacked
+            stream.task = self._loop.create_task(self._serve_unary(stream, method, message))
         else:
             stream.arrived()
+
+    def unpack(self, stream: Stream, message: Packed) -> bytes | None:
+        """The message; None where there is none in it, and the call is refused for that."""
+        try:
+            return message.unpacked()
+        except MessageFault as fault:
+            stream.messages.clear()
+            self.refuse(stream, (fault.status, str(fault), ()))
+            return None
 
     # -- answers ------------------------------------------------------------------------------------------------------
 

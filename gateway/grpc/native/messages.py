@@ -26,6 +26,23 @@ class MessageFault(Exception):
         self.status = status
 
 
+class Packed:
+    """A compressed message that came whole. It stays one until it is wanted: many may wait, and each may become a
+    thousand times its size.
+    """
+
+    __slots__ = ("_data", "_encoding", "_limit_bytes")
+
+    def __init__(self, encoding: str, data: bytes, limit_bytes: int) -> None:
+        self._encoding = encoding
+        self._data = data
+        self._limit_bytes = limit_bytes
+
+    def unpacked(self) -> bytes:
+        """The message. Raises `MessageFault`."""
+        return decompressed(self._encoding, self._data, self._limit_bytes)
+
+
 class Assembler:
     """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become."""
 
@@ -46,10 +63,10 @@ class Assembler:
         """Whether no part of a message is here."""
         return self._left < 0 and not self._prefix
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes | Packed]:
         """The messages that are whole with this data. Raises `MessageFault`; nothing can be read after it."""
         view = memoryview(data)
-        messages: list[bytes] = []
+        messages: list[bytes | Packed] = []
         at = 0
         while at < len(view) or not self._left:
             if self._left < 0:
@@ -79,14 +96,14 @@ class Assembler:
             text = f"Received message larger than max ({self._left} vs. {LARGEST_MESSAGE_BYTES})"
             raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
 
-    def _read(self, flag: int, data: bytes) -> bytes:
+    def _read(self, flag: int, data: bytes) -> bytes | Packed:
         if not flag:
             return data
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
         if not data:
             return data  # as gRPC's own servers: there was nothing to compress
-        return decompressed(self._encoding, data, self._limit_bytes)
+        return Packed(self._encoding, data, self._limit_bytes)
 
 
 def decompressed(encoding: str, data: bytes, limit_bytes: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from charonia.clock import monotonic_ns
 
 from .call_headers import CallHeaders
-from .messages import Assembler
+from .messages import Assembler, Packed
 
 if TYPE_CHECKING:
     from .calls import Calls
@@ -53,7 +53,7 @@ class Stream:
         self.uncredited = 0
         """Bytes received that the client was not given back."""
         self.assembler: Assembler | None = None
-        self.messages: deque[bytes] = deque()
+        self.messages: deque[bytes | Packed] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.pending: deque[memoryview] = deque()
@@ -87,7 +87,12 @@ class Stream:
         message = self.messages.popleft()
         if not self.messages:
             self._calls.took(self)
-        return message
+        if isinstance(message, bytes):
+            return message
+        unpacked = self._calls.unpack(self, message)
+        if unpacked is None:
+            raise StopAsyncIteration
+        return unpacked
 
     def arrived(self) -> None:
         """A message or the end of them is here."""
