@@ -16,13 +16,16 @@ from http2_peer import Peer, ping, widen
 
 from charonia.settings import GatewaySettings
 from gateway.grpc.native.frames import (
+    ACK,
     DATA,
     END_STREAM,
     GOAWAY,
     HEADER_TABLE_SIZE,
     HEADERS,
     INITIAL_WINDOW_SIZE,
+    LARGEST_ID,
     PING,
+    RST_STREAM,
     SETTINGS,
     ErrorCode,
     frame,
@@ -156,3 +159,30 @@ async def test_a_stream_ends_with_a_message_that_cannot_be_unpacked(front: Nativ
         peer.send(frame(DATA, END_STREAM, 3, pack(">BL", 1, 3) + b"bad"))
         ending = dict(peer.decoder.decode((await peer.until(HEADERS, stream=3, flags=END_STREAM))[3]))
         assert ending["grpc-status"] == "13"
+
+
+async def test_calls_that_are_on_their_way_are_served_before_a_connection_ends(front: NativeGrpcFront) -> None:
+    """Else a client whose connection has its age, or whose gateway leaves, has calls that fail for no reason (A9)."""
+    async with Peer(front.port) as peer:
+        peer.send(peer.call(1))
+        await peer.until(HEADERS, flags=END_STREAM)
+        closing = asyncio.create_task(front.close(LIMIT_S))
+        assert (await peer.until(GOAWAY))[3] == pack(">LL", LARGEST_ID, ErrorCode.NO_ERROR)
+        word = (await peer.until(PING))[3]
+        peer.send(peer.call(3), frame(PING, ACK, 0, word), peer.call(5))
+        refused = await peer.until(RST_STREAM)
+        assert refused[2:] == (5, pack(">L", ErrorCode.REFUSED_STREAM))
+        await asyncio.wait_for(closing, LIMIT_S)
+
+
+async def test_a_call_that_came_with_the_end_of_a_connection_is_answered(front: NativeGrpcFront) -> None:
+    async with Peer(front.port) as peer:
+        peer.send(peer.call(1))
+        await peer.until(HEADERS, flags=END_STREAM)
+        closing = asyncio.create_task(front.close(LIMIT_S))
+        word = (await peer.until(PING))[3]
+        peer.send(peer.call(3), frame(PING, ACK, 0, word))
+        told = await peer.rest()
+        assert [found[3] for found in told if found[0] == GOAWAY] == [pack(">LL", 3, ErrorCode.NO_ERROR)]
+        assert any(kind == HEADERS and flags & END_STREAM and stream == 3 for kind, flags, stream, _ in told)
+        await asyncio.wait_for(closing, LIMIT_S)

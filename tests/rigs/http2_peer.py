@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from struct import pack
 from types import TracebackType
 
@@ -82,6 +83,14 @@ class Peer:
             found = await self.read()
             if found[0] == kind and found[1] & flags == flags and stream in (None, found[2]):
                 return found
+
+    async def rest(self) -> list[Frame]:
+        """All frames until the server closes the connection."""
+        found: list[Frame] = []
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                found.append(await self.read())
+        return found
 
     async def gone(self) -> tuple[int, bytes]:
         """Why the server gave up: the code and the text of its GOAWAY."""

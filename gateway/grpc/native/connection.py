@@ -66,6 +66,9 @@ _MOST_WRITTEN_BYTES = 1 << 20
 """With so much unsent a client is not read from: it does not read either."""
 _MOST_CONTINUATIONS = 64
 _CLOSING_S = 20.0
+_LEAVING_S = 5.0
+"""A client that does not answer by then never will."""
+_LEAVING_PING = b"leaving!"
 _TOLD_BYTES = 16 * 1024
 
 _OPENING = settings(
@@ -102,6 +105,7 @@ class Connection(asyncio.Protocol):
         self.calls = Calls(serving, self._out, self._strikes)
         self.calls.on_end = self._close_if_left
         self._leaving = False
+        self._leaves: asyncio.TimerHandle | None = None
         self._life = Life(self, serving.keep_alive)
         self._aborts: asyncio.TimerHandle | None = None
 
@@ -135,8 +139,9 @@ class Connection(asyncio.Protocol):
             serving.left.set()
         self._out.disconnect()
         self._life.end()
-        if self._aborts is not None:
-            self._aborts.cancel()
+        for timer in (self._aborts, self._leaves):
+            if timer is not None:
+                timer.cancel()
         self._transport = None
         for stream in list(self.calls.streams.values()):
             self.calls.abandon(stream)
@@ -404,6 +409,8 @@ class Connection(asyncio.Protocol):
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes, expected 8")
         if flags & ACK:
+            if payload == _LEAVING_PING and self._leaves is not None:
+                self._leave()
             return
         if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
@@ -416,7 +423,16 @@ class Connection(asyncio.Protocol):
         self._out.put(frame(PING, 0, 0, b"charonia"))
 
     def leave(self) -> None:
-        """Take no more calls; the connection is closed when those there are have ended."""
+        """Take no more calls than are on their way; the connection is closed when those there are have ended.
+
+        The client's answer to a ping says that it has heard of it: what it began until then is served (RFC 9113, 6.8).
+        """
+        if self._leaves is not None or self._transport is None:
+            return
+        self._out.put(goaway(LARGEST_ID, ErrorCode.NO_ERROR) + frame(PING, 0, 0, _LEAVING_PING))
+        self._leaves = self._loop.call_later(_LEAVING_S if self._settled else 0.0, self._leave)
+
+    def _leave(self) -> None:
         if self._leaving or self._transport is None:
             return
         self._leaving = True
