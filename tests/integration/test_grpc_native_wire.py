@@ -313,10 +313,13 @@ class TestLeaving:
         await asyncio.wait_for(handler.waiting.wait(), LIMIT_S)
         for connection in front._serving.connections:
             connection.leave()
-        said = await wire.until(GOAWAY)
-        assert said.payload == b"\0\0\0\1\0\0\0\0"
-        wire.write(whole_call(3))
-        assert (await wire.answer(3)).reset == http2.REFUSED_STREAM
+        assert (await wire.until(GOAWAY)).payload == b"\x7f\xff\xff\xff" + bytes(4)
+        asked = await wire.until(PING)
+        # what a client sends before it knows is served
+        wire.write(whole_call(3), raw(PING, http2.ACK, 0, asked.payload), whole_call(5))
+        assert (await wire.answer(5)).reset == http2.REFUSED_STREAM
+        assert wire.frames[-2].payload == b"\0\0\0\3" + bytes(4)
+        assert (await wire.answer(3)).status == 0
         handler.gate.set()
         assert (await wire.answer(1)).status == 0
         assert await wire.frame() is None
@@ -325,13 +328,20 @@ class TestLeaving:
         self, front: NativeGrpcFront, wire: Wire
     ) -> None:
         """The word that the client may stop has to leave before the connection does."""
-        wire.write(open_call(1, grpc_timeout="20m"))
+        wire.write(open_call(1, grpc_timeout="50m"))
         await wire.settle()
         for connection in front._serving.connections:
             connection.leave()
+        wire.write(raw(PING, http2.ACK, 0, (await wire.until(PING)).payload))
         assert (await wire.answer(1)).status == 4
         assert (await wire.until(RST_STREAM, 1)).word == http2.NO_ERROR
         assert await wire.frame() is None
+
+    async def test_the_last_word_is_heard_by_who_still_sends(self, wire: Wire) -> None:
+        """Closing a socket with something unread would take it back."""
+        flooding = asyncio.create_task(wire.flood(settings((2, 2)) + raw(99, 0, 0, bytes(10_000)) * 500))
+        assert (await wire.end())[0] == http2.PROTOCOL_ERROR
+        await flooding
 
 
 class TestHeaderTables:

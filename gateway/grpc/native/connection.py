@@ -66,6 +66,9 @@ _MOST_WRITTEN_BYTES = 1 << 20
 """With so much unsent a client is not read from: it does not read either."""
 _MOST_CONTINUATIONS = 64
 _CLOSING_S = 20.0
+"""For a client to read what is on its way."""
+_LINGER_S = 1.0
+"""For a client to hear that the connection ends, and to end it."""
 _LEAVING_S = 5.0
 """A client that does not answer by then never will."""
 _LEAVING_PING = b"leaving!"
@@ -107,7 +110,8 @@ class Connection(asyncio.Protocol):
         self._leaving = False
         self._leaves: asyncio.TimerHandle | None = None
         self._life = Life(self, serving.keep_alive)
-        self._aborts: asyncio.TimerHandle | None = None
+        self._endings: list[asyncio.TimerHandle] = []
+        """Timers of a connection that is being closed."""
 
     @property
     def is_open(self) -> bool:
@@ -139,7 +143,7 @@ class Connection(asyncio.Protocol):
             serving.left.set()
         self._out.disconnect()
         self._life.end()
-        for timer in (self._aborts, self._leaves):
+        for timer in (self._leaves, *self._endings):
             if timer is not None:
                 timer.cancel()
         self._transport = None
@@ -158,6 +162,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._life.heard = True
+        if self._endings:
+            return
         try:
             at = self._read_preface(data) if self._preface_left else 0
             if self._rest:
@@ -191,7 +197,7 @@ class Connection(asyncio.Protocol):
             if end > size:
                 break
             self._one(kind, flags, number & LARGEST_ID, data, start, end)
-            if self._transport is None or self._transport.is_closing():
+            if self._transport is None or self._endings:
                 return
             at = end
         self._rest += data[at:]
@@ -449,13 +455,29 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._out.put(goaway(self._last_id, code, text))
             self.close()
+            for stream in list(self.calls.streams.values()):
+                self.calls.abandon(stream)
 
     def close(self) -> None:
-        """Close after what is on its way."""
-        if self._transport is not None and self._aborts is None:
-            self._out.flush()
-            self._transport.close()
-            self._aborts = self._loop.call_later(_CLOSING_S, self.abort)  # it may never read what is on its way
+        """Close after what is on its way, and after the client has.
+
+        What it still sends is read and not looked at: a socket that is closed with something unread takes back what it
+        has sent, and the client would not learn why it ends, nor which of its calls it can send again elsewhere.
+        """
+        transport = self._transport
+        if transport is None or self._endings:
+            return
+        self._out.flush()
+        self._out.disconnect()
+        self._endings.append(self._loop.call_later(_CLOSING_S, self.abort))
+        if transport.is_closing() or not transport.can_write_eof():
+            transport.close()
+            return
+        self._endings.append(self._loop.call_later(_LINGER_S, transport.close))
+        try:
+            transport.write_eof()
+        except OSError:  # the client has gone
+            transport.close()
 
     def abort(self) -> None:
         """Close now."""
