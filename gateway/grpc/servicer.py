@@ -88,10 +88,12 @@ class Servicer:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
-            if self._tracer is not None and self._tracer.on:
-                came_ns = wall_ns()
-                return await self.infer_traced(parse(pb.ModelInferRequest, data), context, metadata, came_ns)
-            return await self.infer(parse(pb.ModelInferRequest, data), context, metadata)
+            came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
+            call = parse(pb.ModelInferRequest, data)
+            del data  # it may be large, and the answer long in coming
+            if came_ns:
+                return await self.infer_traced(call, context, metadata, came_ns)
+            return await self.infer(call, context, metadata)
         except CharoniaError as error:
             return refusal(error)
         except Exception:

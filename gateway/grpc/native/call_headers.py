@@ -79,7 +79,8 @@ class HeaderReader:
             return found
         headers = call_headers(self._decode(block))
         is_small = len(block) <= _REMEMBERED_BYTES and len(headers.metadata) <= _REMEMBERED_FIELDS
-        if is_free and is_small and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
+        is_unique = any(name == "traceparent" for name, _ in headers.metadata)
+        if is_free and is_small and not is_unique and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[block] = headers
@@ -122,7 +123,7 @@ def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
     pseudo: dict[str, str] = {}
     words: list[tuple[str, str]] = []
     for raw_name, raw_value in fields:
-        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        name, value = raw_name.decode("latin-1"), raw_value.decode("utf-8", "replace")
         if name.startswith(":"):
             if words or name in pseudo or name not in _PSEUDO:
                 return CallHeaders(malformed=f"pseudo-header '{name}' is unknown, repeated or late")

@@ -29,6 +29,7 @@ _EXPIRY_GRACE_S = 0.05
 _DONE: Refusal = (Status.OK, "", ())
 _CANCELLED: Refusal = (Status.CANCELLED, "the call was cancelled", ())
 _NOT_ONE: Refusal = (Status.UNIMPLEMENTED, "the method takes exactly one message", ())
+_TOO_MUCH: Refusal = (Status.RESOURCE_EXHAUSTED, "messages that have not come whole take too much memory", ())
 _FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
@@ -78,6 +79,7 @@ class Calls:
             return
         if not messages:
             return
+        self._release(stream)
         stream.messages.extend(messages)
         stream.arrived()
         if len(stream.messages) > 1 and isinstance(self._serving.methods.get(stream.headers.path), Unary):
@@ -86,10 +88,21 @@ class Calls:
     def credit(self, stream: Stream) -> None:
         """Let the client send more, unless there are messages that nobody has taken."""
         if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
+            if stream.assembler is not None and not stream.assembler.is_between:
+                stream.held_bytes += stream.uncredited
+                self._serving.held_bytes += stream.uncredited
+                if self._serving.held_bytes > self._serving.most_held_bytes:
+                    self.refuse(stream, _TOO_MUCH)
+                    return
             self._strikes.sent_data()
             self._out.put(window_update(stream.id, stream.uncredited))
             stream.receive_window += stream.uncredited
             stream.uncredited = 0
+
+    def _release(self, stream: Stream) -> None:
+        """A message of which parts were held is whole, or will never be."""
+        self._serving.held_bytes -= stream.held_bytes
+        stream.held_bytes = 0
 
     def took(self, stream: Stream) -> None:
         """The last message that had come was taken."""
@@ -230,6 +243,7 @@ class Calls:
     def _forget(self, stream: Stream) -> None:
         stream.closed = True
         self.streams.pop(stream.id, None)
+        self._release(stream)
         if stream.expires is not None:
             stream.expires.cancel()
         self.on_end()

@@ -156,6 +156,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._life.heard = True  # it has read, and could not be heard meanwhile
         self._out.resume()
         if self._transport is not None and not self._transport.is_closing() and not self._out.is_paused:
             self._transport.resume_reading()

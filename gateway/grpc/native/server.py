@@ -22,7 +22,6 @@ from .limits import KeepAlive
 from .serving import Serving
 
 _LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
-_LOOK_S = 0.01
 _CANCEL_GRACE_S = 1.0
 
 
@@ -45,6 +44,7 @@ class NativeGrpcFront:
             KeepAlive.of(settings.grpc_keepalive),
             _LEVELS[level],
             settings.http_max_input_size,
+            settings.max_pending_per_gateway_bytes,
         )
         self._server: asyncio.Server | None = None
         self.port = 0

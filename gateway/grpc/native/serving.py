@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Serving:
-    """`compression_level` is zlib's, 0 for none; `most_decompressed_bytes` bounds what a compressed message becomes."""
+    """`compression_level` is zlib's, 0 for none; `most_decompressed_bytes` bounds what a compressed message becomes,
+    `most_held_bytes` what large messages that have not come whole may hold together.
+    """
 
     methods: Methods
     keep_alive: KeepAlive
     compression_level: int
     most_decompressed_bytes: int
+    most_held_bytes: int = 1 << 30
+    held_bytes: int = 0
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)
     left: asyncio.Event | None = None

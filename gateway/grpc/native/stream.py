@@ -29,6 +29,7 @@ class Stream:
         "ended",
         "expires",
         "headers",
+        "held_bytes",
         "id",
         "messages",
         "pending",
@@ -52,6 +53,8 @@ class Stream:
         """May be negative, after the client has made its windows smaller."""
         self.uncredited = 0
         """Bytes received that the client was not given back."""
+        self.held_bytes = 0
+        """Bytes it was given back for, of a message that is not whole."""
         self.assembler: Assembler | None = None
         self.messages: deque[bytes | Packed] = deque()
         self._arrived: asyncio.Future[None] | None = None

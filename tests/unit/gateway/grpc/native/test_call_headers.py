@@ -228,3 +228,18 @@ class TestAnswers:
         wire = percent_encoded(text)
         assert all(0x20 <= byte <= 0x7E for byte in wire)
         assert unquote_to_bytes(wire) == text.encode("utf-8", "replace")
+
+
+def test_values_are_read_as_utf8_as_by_grpcio() -> None:
+    told = headers((b"key", "schlüssel".encode()), (b"odd", b"\xff"))
+    assert told.metadata == (("key", "schlüssel"), ("odd", "\ufffd"))
+
+
+def test_headers_that_no_other_call_has_are_not_remembered() -> None:
+    known: dict[bytes, CallHeaders] = {}
+    reader = HeaderReader(known)
+    reader.read(block())  # it says that there is no table
+    whole = b"".join(literal(name, value) for name, value in CALL)
+    for name, remembered in ((b"traceparent", 0), (b"user-agent", 1)):
+        reader.read(whole + literal(name, b"00-1-2-01"))
+        assert len(known) == remembered

@@ -9,10 +9,10 @@ from typing import Any
 from grpc_frames import Written, frames_of
 from hpack import Decoder
 
-from gateway.grpc.calling import Streaming
+from gateway.grpc.calling import Streaming, Unary
 from gateway.grpc.errors import Status
 from gateway.grpc.native.call_headers import CallHeaders
-from gateway.grpc.native.calls import Calls
+from gateway.grpc.native.calls import STREAM_WINDOW, Calls
 from gateway.grpc.native.frames import DATA
 from gateway.grpc.native.limits import KeepAlive, PingStrikes
 from gateway.grpc.native.outbox import Outbox
@@ -58,3 +58,38 @@ async def test_nothing_is_read_after_a_message_that_cannot_be() -> None:
     assert dict(decoder.decode(end.payload))["grpc-status"] == str(int(Status.INTERNAL))
     assert reset.payload == b"\0\0\0\0"
     assert got == [b"a"]
+
+
+async def test_what_messages_that_are_not_whole_hold_is_bounded_together() -> None:
+    async def never(_data: bytes, _context: Any) -> bytes:
+        raise AssertionError("no message is whole")
+
+    keep_alive = KeepAlive()
+    strikes = PingStrikes(keep_alive)
+    out, written = Outbox(asyncio.get_running_loop(), strikes), Written()
+    out.connect(written)
+    serving = Serving({"/s/m": Unary(never)}, keep_alive, 0, 1000, 2 * STREAM_WINDOW)
+    calls = Calls(serving, out, strikes)
+    for number in (1, 3):
+        calls.begin(number, CallHeaders("/s/m"), ended=False)
+        calls.feed(calls.streams[number], b"\0\x7f\0\0\0")
+
+    def receive(number: int, size: int) -> None:
+        stream = calls.streams[number]
+        stream.uncredited += size
+        calls.feed(stream, b"x" * size)
+        calls.credit(stream)
+
+    receive(1, STREAM_WINDOW)
+    receive(3, STREAM_WINDOW)
+    assert serving.held_bytes == 2 * STREAM_WINDOW
+    receive(3, STREAM_WINDOW // 4)  # too little for a word about windows
+    assert list(calls.streams) == [1, 3]
+    receive(3, STREAM_WINDOW // 4)
+    assert list(calls.streams) == [1]
+    assert serving.held_bytes == STREAM_WINDOW
+    out.flush()
+    *_, end, _reset = frames_of(written.taken())
+    assert dict(Decoder().decode(end.payload))["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED))
+    calls.abandon(calls.streams[1])
+    assert serving.held_bytes == 0
