@@ -155,6 +155,13 @@ class TestReading:
         reader.skip(Encoder().encode([*CALL, (b"x", b"of the table")]))
         assert reader.read(indexed).malformed
 
+    def test_a_block_that_brings_a_table_is_not_remembered(self) -> None:
+        known: dict[bytes, CallHeaders] = {}
+        reader = HeaderReader(known)
+        reader.skip(b"\x20")
+        reader.read(b"\x3f\xe1\x1f" + block(table_bytes=None))
+        assert known == {}
+
     def test_so_many_are_remembered_and_none_that_is_long(self) -> None:
         known: dict[bytes, CallHeaders] = {}
         reader = HeaderReader(known)

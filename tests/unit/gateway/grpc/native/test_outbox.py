@@ -182,6 +182,18 @@ class TestWindows:
         client.out.resize([full, stream], 2)
         assert client.sizes() == [(3, 2)]
 
+    def test_both_at_once(self, client: Client) -> None:
+        full, stream = client.stream(1), client.stream(3, 2)
+        client.out.data(full, [bytes(DEFAULT_WINDOW)])
+        client.out.data(stream, [b"123"])
+        client.sizes()
+        client.out.widen(1)
+        assert client.sizes() == [(3, 1)]
+        client.out.widen(5)
+        assert client.sizes() == [(3, 1)]
+        client.out.widen_stream(stream, 1)
+        assert client.sizes() == [(3, 1)]
+
     def test_that_are_too_large(self, client: Client) -> None:
         client.out.widen(LARGEST_WINDOW - DEFAULT_WINDOW)
         with pytest.raises(ConnectionFault) as connection_fault:
