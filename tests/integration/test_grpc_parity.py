@@ -264,7 +264,7 @@ async def test_statuses_of_odd_calls(sides: dict[str, Side], headers: Any, data:
 @pytest.mark.parametrize(
     ("headers", "data", "native", "other"),
     [
-        # grpcio waits for the rest without end, or takes the first
+        # grpcio takes the first
         (fields(SERVICE + "ServerLive"), whole(b"") * 2, Status.UNIMPLEMENTED, Status.OK),
         # it takes nine digits; the protocol has eight
         (fields(INFER, grpc_timeout="123456789S"), whole(MESSAGE), Status.INTERNAL, Status.OK),
@@ -292,7 +292,7 @@ async def test_known_differences(sides: dict[str, Side], headers: Any, data: byt
         (fields(INFER), whole(MESSAGE)[:3], (Status.INTERNAL, "the stream ended within a message")),
     ],
 )
-async def test_what_grpcio_never_answers(headers: Any, data: bytes, status: tuple[int, str]) -> None:
+async def test_what_grpcio_does_not_answer(headers: Any, data: bytes, status: tuple[int, str]) -> None:
     side = Side("native")
     await side.start()
     code, text = (await grpc_wire.told(side.front.port, headers, data)).status
