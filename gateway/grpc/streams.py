@@ -72,7 +72,7 @@ class AnswerStream:
         """
         reading = asyncio.create_task(self._read(messages))
         reading.add_done_callback(lambda _: self._arrived.set())
-        ordering = asyncio.create_task(self._ending_with(self._write_ordered(reading)))
+        ordering = asyncio.create_task(self._ending_with(partial(self._write_ordered, reading)))
         try:
             return await self._over
         finally:
@@ -87,7 +87,7 @@ class AnswerStream:
             answering = self._answer(message)
             if isinstance(answering, AsyncGenerator):
                 self._free.add(one)
-                one.task = asyncio.create_task(self._ending_with(self._write_all(one, answering)))
+                one.task = asyncio.create_task(self._ending_with(partial(self._write_all, one, answering)))
             else:
                 task = one.task = asyncio.create_task(answering)
                 task.add_done_callback(partial(self._answered, one))
@@ -102,10 +102,10 @@ class AnswerStream:
                 self._room.clear()
                 await self._room.wait()
 
-    async def _ending_with(self, work: Coroutine[Any, Any, None]) -> None:
-        """What goes wrong in `work` is how the stream ends."""
+    async def _ending_with(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What goes wrong in `work` is how the stream ends. It is not begun when the stream is over before."""
         try:
-            await work
+            await work()
         except asyncio.CancelledError:
             self._over.cancel()
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -269,6 +270,25 @@ async def test_whatever_ends_it_closes_the_rows(how: str) -> None:
         assert isinstance(await running, NotFound)
     await settle()
     assert sorted(rows.closed) == [b"row1", b"row2"]
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_rows_that_come_as_the_stream_ends_are_not_begun(steps: int) -> None:
+    """A row may come in any step between an error and the end of the stream; none leaves work that is never run."""
+    rows, work, peer = Rows(), Work(), Peer()
+    work.errors.add(b"wrong")
+
+    def answer(message: bytes) -> Any:
+        return rows(message) if message == b"row" else work(message)
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"wrong"
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        yield b"row"
+
+    assert isinstance(await AnswerStream(answer, peer.write).run(messages()), NotFound)
+    gc.collect()  # where such work would be found
 
 
 async def test_a_row_whose_client_takes_nothing_is_not_asked_for_more() -> None:
