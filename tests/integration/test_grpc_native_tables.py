@@ -97,8 +97,10 @@ class TestHeaderTables:
             assert (await ask(wire, same)).data == message()
             assert (await ask(wire, fields)).data == message(LIVE)  # and enters the table now
             assert (await ask(wire, b"\xc3\xc2\xc1" + block(call_fields()[3:]))).data == message(LIVE)
-        other.write(raw(HEADERS, END_HEADERS, 97, b"\x20" + same))
-        assert (await other.end())[0] == http2.COMPRESSION_ERROR
+        third = await dial()
+        assert (await ask(third, b"\x20" + fields)).data == message(LIVE)
+        third.write(raw(HEADERS, END_HEADERS, 97, same))  # which means something to the others alone
+        assert (await third.end())[0] == http2.COMPRESSION_ERROR
 
     async def test_a_table_is_kept_through_refusals_trailers_and_evictions(self, wire: Wire) -> None:
         encoder = hpack.Encoder()

@@ -119,12 +119,12 @@ class TestSendWindows:
             sizes = {len(frame.payload) for frame in wire.frames if (frame.kind, frame.stream) == (DATA, number)}
             assert max(sizes) == longest
 
-    async def test_long_words_go_on_in_another_frame(self, wire: Wire) -> None:
-        body = request(model="m" * 40_000).SerializeToString()
+    async def test_long_words_are_cut_to_what_every_client_takes(self, wire: Wire) -> None:
+        body = request(model="☃" * 5_000).SerializeToString()  # each of them nine bytes, percent-encoded
         answer = await wire.call(1, "ModelInfer", body)
         assert answer.status == 5
-        assert answer.blocks == 1
-        assert all(len(frame.payload) <= 16_384 for frame in wire.frames)
+        assert answer.details.startswith("Request for unknown model: '%E2%98%83")
+        assert all(len(frame.payload) <= 8_192 for frame in wire.frames)
 
 
 class TestReceiveWindows:

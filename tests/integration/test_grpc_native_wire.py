@@ -177,7 +177,7 @@ CONNECTION_FAULTS = {
     "an index of nothing": (raw(HEADERS, END_HEADERS, 1, b"\x80"), http2.COMPRESSION_ERROR),
     "an index that is too large": (raw(HEADERS, END_HEADERS, 1, b"\xff\x7f"), http2.COMPRESSION_ERROR),
     "half a literal": (raw(HEADERS, END_HEADERS, 1, literal(b"a", b"bcd")[:-1]), http2.COMPRESSION_ERROR),
-    "an integer without end": (raw(HEADERS, END_HEADERS, 1, b"\xff" * 60_000), http2.COMPRESSION_ERROR),
+    "an integer without end": (raw(HEADERS, END_HEADERS, 1, b"\x7f" + b"\xff" * 60_000), http2.COMPRESSION_ERROR),
     "a Huffman code that ends wrong": (raw(HEADERS, END_HEADERS, 1, b"\x00\x81\x00\x00"), http2.COMPRESSION_ERROR),
     "a table that is too large": (raw(HEADERS, END_HEADERS, 1, b"\x3f\xe2\x1f"), http2.COMPRESSION_ERROR),
     "a size of the table among headers": (

@@ -14,7 +14,7 @@ from gateway.grpc.calling import Streaming, Unary
 from gateway.grpc.errors import INTERNAL, Refusal, Status
 
 from .call_headers import CallHeaders, answer_block, http_block, status_block
-from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, headers_frames, rst_stream, window_update
+from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
 from .limits import PingStrikes
 from .messages import Assembler, MessageFault, Packed, framed
 from .outbox import Outbox
@@ -200,7 +200,7 @@ class Calls:
     def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
         status, details, metadata = refusal
         block = status_block(status, details, metadata, alone=not stream.started)
-        return headers_frames(stream.id, END_STREAM, block, self._out.frame_bytes)
+        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)  # details are cut to less than a frame
 
     def refuse(self, stream: Stream, refusal: Refusal) -> None:
         """End a call with a status, once what it has answered is sent."""

@@ -96,17 +96,6 @@ def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_stream_id, code) + text.encode()[:_MOST_TEXT_BYTES])
 
 
-def headers_frames(stream_id: int, flags: int, block: bytes, frame_bytes: int) -> bytes:
-    """A header block in as many frames as a client needs that takes no longer ones than `frame_bytes`."""
-    if len(block) <= frame_bytes:
-        return frame(HEADERS, flags | END_HEADERS, stream_id, block)
-    parts = [frame(HEADERS, flags, stream_id, block[:frame_bytes])]
-    for at in range(frame_bytes, len(block), frame_bytes):
-        last = END_HEADERS if at + frame_bytes >= len(block) else 0
-        parts.append(frame(CONTINUATION, last, stream_id, block[at : at + frame_bytes]))
-    return b"".join(parts)
-
-
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """The settings of a frame, checked. Raises `ConnectionFault`."""
     if len(payload) % 6:
