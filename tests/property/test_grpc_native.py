@@ -33,7 +33,6 @@ from gateway.grpc.native.frames import (
     HEADERS,
     ConnectionFault,
     frame,
-    headers_frames,
 )
 from gateway.grpc.native.limits import KeepAlive, Patience, PingStrikes
 from gateway.grpc.native.messages import PREFIX, Assembler
@@ -162,15 +161,6 @@ def test_messages_are_printable_and_decode(text: str) -> None:
     wire = percent_encoded(text)
     assert re.fullmatch(rb"(?:[ -$&-~]|%[0-9A-F]{2})*", wire)
     assert unquote_to_bytes(wire) == text.encode()
-
-
-@given(st.binary(max_size=500), st.integers(1, 120), st.sampled_from([0, END_STREAM]))
-def test_long_blocks_go_in_frames_that_a_client_takes(block: bytes, most: int, flags: int) -> None:
-    first, *others = frames_of(headers_frames(7, flags, block, most))
-    assert b"".join(each.payload for each in (first, *others)) == block
-    assert all(len(each.payload) <= most and each.stream == 7 for each in (first, *others))
-    assert (first.kind, {each.kind for each in others} <= {9}, first.flags & END_STREAM) == (HEADERS, True, flags)
-    assert [bool(each.flags & END_HEADERS) for each in (first, *others)] == [False] * len(others) + [True]
 
 
 UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
