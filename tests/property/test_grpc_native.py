@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from gateway.grpc.errors import Status
+from gateway.grpc.errors import details as cut
 from gateway.grpc.native.call_headers import (
     CallHeaders,
     HeaderReader,
@@ -27,6 +28,7 @@ from gateway.grpc.native.call_headers import (
 )
 from gateway.grpc.native.frames import (
     DATA,
+    DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
@@ -35,7 +37,7 @@ from gateway.grpc.native.frames import (
     frame,
 )
 from gateway.grpc.native.limits import KeepAlive, Patience, PingStrikes
-from gateway.grpc.native.messages import PREFIX, Assembler
+from gateway.grpc.native.messages import PREFIX, Assembler, Packed
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.stream import Stream
 
@@ -66,7 +68,7 @@ def test_messages_are_the_same_wherever_they_are_cut(
     got = []
     for start, end in pairwise([0, *cuts, len(wire)]):
         part = memoryview(wire)[start:end] if data.draw(st.booleans()) else wire[start:end]
-        got += assembler.feed(part)
+        got += [each.unpacked() if isinstance(each, Packed) else each for each in assembler.feed(part)]
         ends = [at for at, _ in whole if at <= end]
         assert got == [message for at, message in whole if at <= end]
         assert assembler.is_between == (end == (ends[-1] if ends else 0))
@@ -161,6 +163,12 @@ def test_messages_are_printable_and_decode(text: str) -> None:
     wire = percent_encoded(text)
     assert re.fullmatch(rb"(?:[ -$&-~]|%[0-9A-F]{2})*", wire)
     assert unquote_to_bytes(wire) == text.encode()
+
+
+@given(st.text(min_size=1, max_size=20), st.integers(1, 20_000))
+def test_the_end_of_a_call_is_one_frame_that_any_client_takes(unit: str, count: int) -> None:
+    block = status_block(Status.RESOURCE_EXHAUSTED, cut(unit * count), (("retry-after-ms", "9" * 20),), alone=True)
+    assert len(block) <= DEFAULT_FRAME_BYTES
 
 
 UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
