@@ -202,6 +202,7 @@ class TestCompression:
             ("gzip", gzip.compress(infer()) + b"more"),
             ("identity", gzip.compress(infer())),
         ],
+        ids=["nothing", "cut", "of another kind", "deflated and cut", "of a wrong sum", "followed", "not named"],
     )
     async def test_what_cannot_be_decompressed(self, wire: Wire, encoding: str, packed: bytes) -> None:
         wire.write(open_call(1, "ModelInfer", grpc_encoding=encoding), data_frames(1, message(packed, 1)))
