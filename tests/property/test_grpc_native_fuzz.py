@@ -58,6 +58,9 @@ class Transport(asyncio.Transport):
 
     abort = close
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
