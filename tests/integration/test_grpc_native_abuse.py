@@ -109,6 +109,9 @@ FLOODS = {
     "resets that the server is made to do": b"".join(
         whole_call(n, "ModelInfer", infer()) + window_update(n, 0) for n in NUMBERS[:6_000]
     ),
+    "calls with thousands of headers": b"".join(
+        raw(HEADERS, 5, n, http2.block([(":method", "POST")]) + literal(b"a", b"") * 1_900) for n in NUMBERS[:6]
+    ),
     "malformed calls": b"".join(raw(HEADERS, END_HEADERS, n, b"\x83") for n in NUMBERS[:12_000]),
     "resets of what is over": OPEN + rst_stream(1) * 9_000,
     "settings": settings((http2.INITIAL_WINDOW, 1)) * 1_000,

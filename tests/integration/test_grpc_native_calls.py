@@ -273,6 +273,11 @@ class TestTimeouts:
         assert (answer.status, answer.details, answer.blocks) == (DEADLINE_EXCEEDED, "Deadline Exceeded", 1)
         await asyncio.wait_for(handler.cancelled.wait(), LIMIT_S)
 
+    async def test_a_call_without_any_time_is_not_begun(self, wire: Wire, handler: Any) -> None:
+        answer = await wire.call(1, "ModelInfer", infer(), grpc_timeout="0n")
+        assert (answer.status, answer.details) == (DEADLINE_EXCEEDED, "Deadline Exceeded")
+        assert handler.requests == []
+
     async def test_a_call_that_never_ends_its_request_ends(self, wire: Wire) -> None:
         wire.write(open_call(1, "ModelInfer", grpc_timeout="1n"), raw(DATA, 0, 1, message(infer())[:20]))
         assert (await wire.answer(1)).status == DEADLINE_EXCEEDED

@@ -71,11 +71,14 @@ class HeaderReader:
         """`known` is shared by the connections of a front."""
         self._known = known
         self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
+        self.decoded_fields = 0
+        """Of the block that was read last; none where it was known."""
 
     def read(self, block: bytes) -> CallHeaders:
         """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
         is_free = not self._decoder.header_table_size
         if is_free and (found := self._known.get(block)) is not None:
+            self.decoded_fields = 0
             return found
         headers = call_headers(self._decode(block))
         is_small = len(block) <= _REMEMBERED_BYTES and len(headers.metadata) <= _REMEMBERED_FIELDS
@@ -96,13 +99,15 @@ class HeaderReader:
         if _size_updates(block) > _MOST_SIZE_UPDATES:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers begin with too many sizes of the table")
         try:
-            return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+            fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
             raise ConnectionFault(
                 ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes"
             ) from None
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        self.decoded_fields = len(fields)
+        return fields
 
 
 def _size_updates(block: bytes) -> int:

@@ -30,6 +30,7 @@ _DONE: Refusal = (Status.OK, "", ())
 _CANCELLED: Refusal = (Status.CANCELLED, "the call was cancelled", ())
 _NOT_ONE: Refusal = (Status.UNIMPLEMENTED, "the method takes exactly one message", ())
 _TOO_MUCH: Refusal = (Status.RESOURCE_EXHAUSTED, "messages that have not come whole take too much memory", ())
+_EXPIRED: Refusal = (Status.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
 _FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
@@ -57,6 +58,8 @@ class Calls:
             self.refuse(stream, (*headers.refusal, ()))
         elif method is None:
             self.refuse(stream, (Status.UNIMPLEMENTED, "Method not found!", ()))
+        elif headers.timeout_ns == 0:
+            self.refuse(stream, _EXPIRED)
         else:
             if (remaining_s := stream.time_remaining()) is not None:
                 stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
@@ -210,7 +213,7 @@ class Calls:
     def _expire(self, stream: Stream) -> None:
         """Its deadline has passed and it was not answered: its client has given up."""
         stream.expires = None
-        self._cut(stream, (Status.DEADLINE_EXCEEDED, "Deadline Exceeded", ()))
+        self._cut(stream, _EXPIRED)
 
     def _cut(self, stream: Stream, refusal: Refusal) -> None:
         """End a call now; where an answer is half sent nothing can be said any more."""

@@ -51,7 +51,7 @@ from .frames import (
     without_padding,
 )
 from .life import Life
-from .limits import MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
+from .limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
 from .serving import Serving
@@ -297,6 +297,8 @@ class Connection(asyncio.Protocol):
             return
         self._last_id = number
         headers = self._reader.read(block)
+        if self._reader.decoded_fields > MANY_FIELDS:
+            self._spend(self._reader.decoded_fields)
         if self._leaving or len(self.calls.streams) >= MOST_STREAMS:
             self._spend(Patience.FRAME)
             self._out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))

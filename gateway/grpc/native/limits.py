@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 MOST_STREAMS = 4096
 """Calls at once on one connection; clients are told, and wait."""
+MANY_FIELDS = 100
+"""No client has so many headers. Each costs some microseconds, so calls with more of them spend patience for each."""
 MOST_BLOCKED_BYTES = 64 * 1024 * 1024
 """Answers that wait for the client to open its windows; then further calls are refused."""
 
