@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from charonia.settings import GatewaySettings
 from charonia.tensors import Tensor
 from gateway.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
+from gateway.grpc.errors import Refusal, Status
 from gateway.grpc.jobs import CANCEL, JOB_ID, WAIT
 from gateway.grpc.servicer import Servicer
 from gateway.handler import ServedModel
@@ -67,15 +67,8 @@ class Echo:
         return InferenceResponse(request.model, 1, request.inputs, request.id)
 
 
-class Refused(Exception):
-    """What `abort` raises, as grpc's does."""
-
-
 class Call:
     """A call's context as far as an inference looks at it."""
-
-    def __init__(self) -> None:
-        self.status: tuple[grpc.StatusCode, str] | None = None
 
     def invocation_metadata(self) -> tuple[Any, ...]:
         return ()
@@ -83,24 +76,16 @@ class Call:
     def time_remaining(self) -> float | None:
         return None
 
-    async def abort(self, code: grpc.StatusCode, details: str, _trailers: tuple[Any, ...] = ()) -> None:
-        self.status = (code, details)
-        raise Refused
-
 
 SERVICER = Servicer(GatewaySettings(incarnation="test"), Echo())  # type: ignore[arg-type]
 
 
-def infer(data: bytes) -> tuple[bytes, tuple[grpc.StatusCode, str] | None]:
-    call = Call()
+def infer(data: bytes) -> tuple[bytes, Refusal | None]:
+    async def run() -> bytes | Refusal:
+        return await SERVICER._model_infer(data, Call())
 
-    async def run() -> bytes:
-        return await SERVICER._model_infer(data, call)
-
-    try:
-        return asyncio.run(run()), None
-    except Refused:
-        return b"", call.status
+    reply = asyncio.run(run())
+    return (reply, None) if isinstance(reply, bytes) else (b"", reply)
 
 
 NUMBERS = st.sampled_from(sorted(FIELDS, key=lambda t: t.number))
@@ -232,8 +217,8 @@ def check_typed(data: bytes) -> None:
     if status is None:
         pb.ModelInferResponse.FromString(reply)
         return
-    code, details = status
-    assert code is not grpc.StatusCode.UNKNOWN
+    code, details, _ = status
+    assert code is not Status.UNKNOWN
     assert details
     assert details != "internal server error", data
 
@@ -346,9 +331,9 @@ def test_whatever_is_said_about_delivery(words: dict[str, pb.InferParameter], in
         message.parameters[key].CopyFrom(value)
     _, status = infer(message.SerializeToString())
     assert status is None or status[0] in (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Status.INVALID_ARGUMENT,
+        Status.NOT_FOUND,
+        Status.RESOURCE_EXHAUSTED,
     )
 
 

@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from charonia.errors import StartupError
 
@@ -85,10 +85,21 @@ def parse_address(url: str) -> Address:
     return Address(text, host=host, port=port, database=number, username=username, password=password, tls=tls)
 
 
+def _split(url: str) -> tuple[SplitResult, str]:
+    """The parts of a URL of several hosts, and those hosts, of which the parts know nothing.
+
+    urlsplit takes an address in brackets for all of the hosts, and others beside it for a mistake (Python from 3.11.12
+    on, and 3.11.2 as Debian mends it).
+    """
+    scheme, _, rest = url.partition("://")
+    end = min((rest + sign).index(sign) for sign in "/?#")
+    return urlsplit(f"{scheme}://{rest[end:]}"), rest[:end]
+
+
 def _sentinel_address(url: str) -> Address:
     try:
-        parts = urlsplit(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
+        parts, netloc = _split(url)
+        credentials, _, hosts = netloc.rpartition("@")
         username, _, password = credentials.partition(":")
         sentinels = tuple(_host(host) for host in hosts.split(",") if host)
         service, _, database = unquote(parts.path).strip("/").partition("/")
@@ -115,8 +126,8 @@ def _sentinel_address(url: str) -> Address:
 
 def _cluster_address(url: str) -> Address:
     try:
-        parts = urlsplit(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
+        parts, netloc = _split(url)
+        credentials, _, hosts = netloc.rpartition("@")
         username, _, password = credentials.partition(":")
         nodes = tuple(_host(host, 6379) for host in hosts.split(",") if host)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -149,11 +160,11 @@ def with_password(url: str, file: str, option: str = "--log-password-file") -> s
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise StartupError(f"{option}: '{file}' cannot be read: {reason}") from None
-    parts = urlsplit(url)
-    if parts.password:
+    parts, netloc = _split(url)
+    user, _, host = netloc.rpartition("@")
+    name, _, known = user.partition(":")
+    if known:
         raise StartupError(f"{option}: the URL holds a password already")
-    user, at, host = parts.netloc.rpartition("@")
-    name = user.rstrip(":") if at else ""
     return urlunsplit(parts._replace(netloc=f"{name}:{quote(password, safe='')}@{host}"))
 
 
