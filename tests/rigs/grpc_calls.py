@@ -13,6 +13,7 @@ from protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 LIMIT_S = 10
+LIVE = pb.ServerLiveResponse(live=True).SerializeToString()
 
 
 def raw(channel: grpc.aio.Channel, method: str) -> Any:
@@ -35,6 +36,15 @@ def request(request_id: str = "", model: str = "identity", size: int = 64) -> pb
     message = pb.ModelInferRequest(model_name=model, id=request_id, raw_input_contents=[b"\x01" * size])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])
     return message
+
+
+def infer(size: int = 64, request_id: str = "", model: str = "identity") -> bytes:
+    return request(request_id, model, size).SerializeToString()
+
+
+def echoed(data: bytes) -> bytes:
+    """The output in the data of an answer to `infer`, with its prefix."""
+    return pb.ModelInferResponse.FromString(data[5:]).raw_output_contents[0]
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import echo_handler as echo
 import http2_client as http2
 import pytest
-from grpc_calls import LIMIT_S, request
+from grpc_calls import LIMIT_S, LIVE, infer, request
 from http2_client import (
     CONTINUATION,
     DATA,
@@ -34,53 +33,19 @@ from http2_client import (
     window_update,
 )
 
-from charonia.settings import GatewaySettings
 from gateway.grpc.native import life
 from gateway.grpc.native.connection import Connection
 from gateway.grpc.native.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
 from gateway.grpc.native.server import NativeGrpcFront
-from protos import grpc_service_pb2 as pb
 
-LIVE = pb.ServerLiveResponse(live=True).SerializeToString()
 TOO_MUCH = "too many frames that bring no call further"
 PROMPT_S = 2.0
 """Others wait no longer, on a busy machine too."""
 
 
 @pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-async def front(handler: Any) -> AsyncIterator[NativeGrpcFront]:
-    settings = GatewaySettings(
-        incarnation="test",
-        grpc_address="127.0.0.1",
-        grpc_port=0,
-        grpc_keepalive={"grpc.http2.max_ping_strikes": 2},
-    )
-    front = NativeGrpcFront(settings, handler)
-    await front.start()
-    yield front
-    # whatever a test did, the others are served
-    assert await http2.polite_call(front.port) == LIVE
-    await front.close(0.0)
-
-
-@pytest.fixture
-async def dial(front: NativeGrpcFront) -> AsyncIterator[http2.Dial]:
-    async with http2.dialling(front.port) as dial:
-        yield dial
-
-
-@pytest.fixture
-async def wire(dial: http2.Dial) -> Wire:
-    return await dial()
-
-
-def infer(size: int = 64, request_id: str = "") -> bytes:
-    return request(request_id, size=size).SerializeToString()
+def options() -> dict[str, Any]:
+    return {"grpc_keepalive": {"grpc.http2.max_ping_strikes": 2}}
 
 
 def only(front: NativeGrpcFront) -> Connection:

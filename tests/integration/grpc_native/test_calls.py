@@ -8,21 +8,16 @@ import gzip
 import tracemalloc
 import urllib.parse
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import http2_client as http2
 import pytest
-from grpc_calls import LIMIT_S, SERVICE, request
+from grpc_calls import LIMIT_S, LIVE, SERVICE, infer
 from http2_client import DATA, END_STREAM, RST_STREAM, Wire, data_frames, message, open_call, raw
 
-from charonia.settings import GatewaySettings
-from gateway.grpc.native.server import NativeGrpcFront
 from protos import grpc_service_pb2 as pb
 from protos.health import SERVICE_NAME
 
-LIVE = pb.ServerLiveResponse(live=True).SerializeToString()
 MOST_BYTES = 1 << 20
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 0, 1, 3, 4, 5
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 8, 12, 13
@@ -32,36 +27,12 @@ UNNAMED = "message is marked as compressed, but its call names no compression"
 
 
 @pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-async def front(handler: Any) -> AsyncIterator[NativeGrpcFront]:
-    settings = GatewaySettings(
-        incarnation="test",
-        grpc_address="127.0.0.1",
-        grpc_port=0,
-        http_max_input_size=MOST_BYTES,
-        grpc_header_forward_pattern="x-.*",
-        grpc_infer_response_compression_level="low",
-    )
-    front = NativeGrpcFront(settings, handler)
-    await front.start()
-    yield front
-    # whatever a test did, the others are served
-    assert await http2.polite_call(front.port) == LIVE
-    await front.close(0.0)
-
-
-@pytest.fixture
-async def wire(front: NativeGrpcFront) -> AsyncIterator[Wire]:
-    async with http2.dialling(front.port) as dial:
-        yield await dial()
-
-
-def infer(size: int = 64, model: str = "identity") -> bytes:
-    return request(size=size, model=model).SerializeToString()
+def options() -> dict[str, Any]:
+    return {
+        "http_max_input_size": MOST_BYTES,
+        "grpc_header_forward_pattern": "x-.*",
+        "grpc_infer_response_compression_level": "low",
+    }
 
 
 class TestRefusals:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import hpack
 import http2_client as http2
-import pytest
+from grpc_calls import LIVE
 from http2_client import (
     DATA,
     END_HEADERS,
@@ -21,38 +19,6 @@ from http2_client import (
     message,
     raw,
 )
-
-from charonia.settings import GatewaySettings
-from gateway.grpc.native.server import NativeGrpcFront
-from protos import grpc_service_pb2 as pb
-
-LIVE = pb.ServerLiveResponse(live=True).SerializeToString()
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-async def front(handler: Any) -> AsyncIterator[NativeGrpcFront]:
-    front = NativeGrpcFront(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
-    await front.start()
-    yield front
-    # whatever a test did, the others are served
-    assert await http2.polite_call(front.port) == LIVE
-    await front.close(0.0)
-
-
-@pytest.fixture
-async def dial(front: NativeGrpcFront) -> AsyncIterator[http2.Dial]:
-    async with http2.dialling(front.port) as dial:
-        yield dial
-
-
-@pytest.fixture
-async def wire(dial: http2.Dial) -> Wire:
-    return await dial()
 
 
 class TestHeaderTables:
