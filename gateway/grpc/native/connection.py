@@ -14,6 +14,7 @@ from gateway.grpc.errors import INTERNAL
 
 from .call_headers import MOST_HEADER_BYTES, HeaderReader
 from .calls import STREAM_WINDOW, Calls
+from .ending import Ending
 from .frames import (
     ACK,
     CONTINUATION,
@@ -42,7 +43,6 @@ from .frames import (
     ErrorCode,
     StreamFault,
     frame,
-    goaway,
     read_settings,
     read_word,
     rst_stream,
@@ -65,13 +65,6 @@ FRAME_BYTES = 1 << 17
 _MOST_WRITTEN_BYTES = 1 << 20
 """With so much unsent a client is not read from: it does not read either."""
 _MOST_CONTINUATIONS = 64
-_CLOSING_S = 20.0
-"""For a client to read what is on its way."""
-_LINGER_S = 1.0
-"""For a client to hear that the connection ends, and to end it."""
-_LEAVING_S = 5.0
-"""A client that does not answer by then never will."""
-_LEAVING_PING = b"leaving!"
 _TOLD_BYTES = 16 * 1024
 
 _OPENING = settings(
@@ -106,12 +99,8 @@ class Connection(asyncio.Protocol):
         self._strikes = PingStrikes(serving.keep_alive)
         self._out = Outbox(self._loop, self._strikes)
         self.calls = Calls(serving, self._out, self._strikes)
-        self.calls.on_end = self._close_if_left
-        self._leaving = False
-        self._leaves: asyncio.TimerHandle | None = None
+        self.ending = Ending(self._out, self.calls, lambda: self._last_id)
         self._life = Life(self, serving.keep_alive)
-        self._endings: list[asyncio.TimerHandle] = []
-        """Timers of a connection that is being closed."""
 
     @property
     def is_open(self) -> bool:
@@ -132,6 +121,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport.set_write_buffer_limits(high=_MOST_WRITTEN_BYTES)
         self._out.connect(self._transport)
+        self.ending.connect(self._transport)
         self._serving.connections.add(self)
         self._out.put(_OPENING)
         self._life.begin()
@@ -143,9 +133,7 @@ class Connection(asyncio.Protocol):
             serving.left.set()
         self._out.disconnect()
         self._life.end()
-        for timer in (self._leaves, *self._endings):
-            if timer is not None:
-                timer.cancel()
+        self.ending.lost()
         self._transport = None
         for stream in list(self.calls.streams.values()):
             self.calls.abandon(stream)
@@ -163,7 +151,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._life.heard = True
-        if self._endings:
+        if self.ending.is_closing:
             return
         try:
             at = self._read_preface(data) if self._preface_left else 0
@@ -171,10 +159,10 @@ class Connection(asyncio.Protocol):
                 at = self._complete(data)
             self._read(data, at)
         except ConnectionFault as fault:
-            self.give_up(fault.code, str(fault))
+            self.ending.give_up(fault.code, str(fault))
         except Exception:
             _log.exception("a connection failed")
-            self.give_up(ErrorCode.INTERNAL_ERROR, INTERNAL)
+            self.ending.give_up(ErrorCode.INTERNAL_ERROR, INTERNAL)
 
     def eof_received(self) -> bool:
         return False
@@ -198,7 +186,7 @@ class Connection(asyncio.Protocol):
             if end > size:
                 break
             self._one(kind, flags, number & LARGEST_ID, data, start, end)
-            if self._transport is None or self._endings:
+            if self._transport is None or self.ending.is_closing:
                 return
             at = end
         self._rest += data[at:]
@@ -299,7 +287,7 @@ class Connection(asyncio.Protocol):
         headers = self._reader.read(block)
         if self._reader.decoded_fields > MANY_FIELDS:
             self._spend(self._reader.decoded_fields)
-        if self._leaving or len(self.calls.streams) >= MOST_STREAMS:
+        if self.ending.takes_no_calls or len(self.calls.streams) >= MOST_STREAMS:
             self._spend(Patience.FRAME)
             self._out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
             return
@@ -418,8 +406,7 @@ class Connection(asyncio.Protocol):
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes, expected 8")
         if flags & ACK:
-            if payload == _LEAVING_PING and self._leaves is not None:
-                self._leave()
+            self.ending.answered(payload)
             return
         if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
@@ -432,60 +419,12 @@ class Connection(asyncio.Protocol):
         self._out.put(frame(PING, 0, 0, b"charonia"))
 
     def leave(self) -> None:
-        """Take no more calls than are on their way; the connection is closed when those there are have ended.
-
-        The client's answer to a ping says that it has heard of it: what it began until then is served (RFC 9113, 6.8).
-        """
-        if self._leaves is not None or self._transport is None:
-            return
-        self._out.put(goaway(LARGEST_ID, ErrorCode.NO_ERROR) + frame(PING, 0, 0, _LEAVING_PING))
-        self._leaves = self._loop.call_later(_LEAVING_S if self._settled else 0.0, self._leave)
-
-    def _leave(self) -> None:
-        if self._leaving or self._transport is None:
-            return
-        self._leaving = True
-        self._out.put(goaway(self._last_id, ErrorCode.NO_ERROR))
-        self._close_if_left()
-
-    def _close_if_left(self) -> None:
-        if self._leaving and not self.calls.streams:
-            self.close()
-
-    def give_up(self, code: ErrorCode, text: str) -> None:
-        """Close the connection because of what the client did."""
-        _log.debug("a connection is closed: %s, %s", code.name, text)
-        if self._transport is not None:
-            self._out.put(goaway(self._last_id, code, text))
-            self.close()
-            for stream in list(self.calls.streams.values()):
-                self.calls.abandon(stream)
-
-    def close(self) -> None:
-        """Close after what is on its way, and after the client has.
-
-        What it still sends is read and not looked at: a socket that is closed with something unread takes back what it
-        has sent, and the client would not learn why it ends, nor which of its calls it can send again elsewhere.
-        """
-        transport = self._transport
-        if transport is None or self._endings:
-            return
-        self._out.flush()
-        self._out.disconnect()
-        self._endings.append(self._loop.call_later(_CLOSING_S, self.abort))
-        if transport.is_closing() or not transport.can_write_eof():
-            transport.close()
-            return
-        self._endings.append(self._loop.call_later(_LINGER_S, transport.close))
-        try:
-            transport.write_eof()
-        except OSError:  # the client has gone
-            transport.close()
+        """Take no more calls than are on their way, and close after them."""
+        self.ending.leave(has_client=self._settled)
 
     def abort(self) -> None:
         """Close now."""
-        if self._transport is not None:
-            self._transport.abort()
+        self.ending.abort()
 
 
 def _checked(length: int) -> int:

@@ -89,7 +89,7 @@ class NativeGrpcFront:
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
         for connection in connections:
-            connection.close()
+            connection.ending.close()
         if self._serving.connections:
             self._serving.left = asyncio.Event()
             try:
