@@ -89,7 +89,9 @@ class Calls:
             self.refuse(stream, _NOT_ONE)
 
     def credit(self, stream: Stream) -> None:
-        """Let the client send more, unless there are messages that nobody has taken."""
+        """Let the client send more, unless there are messages that nobody has taken, or the call is refused."""
+        if stream.tail is not None:
+            return  # what comes is not kept, so it must not count as held either
         if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
             if stream.assembler is not None and not stream.assembler.is_between:
                 stream.held_bytes += stream.uncredited

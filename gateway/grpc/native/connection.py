@@ -242,7 +242,8 @@ class Connection(asyncio.Protocol):
     def _rare(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == RST_STREAM:
             self._spend(Patience.RESET)
-            self._on_reset(number, read_word(payload, "RST_STREAM"))
+            read_word(payload, "RST_STREAM")
+            self._on_reset(number)
             return
         self._spend(Patience.SETTINGS if kind == SETTINGS else Patience.FRAME)
         if kind in (SETTINGS, PING, GOAWAY) and number:
@@ -362,7 +363,7 @@ class Connection(asyncio.Protocol):
         if number > self._last_id or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which was not begun")
 
-    def _on_reset(self, number: int, _code: int) -> None:
+    def _on_reset(self, number: int) -> None:
         self._check_begun(number, "RST_STREAM")
         stream = self.calls.streams.get(number)
         if stream is not None:

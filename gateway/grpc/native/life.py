@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Protocol
 
 from .limits import KeepAlive
@@ -41,7 +42,7 @@ class Life:
         self.heard = False
         """Anything came since it was last looked at."""
         self.unanswered_pings = 0
-        """Sent since data was last sent."""
+        """Sent since anything came."""
 
     def begin(self) -> None:
         keep_alive = self._keep_alive
@@ -57,8 +58,8 @@ class Life:
             timer.cancel()
         self._timers.clear()
 
-    def _after(self, what: str, delay_s: float, do: object) -> None:
-        self._timers[what] = self._loop.call_later(delay_s, do)  # type: ignore[arg-type]
+    def _after(self, what: str, delay_s: float, do: Callable[[], None]) -> None:
+        self._timers[what] = self._loop.call_later(delay_s, do)
 
     def _expect_words(self) -> None:
         if not self._connection.is_open:

@@ -93,3 +93,32 @@ async def test_what_messages_that_are_not_whole_hold_is_bounded_together() -> No
     assert dict(Decoder().decode(end.payload))["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED))
     calls.abandon(calls.streams[1])
     assert serving.held_bytes == 0
+
+
+async def test_what_comes_for_a_refused_call_is_neither_held_nor_asked_for() -> None:
+    async def answer(_messages: AsyncIterator[bytes], write: Any, _context: Any) -> None:
+        await write(b"a")
+
+    keep_alive = KeepAlive()
+    strikes = PingStrikes(keep_alive)
+    out, written = Outbox(asyncio.get_running_loop(), strikes), Written()
+    out.connect(written)
+    out.resize([], 0)
+    serving = Serving({"/s/m": Streaming(answer)}, keep_alive, 0, 1000, STREAM_WINDOW)
+    calls = Calls(serving, out, strikes)
+    calls.begin(1, CallHeaders("/s/m"), ended=False)
+    stream = calls.streams[1]
+    while not stream.pending:
+        await asyncio.sleep(0)
+    calls.feed(stream, b"\0\x7f\0\0\0")
+    calls.refuse(stream, (Status.INTERNAL, "", ()))  # which waits behind the answer
+    before = stream.receive_window
+    for _ in range(10):
+        stream.uncredited += STREAM_WINDOW
+        calls.feed(stream, b"x")
+        calls.credit(stream)
+    assert serving.held_bytes == 0
+    assert stream.receive_window == before
+    calls.abandon(stream)
+    while stream.task is not None:
+        await asyncio.sleep(0)
