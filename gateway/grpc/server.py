@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,8 +12,10 @@ import grpc.aio
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.handler import Handler
+from gateway.listening import bound
 
 from .calling import Methods, Streaming, Unary
+from .certificates import certificates
 from .servicer import Servicer
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -62,7 +61,8 @@ class GrpcFront:
         host = settings.grpc_address
         address = f"[{host}]:{settings.grpc_port}" if ":" in host and host[0] != "[" else f"{host}:{settings.grpc_port}"
         if settings.grpc_port and not settings.reuse_grpc_port:
-            _check_free(settings.grpc_address, settings.grpc_port)
+            # grpc's own message for a taken port names neither the port nor the reason (V5)
+            bound(host.strip("[]"), settings.grpc_port, service="GRPC").close()
         server = grpc.aio.server(options=options, compression=self._compression)
         server.add_generic_rpc_handlers(_handlers(self._servicer.methods()))
         try:
@@ -89,18 +89,11 @@ class GrpcFront:
             self._server = None
 
     def _credentials(self) -> grpc.ServerCredentials:
-        settings = self._settings
-        if not settings.grpc_server_key or not settings.grpc_server_cert:
-            raise StartupError("--grpc-use-ssl needs --grpc-server-key and --grpc-server-cert")
-        key, certificate = (
-            _read("grpc-server-key", settings.grpc_server_key),
-            _read("grpc-server-cert", settings.grpc_server_cert),
-        )
-        if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
-            raise StartupError("--grpc-use-ssl-mutual needs --grpc-root-cert, which says whose clients are let in")
-        root = _read("grpc-root-cert", settings.grpc_root_cert) if settings.grpc_root_cert else None
+        found = certificates(self._settings)
         return grpc.ssl_server_credentials(
-            [(key, certificate)], root_certificates=root, require_client_auth=settings.grpc_use_ssl_mutual
+            [(found.key, found.certificate)],
+            root_certificates=found.root or None,
+            require_client_auth=self._settings.grpc_use_ssl_mutual,
         )
 
 
@@ -140,26 +133,3 @@ def _streaming(method: Streaming) -> Any:
             await context.abort(_CODES[code], details, metadata)
 
     return grpc.stream_stream_rpc_method_handler(handle)
-
-
-def _read(option: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise StartupError(f"--{option}: '{path}' cannot be read: {error.strerror}") from None
-
-
-def _check_free(address: str, port: int) -> None:
-    """grpc's own message for a taken port names neither the port nor the reason (V5)."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.strip("[]"), port))
-        except OSError as error:
-            reason = (
-                f"Unavailable - Socket '{address}:{port}' already in use"
-                if error.errno == errno.EADDRINUSE
-                else f"cannot listen on '{address}:{port}': {error.strerror}"
-            )
-            raise StartupError(f"failed to start GRPC service: {reason}") from None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from pathlib import Path
 
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
+from gateway.grpc.certificates import certificates
 from gateway.grpc.errors import Status
 from gateway.grpc.servicer import Servicer
 from gateway.grpc.stream_calls import SHUTTING_DOWN
@@ -101,16 +101,10 @@ class NativeGrpcFront:
 
 def tls_context(settings: GatewaySettings) -> ssl.SSLContext:
     """What connections are encrypted with (G30). Raises `StartupError`."""
-    if not settings.grpc_server_key or not settings.grpc_server_cert:
-        raise StartupError("--grpc-use-ssl needs --grpc-server-key and --grpc-server-cert")
-    if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
-        raise StartupError("--grpc-use-ssl-mutual needs --grpc-root-cert, which says whose clients are let in")
+    certificates(settings)  # ssl reads the files itself, and its errors name none of them
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    for option in ("grpc_server_key", "grpc_server_cert", "grpc_root_cert"):
-        if path := getattr(settings, option):
-            _check_readable(option.replace("_", "-"), path)
     try:
         context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
         if settings.grpc_root_cert:
@@ -122,10 +116,3 @@ def tls_context(settings: GatewaySettings) -> ssl.SSLContext:
     if settings.grpc_use_ssl_mutual:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _check_readable(option: str, path: str) -> None:
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        raise StartupError(f"--{option}: '{path}' cannot be read: {error.strerror}") from None
