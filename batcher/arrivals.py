@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.eventlog.port import Entry
+from charonia.wire import RequestRecord, Wave
 
-from .carriers import Carried, CarrierEntry, Deletions, requests_of
+from .carriers import Carried, CarrierEntry, Deletions, work_of
 from .scheduling.observations import RequestQueued
 from .windows import Windows
 
@@ -30,7 +32,13 @@ def arrivals(
     lane = windows.lane(stream)
     queued: list[RequestQueued] = []
     for entry in entries:
-        records = requests_of(entry)
+        work = work_of(entry)
+        if len(work) == 1 and type(work[0]) is Wave:
+            carrier = CarrierEntry(stream, entry.id, work[0].count)
+            windows.took(carrier)
+            queued.append(_wave(work[0], carrier, lane, now, offset))
+            continue
+        records = [record for record in work if isinstance(record, RequestRecord)]
         if attempts is not None:
             records = [record for record in records if attempts.get(record.id, -1) >= 0]
         if not records:
@@ -61,3 +69,26 @@ def arrivals(
             if record.lineage is not None and record.lineage.ancestors:
                 called[record.id] = queued[-1]
     return queued
+
+
+def _wave(wave: Wave, carrier: CarrierEntry, lane: int, now_ns: int, offset_ns: int) -> RequestQueued:
+    """A wave as one item of the queue. Its signature is not that of its requests: they do not share batches with it."""
+    enqueued_ns = wave.accepted_ns + offset_ns
+    deadline_ns = min([one for one in wave.deadlines if one], default=0) if wave.deadlines else 0
+    return RequestQueued(
+        wave.id,
+        wave.meta.version,
+        wave.level,
+        wave.rows * wave.count,
+        wave.signature ^ 1,
+        wave.timeout_us,
+        deadline_ns + offset_ns if deadline_ns else 0,
+        enqueued_ns if enqueued_ns < now_ns else now_ns,
+        0,
+        Carried(cast(RequestRecord, wave), carrier, 0),
+        lane,
+        None,
+        wave.meta,
+        wave.count,
+        True,
+    )

@@ -14,7 +14,7 @@ from msgspec import Struct
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import Entry, EventLog
 from charonia.tensors import Buffer
-from charonia.wire import RequestRecord, records_of, requests_in, unpack_request
+from charonia.wire import RequestRecord, Wave, records_of, requests_in, unpack_request, work_in
 
 from .scheduling.observations import RequestQueued
 
@@ -34,11 +34,23 @@ def carried(entry: Entry) -> list[Buffer]:
 
 
 def requests_of(entry: Entry) -> list[RequestRecord]:
-    """The requests of an entry, without those that cannot be read."""
+    """The requests of an entry, those of a wave one by one, without those that cannot be read."""
     try:
         return requests_in(entry.fields)
-    except InvalidRecord:  # which of them?
-        records: list[RequestRecord] = []
+    except InvalidRecord:
+        return _readable(entry)
+
+
+def work_of(entry: Entry) -> list[RequestRecord | Wave]:
+    """What an entry carries, waves as they are, without what cannot be read."""
+    try:
+        return work_in(entry.fields)
+    except InvalidRecord:
+        return [*_readable(entry)]
+
+
+def _readable(entry: Entry) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
     for record in carried(entry):
         try:
             records.append(unpack_request(record))
@@ -59,7 +71,7 @@ class CarrierEntry:
 
 
 class Carried(Struct, eq=False, gc=False):
-    """What the scheduler hands back with a request: its record and the entry that carries it.
+    """What the scheduler hands back with a request: its record (of a wave, the wave) and the entry that carries it.
 
     `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced. `restored`: it was
     found at takeover, so every attempt is recorded, the first as well.

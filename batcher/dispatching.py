@@ -17,7 +17,7 @@ from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import START, EventLog
 from charonia.events import FIELD_FACT, ExecutionUnwanted, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
+from charonia.wire import FIELD_HEADER, FIELD_RECORD, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
 from .carriers import carrier_of
 from .scheduling.decisions import DispatchBatch
@@ -129,6 +129,10 @@ class Dispatcher:
 
     def _header(self, decision: DispatchBatch) -> BatchHeader:
         local = decision.executor == self._local_executor
+        waves: tuple[tuple[bytes, bytes], ...] = ()
+        if decision.requests[0].wave:
+            carriers = [request.carrier.entry for request in decision.requests]
+            waves = tuple([(carrier.stream, carrier.entry_id) for carrier in carriers])
         return BatchHeader(
             decision.batch_id,
             self._model,
@@ -140,6 +144,7 @@ class Dispatcher:
             self.facts_local if local and not decision.via_owner else self.facts_shared,
             decision.via_owner,
             decision.sequences,
+            waves,
         )
 
     def _entry(self, decision: DispatchBatch) -> tuple[bytes, list[Buffer]]:
@@ -151,6 +156,8 @@ class Dispatcher:
             # an executor in this process gets header and records as they are: nothing is copied or read twice
             decoded = chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
             return keys.LOCAL + stream, cast(list[Buffer], [FIELD_HEADER, header, *decoded])
+        if header.waves:
+            return stream, [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
         return stream, [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
 
     async def held(self, executor: str) -> set[str]:

@@ -40,8 +40,10 @@ from charonia.events import (
 )
 from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
+from charonia.wire import PREFIX_BYTES, WAVE_BYTE
 
 from .arrivals import arrivals
+from .bursting import Bursting
 from .capacity import Capacity
 from .carriers import CarrierEntry, Deletions, carrier_of
 from .demand import Demand
@@ -55,6 +57,7 @@ from .restoring import restore_more
 from .schedulers import is_sequential, scheduler_for
 from .scheduling import observations as seen
 from .scheduling.decisions import (
+    BurstWave,
     CondemnRequest,
     Decision,
     DispatchBatch,
@@ -63,6 +66,7 @@ from .scheduling.decisions import (
     ReleaseReplies,
     StopExecution,
 )
+from .scheduling.scheduler import ModelScheduler
 from .scheduling.sequence_scheduler import Delays
 from .scheduling.verbs import Scheduler
 from .sending import Sending
@@ -144,6 +148,7 @@ class OwnedModel:
         self._refusals = Refusals(log, model, gone, self._request_settled)
         self._sending = Sending(self, local_executor, self._refusals, turns, lost_ownership)
         self._early_cancels = EarlyCancels()
+        self._bursting = Bursting(log, model)
         self.wanted: dict[bytes, int] = {}
         """How many responses are wanted of requests whose callers say so (S55)."""
         self._facts_after = START
@@ -247,12 +252,18 @@ class OwnedModel:
         queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
         if len(self.called) > known:
             self.on_blocking()
+        if not isinstance(self.scheduler, ModelScheduler):
+            for request in [request for request in queued if request.wave]:
+                queued.remove(request)
+                self.spawn(self._burst(BurstWave(request)))
         now = monotonic_ns()
         decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
         if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)
         self._apply(decisions)
+        for lost in self._bursting.suspected(queued):
+            self.observe(lost)
         if self._gone:
             self.drop_of_gone(queued)
         return queued
@@ -274,10 +285,14 @@ class OwnedModel:
         elif isinstance(fact, RequestsRescheduled):
             self.observe(seen.RequestsRescheduled(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
-            if self.scheduler.find(fact.id) is None:
-                self._early_cancels.note(fact.id)
-            else:
+            if self.scheduler.find(fact.id) is not None:
                 self.observe(seen.RequestCancelled(fact.id))
+                return
+            wave = self.scheduler.find(fact.id[:PREFIX_BYTES] + WAVE_BYTE)
+            if wave is None or wave.state is not seen.RequestState.DISPATCHED:  # what runs is soon done
+                self._early_cancels.note(fact.id)
+            if wave is not None:
+                self.observe(seen.WaveOpened(wave.id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
         elif isinstance(fact, RequestsMoved):
@@ -374,7 +389,12 @@ class OwnedModel:
 
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""
-        records = [carrier_of(request).record for request in requests if request.state is not seen.RequestState.ENDED]
+        over = (seen.RequestState.ENDED, seen.RequestState.DISPATCHED)
+        records = [
+            carrier_of(request).record
+            for request in requests
+            if request.state is not seen.RequestState.ENDED and not (request.wave and request.state in over)
+        ]
         unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in self._gone and not r.is_job]
         if unwanted and not self.closed:
             self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
@@ -442,6 +462,8 @@ class OwnedModel:
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
                 self.condemned += isinstance(decision, CondemnRequest)
+            elif isinstance(decision, BurstWave):
+                self.spawn(self._burst(decision))
             elif isinstance(decision, StopExecution):
                 running = (decision.executor, decision.batch_id)
                 unwanted[running] = unwanted.get(running, b"") + decision.request.id
@@ -453,6 +475,17 @@ class OwnedModel:
             self.spawn(self._refusals.settle(refused))
         for (executor, batch_id), ids in unwanted.items():
             self.spawn(self.dispatcher.tell_unwanted(executor, batch_id, ids))
+
+    async def _burst(self, decision: BurstWave) -> None:
+        """Replace a wave by its requests; the reader brings them."""
+        while not self.closed:
+            try:
+                await self._bursting.burst(decision)
+                self.requests_settled((decision.request,))
+                return
+            except CharoniaError as error:
+                _log.warning("a wave of '%s' cannot be burst yet: %s", self.model, error)
+            await asyncio.sleep(_RETRY_S)
 
     async def _forget(self, runs: dict[bytes, bytes]) -> None:
         """End the records of sequences; until the log has done it, a new owner would take them for live."""
@@ -476,11 +509,18 @@ class OwnedModel:
         entries: list[CarrierEntry] = []
         for request in requests:
             carrier = request.carrier
-            if not carrier.settled:
-                carrier.settled = True
-                if self.wanted:
-                    self.wanted.pop(request.id, None)
-                entries.append(carrier.entry)
+            if carrier.settled:
+                continue
+            carrier.settled = True
+            if request.wave:  # its entry is deleted by the settlement
+                carrier.entry.remaining = 0
+                self.settled_requests += request.count
+                if not self.closed:
+                    self.windows.settled(carrier.entry, request.count)
+                continue
+            if self.wanted:
+                self.wanted.pop(request.id, None)
+            entries.append(carrier.entry)
         if not entries:
             return
         settled = {entries[0]: len(entries)} if entries.count(entries[0]) == len(entries) else Counter(entries)

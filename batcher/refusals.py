@@ -46,15 +46,29 @@ class Refusals:
 
     async def settle(self, refused: Sequence[Refused]) -> None:
         """Insist until the log has taken them."""
+        waves = [decision for decision in refused if decision.request.wave]
+        plain = [decision for decision in refused if not decision.request.wave]
         while True:
             try:
-                await refuse(self._log, self._model, refused, self._gone)
+                await self._drop(waves)
+                waves = []
+                if plain:
+                    await refuse(self._log, self._model, plain, self._gone)
                 break
             except CharoniaError as error:
                 _log.warning("%d refusals could not be recorded, trying again: %s", len(refused), error)
             await asyncio.sleep(_RETRY_S)
         for decision in refused:
             self._settled(decision.request)
+
+    async def _drop(self, waves: list[Refused]) -> None:
+        """Settle waves whose gateway is gone, so that there is no caller to answer."""
+        while waves:
+            carrier = carrier_of(waves[-1].request)
+            await self._log.delete_entries(carrier.entry.stream, [carrier.entry.entry_id])
+            for key, increments in _counts(self._model, waves[-1:]).items():
+                await self._log.add_statistics(key, increments)
+            waves.pop()
 
 
 async def refuse(log: EventLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()) -> None:
@@ -160,6 +174,7 @@ def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int
         of_key = counts.setdefault(keys.statistics(model, record.meta.version, record.meta.content_hash), {})
         waited_ns = max(0, now_ns - record.accepted_ns)
         reason = decision.reason if isinstance(decision, RejectRequest) else "BACKEND"
-        for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (f"fail_{reason}", 1)):
+        count = decision.request.count
+        for name, amount in (("fail_count", count), ("fail_ns", count * waited_ns), (f"fail_{reason}", count)):
             of_key[name] = of_key.get(name, 0) + amount
     return counts

@@ -10,9 +10,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from charonia.errors import CharoniaError
-from charonia.wire import BatchHeader
+from charonia.eventlog.port import Entry
+from charonia.wire import FIELD_WAVE, BatchHeader, Wave
 
-from .carriers import requests_of
+from .bursting import burst_wave
+from .carriers import requests_of, work_of
 from .schedulers import sequences_found
 from .scheduling.observations import BatchRunning, RequestQueued
 
@@ -32,6 +34,8 @@ async def restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Request
     """
     queued: dict[bytes, RequestQueued] = {}
     while entries := await owned.log.range(stream, owned.windows.after(stream), _PAGE):
+        last_id = entries[-1].id
+        entries = await _without_waves(owned, stream, entries)
         records = [record for entry in entries for record in requests_of(entry)]
         ids = [record.id for record in records]
         attempts = dict(zip(ids, await owned.log.unsettled(owned.model, ids), strict=True))
@@ -41,11 +45,27 @@ async def restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Request
         if owned.closed:
             return queued
         queued |= {request.id: request for request in owned.queue(stream, entries, attempts)}
-        owned.windows.read(stream, entries[-1].id)
+        owned.windows.read(stream, last_id)
         if owned.windows.is_full(stream):
             break
-    owned.windows.fell_behind(stream, bool(entries))
+    else:
+        owned.windows.fell_behind(stream, False)
+        return queued
+    owned.windows.fell_behind(stream, True)
     return queued
+
+
+async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry]) -> list[Entry]:
+    """Burst the waves among these entries: nobody knows which an executor has begun. Their requests follow later."""
+    plain: list[Entry] = []
+    for entry in entries:
+        if FIELD_WAVE not in entry.fields:
+            plain.append(entry)
+            continue
+        for wave in work_of(entry):
+            if isinstance(wave, Wave):
+                await burst_wave(owned.log, owned.model, stream, entry.id, wave)
+    return plain
 
 
 async def restore_sequences(owned: OwnedModel) -> None:

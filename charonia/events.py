@@ -35,6 +35,8 @@ class ProcessJoined:
     pid: int = 0
     hosts_batcher: bool = False
     payload_token: str = ""
+    reads_waves: bool = False
+    """It decides about queues with waves in them; what older releases would do with those is lose them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class VersionLoaded:
     config: bytes
     labels: dict[str, list[str]] = field(default_factory=dict)
     load_ns: int = 0
+    takes_waves: bool = False
+    """Its requests may come in waves (docs/adr/0015)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +333,24 @@ class OwnerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsWanted:
+    """A gateway to an executor, in its batch stream: write what is counted, then say so to `endpoint` with `token`."""
+
+    kind: ClassVar[str] = "statistics_wanted"
+    endpoint: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsWritten:
+    """An executor to the gateway that asked, in its reply stream: everything counted before is in the log."""
+
+    kind: ClassVar[str] = "statistics_written"
+    executor: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsEnded:
     """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
 
@@ -444,6 +466,8 @@ Fact = (
     | ResponsesBegun
     | ResponsesWanted
     | OwnerChanged
+    | StatisticsWanted
+    | StatisticsWritten
     | ExecutorDescribed
     | ExecutorDraining
     | VersionAnnounced

@@ -3,12 +3,14 @@
 Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.
 
-    q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of one entry's are done
+    q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of one entry's are done;
+                             a wave (field `w`) is unsettled as long as its entry is there
     ql:{m}                   set of "<level>:<lane>" that have a stream
     u:{m}                    hash of every unsettled request: first 15 bytes of the id -> attempts and sizes of the
                              requests whose ids begin so (charonia.eventlog.redis.groups)
     n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
-                             `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs
+                             `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs,
+                             `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
     job:{m}:<id>             hash of one job (`charonia.jobs`): state, times, events, result

@@ -39,12 +39,12 @@ def pack_answers(
     if interface.scattered_outputs:
         return _pack_scattered(interface, version, run, results, rows)
     first = run[0][0]
-    parts: dict[str, _Part] = {}
+    parts: dict[str, OutputPart] = {}
     for plan, _ in run[:1] if one_plan else run:
         if plan.outputs is not first.outputs or not parts:
             for name in plan.outputs:
                 if name not in parts:
-                    parts[name] = _Part.of(interface, name, results, rows)
+                    parts[name] = OutputPart.of(interface, name, results, rows)
     if one_plan and len(first.outputs) == 1:
         part = parts[first.outputs[0]]
         size = first.rows * part.row_bytes
@@ -59,7 +59,7 @@ def pack_answers(
     answers: list[bytes] = []
     start = 0
     last: RequestPlan | None = None
-    chosen: list[_Part] = []
+    chosen: list[OutputPart] = []
     head = meta = b""
     fixed = True
     for plan, record in run:
@@ -95,12 +95,12 @@ def _pack_scattered(
 ) -> list[bytes]:
     """`pack_answers` of a model some of whose outputs are cut by the shapes of an input (C21)."""
     plans = [plan for plan, _ in run]
-    parts: dict[str, _Part] = {}
+    parts: dict[str, OutputPart] = {}
     scattered: dict[str, list[Tensor]] = {}
     for name in dict.fromkeys(name for plan in plans for name in plan.outputs):
         source = interface.scattered_outputs.get(name)
         if source is None:
-            parts[name] = _Part.of(interface, name, results, rows)
+            parts[name] = OutputPart.of(interface, name, results, rows)
         else:
             spec = interface.outputs[name]
             array = _result(interface, name, results)
@@ -119,7 +119,7 @@ def _pack_scattered(
 
 
 @dataclass(slots=True)
-class _Part:
+class OutputPart:
     """One output of a batch, ready to be sliced by rows; `elements` are a BYTES output's."""
 
     name: str
@@ -131,16 +131,16 @@ class _Part:
     elements: Array | None
 
     @staticmethod
-    def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> _Part:
+    def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> OutputPart:
         spec = interface.outputs[name]
         array = _result(interface, name, results)
         tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
         if spec.datatype is DataType.BYTES:
-            return _Part(name, spec.datatype, interface.batching, tail, b"", 0, array)
+            return OutputPart(name, spec.datatype, interface.batching, tail, b"", 0, array)
         raw = Tensor.of(name, array).data
         if len(raw) <= _SMALL_BYTES:
             raw = bytes(raw)
-        return _Part(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
+        return OutputPart(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
 
     def described(self, rows: int) -> tuple[str, DataType, Shape, int]:
         shape = (rows, *self.tail) if self.batching else self.tail

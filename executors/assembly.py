@@ -27,7 +27,7 @@ from charonia.tensors import (
     shape_text,
     split_bytes_elements,
 )
-from charonia.wire import RequestMeta, RequestRecord, TensorPlace
+from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
 
 _PLAN_LIMIT = 4096
 """Signatures a planner remembers; past it the cache starts anew: hostile variety costs only time."""
@@ -84,8 +84,8 @@ class Planner:
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
 
-    def plan(self, record: RequestRecord) -> RequestPlan:
-        """The plan of a request. Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8)."""
+    def plan(self, record: RequestRecord | Wave) -> RequestPlan:
+        """The plan of a request, or of each request of a wave. Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8)."""
         meta = record.meta
         found = self._plans.get(meta.packed)
         if found is None:
@@ -267,7 +267,7 @@ def join(
                 own = plan.inputs[index]
                 raw = record.data[own.offset : own.offset + own.size_bytes]
                 elements += _elements(interface, own, raw)
-            arrays[place.name] = _objects(elements, shape)
+            arrays[place.name] = objects_of(elements, shape)
             continue
         if place.ragged:
             total_bytes = sum(plan.inputs[index].size_bytes for plan, _ in run)
@@ -328,11 +328,16 @@ def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
 
 def _single(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Array:
     if place.datatype is DataType.BYTES:
-        return _objects(_elements(interface, place, raw), place.shape)
-    array: Array = np.frombuffer(raw, dtype=place.dtype)
+        return objects_of(_elements(interface, place, raw), place.shape)
+    return array_of(raw, place.dtype, place.shape)
+
+
+def array_of(raw: Buffer, dtype: np.dtype[Any], shape: Shape) -> Array:
+    """A view of raw bytes where they lie aligned, else a copy."""
+    array: Array = np.frombuffer(raw, dtype=dtype)
     if not array.flags.aligned:
         array = array.copy()
-    return array.reshape(place.shape)
+    return array.reshape(shape)
 
 
 def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> list[bytes]:
@@ -340,7 +345,8 @@ def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> list[
     return list(split_bytes_elements(raw))
 
 
-def _objects(elements: list[bytes], shape: Shape) -> Array:
+def objects_of(elements: list[bytes], shape: Shape) -> Array:
+    """An array of BYTES elements."""
     array: Array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements
     return array.reshape(shape)

@@ -37,6 +37,7 @@ from .metrics import ExecutorMetrics
 from .placing import NotPlacedHere, Placing
 from .retiring import Retirement
 from .selection import Selection
+from .waves.eligibility import takes_waves
 
 _log = logging.getLogger(__name__)
 
@@ -358,6 +359,7 @@ class Deployment:
             incarnation.source.config.SerializeToString(deterministic=True),
             incarnation.labels,
             incarnation.load_ns,
+            takes_waves(incarnation),
         )
 
     def withdraw(self, incarnation: Incarnation) -> None:

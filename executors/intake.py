@@ -7,14 +7,15 @@ Entries that hold no batch are dropped and counted, never a crash (H27). What th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
-from charonia.errors import InvalidRecord
+from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
@@ -24,10 +25,12 @@ from charonia.events import (
     ExecutionUnwanted,
     OwnerChanged,
     ResponsesWanted,
+    StatisticsWanted,
+    StatisticsWritten,
     VersionWanted,
     pack_fact,
 )
-from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, BatchHeader, RequestRecord
+from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, BatchHeader, RequestRecord, Wave
 
 from .accounting import Death, Executed
 from .announcing import insist
@@ -40,6 +43,9 @@ from .payloads import Payloads
 from .responding import Responses, ResponseWriter
 from .settlement import batch_died
 from .settling import Outcome, Settler
+from .waves.execution import ExecutedWaves
+from .waves.replies import ReplySockets
+from .waves.settling import WaveSettler
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +63,7 @@ class Intake:
         find: Callable[[str, int], Incarnation | None],
         metrics: ExecutorMetrics,
         payloads: Payloads,
+        sockets: ReplySockets,
         *,
         local: bool,
     ) -> None:
@@ -69,6 +76,7 @@ class Intake:
         self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
         self._beginnings = Beginnings(log, executor)
         self._settler = Settler(log, executor, metrics, payloads, self._beginnings)
+        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel)
         if metrics.measures:
             self._responses.on_first = self._responded
@@ -134,6 +142,7 @@ class Intake:
                 if self._quiet is None:
                     self._quiet = asyncio.Event()
                 await self._quiet.wait()
+        await self.waves.settled()
 
     async def settled_so_far(self) -> None:
         """Wait for what is under way now."""
@@ -174,14 +183,14 @@ class Intake:
             if entry_id not in self._returned:
                 self._take(header, records, entry_id)
 
-    def _take(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes = b"") -> None:
+    def _take(self, header: BatchHeader, records: Sequence[RequestRecord | Wave], entry_id: bytes = b"") -> None:
         """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
         try:
             self._begin(header, records, entry_id)
         except Exception as error:  # what comes after it is taken all the same, and who hands over is not to blame
-            self._stumbled(Job(records, _nothing, header, entry_id), error)
+            self._stumbled(_job(records, _nothing, header, entry_id), error)
 
-    def _begin(self, header: BatchHeader, records: Sequence[RequestRecord], entry_id: bytes) -> None:
+    def _begin(self, header: BatchHeader, records: Sequence[Any], entry_id: bytes) -> None:
         if self._stopped:
             self.give_back(header, entry_id, DRAINS)
             return
@@ -192,6 +201,16 @@ class Intake:
         sequences = incarnation.pool.sequences
         if sequences is not None and header.sequences is None:
             self.give_back(header, entry_id, f"'{header.model}' has a sequence batcher now")
+            return
+        if header.waves:
+            if incarnation.pool.streams or sequences is not None:
+                self.give_back(header, entry_id, f"'{header.model}' takes no waves")
+                return
+            job = _job(records, partial(self._waves_executed, incarnation), header, entry_id)
+            if entry_id:
+                self._held.add(entry_id)
+            self._taken[header.batch_id] = (job, incarnation)
+            incarnation.pool.submit(job)
             return
         flags = 0
         for record in records:
@@ -237,6 +256,9 @@ class Intake:
                 if (running := self._taken.get(fact.batch_id)) is not None:
                     running[1].pool.allow(running[0], fact.id, fact.count)
                 continue
+            if isinstance(fact, StatisticsWanted):
+                self._spawn(self._write_statistics(fact))
+                continue
             taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
             if taken is not None and isinstance(fact, ExecutionUnwanted):
                 ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
@@ -244,6 +266,12 @@ class Intake:
             elif isinstance(fact, OwnerChanged):
                 self._spawn(self._responses.say_again(fact.model))
         self._spawn(self._delete(entry_id))
+
+    async def _write_statistics(self, fact: StatisticsWanted) -> None:
+        await self.waves.fold()
+        written = StatisticsWritten(self._executor, fact.token)
+        with contextlib.suppress(CharoniaError):  # the caller does not wait for long
+            await self._log.append(keys.replies(fact.endpoint), [FIELD_FACT, pack_fact(written)])
 
     def _cancel(self, job: Job, ids: frozenset[bytes]) -> None:
         taken = self._taken.get(job.header.batch_id) if job.header is not None else None
@@ -275,6 +303,22 @@ class Intake:
             self._settling += 1
         else:
             self._spawn(self._surely(job, self._settle(job, executed, incarnation)))
+
+    def _waves_executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
+        try:
+            failpoints.hit("executor.executed")
+            self._forget(job)
+            if executed.death is not None:
+                self._metrics.died(incarnation.model, incarnation.version)
+            assert isinstance(executed, ExecutedWaves)
+            self.waves.settle(job, executed, incarnation)
+            failpoints.hit("executor.settled")
+            if not self._local:
+                self._spawn(self._delete(job.entry_id))
+            else:
+                self._held.discard(job.entry_id)
+        except Exception as error:  # the instance is not to blame, and goes on
+            self._stumbled(job, error)
 
     def _settled(self, job: Job, executed: Executed, incarnation: Incarnation, outcome: Outcome | None) -> None:
         """A settlement was answered; where that was not all, its task goes on."""
@@ -342,7 +386,7 @@ class Intake:
         self._taken.pop(header.batch_id, None)
         _log.error("batch %s of '%s' could not be ended", header.batch_id, header.model, exc_info=error)
         death = Death("", f"its executor could not end it: {type(error).__name__}: {error}")
-        fields = batch_died(self._executor, header.batch_id, death, (record.id for record in job.records))
+        fields = batch_died(self._executor, header.batch_id, death, _ids_of(job))
         self._spawn(self._report(header, fields, job.entry_id))
 
     # -- batches that hang --------------------------------------------------------------------------------------------
@@ -355,7 +399,7 @@ class Intake:
         """
         header = self._forget(job)
         self._metrics.died(header.model, header.version)
-        fields = batch_died(self._executor, header.batch_id, death, (record.id for record in job.records))
+        fields = batch_died(self._executor, header.batch_id, death, _ids_of(job))
         if self._local:
             self._last_words.append(Reply(keys.facts(header.model), fields))
         else:
@@ -387,6 +431,19 @@ class Intake:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a batch was not settled", exc_info=error)
+
+
+def _job(records: Sequence[Any], done: Callable[[Job, Executed], None], header: BatchHeader, entry_id: bytes) -> Job:
+    """A batch of requests or of waves."""
+    if header.waves:
+        return Job((), done, header, entry_id, waves=records)
+    return Job(records, done, header, entry_id)
+
+
+def _ids_of(job: Job) -> Iterator[bytes]:
+    """What the owner calls the requests, or waves, of a batch."""
+    yield from (record.id for record in job.records)
+    yield from (wave.id for wave in job.waves)
 
 
 def _nothing(_job: Job, _executed: Executed) -> None:

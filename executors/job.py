@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from charonia.errors import InternalError, InvalidRecord
 from charonia.eventlog.port import Entry
 from charonia.sequences import SequenceStep
-from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, requests_in
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, Wave, work_in
 
 from .accounting import Executed
 from .execution import Batch, Planned
@@ -22,6 +22,7 @@ from .sequences import Remembered
 if TYPE_CHECKING:
     from .responding import Responses
     from .streaming import StreamedBatch
+    from .waves.execution import WaveBatch
 
 
 class Job(Struct, eq=False):
@@ -33,16 +34,18 @@ class Job(Struct, eq=False):
     """
 
     records: Sequence[RequestRecord]
+    """Empty in a batch of waves."""
     done: Callable[[Job, Executed], None]
     header: BatchHeader | None = None
     entry_id: bytes = b""
     flags: int = 0
+    waves: Sequence[Wave] = ()
     planned: Sequence[Planned] = ()
     """What of it is executed, once its execution has begun. Set in the instance's thread."""
     untold: bool = False
     """Some of it is journalled, and the journal does not say yet that its execution has begun."""
     unwanted: frozenset[bytes] = frozenset()
-    batch: Batch | None = None
+    batch: Batch | WaveBatch | None = None
     stream: StreamedBatch | None = None
     """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
     responses: Responses | None = None
@@ -80,19 +83,23 @@ def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:
     return taken
 
 
-def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord]]:
-    """The header and the requests of a batch stream's entry. Raises `InvalidRecord`."""
+def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
+    """The header and the requests, or waves, of a batch stream's entry. Raises `InvalidRecord`."""
     fields = entry.fields
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
         raise InvalidRecord("no batch header")
     header = BatchHeader.unpack(fields[1])
-    records = requests_in(fields)
+    records = work_in(fields)
     try:
         attempts = len(header.attempts)
     except TypeError:
         raise InvalidRecord("the batch header has no list of attempts") from None
     if attempts != len(records):
         raise InvalidRecord(f"{attempts} attempts for {len(records)} requests")
+    if len(header.waves) != sum(isinstance(record, Wave) for record in records) or (
+        header.waves and attempts != len(header.waves)
+    ):
+        raise InvalidRecord(f"entries of {len(header.waves)} waves for what is not as many waves")
     return header, records
 
 

@@ -24,7 +24,7 @@ from charonia.telemetry import log_epoch_changes, render, tagged
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
-from .accounting import Executed
+from .accounting import Executed, Execution
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
@@ -140,6 +140,18 @@ class ExecutorMetrics(Collector):
                     latencies.observe("compute_input", execution.input_ns, now_ns)
                     latencies.observe("compute_infer", execution.infer_ns, now_ns)
                     latencies.observe("compute_output", execution.output_ns, now_ns)
+
+    def observe_wave(self, model: str, version: int, count: int, waited_ns: int, execution: Execution) -> None:
+        """Measure the requests of an executed wave (M5)."""
+        latencies = self._latencies.of(model, version)
+        if latencies is None:
+            return
+        now_ns = monotonic_ns()
+        for _ in range(count):
+            latencies.observe("queue", waited_ns, now_ns)
+            latencies.observe("compute_input", execution.input_ns, now_ns)
+            latencies.observe("compute_infer", execution.infer_ns, now_ns)
+            latencies.observe("compute_output", execution.output_ns, now_ns)
 
     def responded(self, model: str, version: int, duration_ns: int) -> None:
         """A request of a model or an ensemble has its first response (M4); those of gateways they count themselves."""

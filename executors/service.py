@@ -54,6 +54,7 @@ from .placing import Placing
 from .room import Room
 from .start_report import report
 from .turn_notes import TurnNotes
+from .waves.replies import ReplySockets
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +114,10 @@ class ExecutorService:
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
-        self._intake = Intake(log, self._me, self._deployment.find, metrics, payloads, local=settings.hosts_batcher)
+        self._sockets = ReplySockets(self._directory)
+        self._intake = Intake(
+            *(log, self._me, self._deployment.find, metrics, payloads, self._sockets), local=settings.hosts_batcher
+        )
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)
@@ -285,6 +289,7 @@ class ExecutorService:
             await self._on_demand.stop()
         await self._deployment.close(grace_s)
         await self._intake.close()
+        await self._sockets.close()
         await self._calls.close()
         if self._joined:
             self._joined = False

@@ -35,6 +35,7 @@ from .execution import Batch
 from .handover import Handover, Seat
 from .host_policy import restrict_thread
 from .job import Job, died, take_all
+from .waves.execution import WaveBatch
 
 if TYPE_CHECKING:
     from .instance import InstancePool
@@ -101,8 +102,10 @@ class Worker(ABC):
         """The batches in its own queue, where it has one, which it will not get."""
         return []
 
-    def _batch(self, job: Job) -> Batch:
+    def _batch(self, job: Job) -> Batch | WaveBatch:
         job.life = self.life
+        if job.waves:
+            return WaveBatch(self._pool.planner, self._pool.version, job.waves)
         job.steps = self._pool.steps(job, self.life)
         return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps)
 
@@ -111,14 +114,14 @@ class Worker(ABC):
         steps = sequences.warm_up(len(records)) if sequences is not None else None
         return Batch(self._pool.planner, self._pool.version, records, steps=steps)
 
-    def _died(self, batch: Batch, death: InstanceDied) -> Executed:
+    def _died(self, batch: Batch | WaveBatch, death: InstanceDied) -> Executed:
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         # while closing it was told to end, whatever it was doing
         blameless = death.blameless or self._closing.is_set()
         batch.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
         return batch.executed
 
-    def _failed(self, batch: Batch, error: Exception) -> Executed:
+    def _failed(self, batch: Batch | WaveBatch, error: Exception) -> Executed:
         """Ours, not the model's fault: the callers still get an answer."""
         _log.error("instance %s could not execute a batch", self.spec.name, exc_info=error)
         return batch.fail_all(InternalError(f"{type(error).__name__}: {error}"))
@@ -230,7 +233,7 @@ class ThreadWorker(Worker):
             except Exception:
                 _log.exception("instance %s failed to close", self.spec.name)
 
-    def _execute(self, batch: Batch) -> Executed:
+    def _execute(self, batch: Batch | WaveBatch) -> Executed:
         if self._instance is None:
             raise InstanceDied(died(self.spec.name).message, blameless=True)
         return batch.run_on(self._instance, self._workspace)
@@ -328,7 +331,7 @@ class TaskWorker(Worker):
         if instance is not None:
             await finalize(instance, self.spec.name)
 
-    async def _execute(self, batch: Batch) -> Executed:
+    async def _execute(self, batch: Batch | WaveBatch) -> Executed:
         if self._instance is None:
             raise InstanceDied(died(self.spec.name).message, blameless=True)
         return await batch.run_requests_on(self._instance)

@@ -10,11 +10,11 @@ from typing import cast
 
 from charonia.errors import ErrorCode
 
-from .decisions import Decision
+from .decisions import BurstWave, Decision
 from .ledger import QUEUE_FULL
 from .model_state import ModelState
 from .model_version import ModelVersion
-from .observations import Observation, QueuedRequest, RequestQueued
+from .observations import Observation, QueuedRequest, RequestQueued, RequestState
 
 
 class Arrivals:
@@ -36,8 +36,14 @@ class Arrivals:
         level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(request.level)
         request.queue_level = level
         limit = policy.max_queue_size
+        if request.wave:
+            ledger.has_waves = True
+            if not ledger.takes(request, now_ns, limit):
+                request.state = RequestState.ENDED
+                decisions.append(BurstWave(request))
+                return
         # A request that has been in a batch was admitted once (by another owner): the limit is for new ones.
-        if limit and not request.attempt and ledger.levels.get(level, 0) >= limit:
+        elif limit and not request.attempt and ledger.levels.get(level, 0) >= limit:
             self._decide(now_ns, decisions)  # what came with it may leave room
             if ledger.levels.get(level, 0) >= limit:
                 ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
@@ -47,15 +53,15 @@ class Arrivals:
         # The other reasons do not exist for a new request, and one row always fits.
         if request.deadline_ns or request.rows > 1:
             ledger.has_deadlines |= request.deadline_ns > 0
-            if not ledger.admit(request, now_ns, decisions):
+            if not request.wave and not ledger.admit(request, now_ns, decisions):
                 return
         ledger.known[request.id] = request
         version = self._state.versions.get(request.version) or self._state.version(request.version)
         if request.lane:
             self._state.set_lane(request)
         is_last = version.queue.append(request)
-        ledger.levels[level] = ledger.levels.get(level, 0) + 1
-        ledger.queued += 1
+        ledger.levels[level] = ledger.levels.get(level, 0) + request.count
+        ledger.queued += request.count
         timeout_us = policy.default_timeout_us and policy.timeout_us(request.timeout_us)
         if timeout_us:
             request.timeout_ns = request.enqueued_ns + timeout_us * 1000
@@ -79,6 +85,7 @@ class Arrivals:
             for place, request in enumerate(events)
             if type(request) is not RequestQueued
             or request.rows != 1
+            or request.wave
             or request.deadline_ns
             or request.signature != signature
             or request.version != number

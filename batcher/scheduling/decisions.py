@@ -78,6 +78,18 @@ class CondemnRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstWave:
+    """Replace a wave by its requests, which then arrive one by one; the scheduler has forgotten it.
+
+    `suspect`: it was aboard when `executor` or an instance of it ended, so its requests are possible poison requests.
+    """
+
+    request: QueuedRequest
+    suspect: bool = False
+    executor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StopExecution:
     """Tell an executor that nobody wants this request of a batch it has any more."""
 
@@ -100,4 +112,4 @@ class ForgetSequences:
     runs: dict[bytes, bytes]
 
 
-Decision = DispatchBatch | RejectRequest | CondemnRequest | StopExecution | ReleaseReplies | ForgetSequences
+Decision = DispatchBatch | RejectRequest | CondemnRequest | BurstWave | StopExecution | ReleaseReplies | ForgetSequences

@@ -131,6 +131,8 @@ class Dispatching:
         if self._state.ledger.has_deadlines:
             for request in requests:
                 request.timeout_ns = 0
+                if request.wave:
+                    request.deadline_ns = 0  # its gateway tells callers when their deadline comes
                 self._state.ledger.due.arm(request)
         first = requests[0].order
         via_owner = rules.preserve_ordering and not rules.several

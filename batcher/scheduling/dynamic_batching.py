@@ -38,6 +38,18 @@ class BatchRules:
     strategy: BatchStrategy | None = None
     """Who may join besides (P22)."""
 
+    @property
+    def takes_waves(self) -> bool:
+        """Whether any requests that fit may share a batch, so that a wave of them may run as it is."""
+        return (
+            self.dynamic
+            and self.preferred == {self.max_rows}
+            and not self.preserve_ordering
+            and not self.target_p99_ns
+            and not self.several
+            and self.strategy is None
+        )
+
     @staticmethod
     def of(interface: ModelInterface, strategy: BatchStrategy | None = None) -> BatchRules:
         """An empty preferred list stands for `[max_batch_size]` (S3)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from charonia.errors import ErrorCode
 
-from .decisions import Decision, RejectReason, RejectRequest, StopExecution
+from .decisions import BurstWave, Decision, RejectReason, RejectRequest, StopExecution
 from .due_times import NEVER_NS
 from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, LOAD_FAILED, NOT_READY, TIMED_OUT, cut_short
 from .model_state import ModelState
@@ -49,6 +49,22 @@ class Endings:
         self._state.remove(request)
         self._state.ledger.reject(request, code, message, reason, decisions)
 
+    def open_wave(self, wave_id: bytes, decisions: list[Decision]) -> None:
+        """A request of a queued wave has to be treated by itself; a wave that runs goes on as it is."""
+        wave = self._state.ledger.known.get(wave_id)
+        if wave is not None and wave.wave and wave.state is not DISPATCHED:
+            self._burst(wave, decisions)
+
+    def open_waves(self, decisions: list[Decision]) -> None:
+        """The queue is held back: who looks into it meanwhile finds requests."""
+        if self._state.ledger.has_waves:
+            for request in [r for r in self._state.ledger.known.values() if r.wave]:
+                self.open_wave(request.id, decisions)
+
+    def _burst(self, wave: QueuedRequest, decisions: list[Decision]) -> None:
+        self._state.remove(wave)
+        decisions.append(BurstWave(wave))
+
     def drop(self, request_id: bytes, decisions: list[Decision]) -> None:
         """Somebody else has settled a request."""
         request = self._state.ledger.known.get(request_id)
@@ -83,6 +99,9 @@ class Endings:
             if r.version not in event.kept and r.state in (QUEUED, DELAYED, SUSPECT)
         ]
         for request in waiting:
+            if request.wave:
+                self._burst(request, decisions)  # its requests are refused one by one
+                continue
             self._state.remove(request)
             model = self._state.ledger.model
             message = NOT_READY.format(model=model, version=request.version)
@@ -93,6 +112,9 @@ class Endings:
     def expire(self, now_ns: int, decisions: list[Decision]) -> None:
         """Requests whose time-out or deadline has come (S21-S23)."""
         while (request := self._state.ledger.due.pop(now_ns)) is not None:
+            if request.wave:
+                self.open_wave(request.id, decisions)
+                continue
             if request.state is DISPATCHED:
                 code, message = ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING
                 self._end_running(request, code, message, "OTHER", decisions)

@@ -34,7 +34,19 @@ def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
 class RequestLedger:
     """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
 
-    __slots__ = ("batching", "due", "has_deadlines", "known", "levels", "model", "queued", "queueing", "repeatable")
+    __slots__ = (
+        "batching",
+        "due",
+        "has_deadlines",
+        "has_waves",
+        "is_held",
+        "known",
+        "levels",
+        "model",
+        "queued",
+        "queueing",
+        "repeatable",
+    )
 
     def __init__(self) -> None:
         self.model = ""
@@ -48,6 +60,10 @@ class RequestLedger:
         self.due = DueTimes()
         self.has_deadlines = False
         """A request with a deadline was seen; where there are none, nobody looks for them."""
+        self.is_held = False
+        """An operator holds the queue back."""
+        self.has_waves = False
+        """A wave was seen: an item of a queue may stand for several requests."""
 
     def adopt_policy(self, interface: ModelInterface, strategy: BatchStrategy | None = None) -> bool:
         """Whether the rules of this configuration differ from those before."""
@@ -57,6 +73,15 @@ class RequestLedger:
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
         return changed
+
+    def takes(self, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
+        """Whether a wave may be queued as it is, on a level of at most `limit` requests (0: no bound)."""
+        rules = self.batching
+        if rules is None or self.is_held or wave.rows > rules.max_rows or 0 < wave.deadline_ns <= now_ns:
+            return False
+        if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
+            return False
+        return rules.takes_waves or wave.count == 1
 
     def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
         """Whether a request that is in no queue may go into one; otherwise it ends here."""
@@ -80,17 +105,17 @@ class RequestLedger:
         """
         level, policy = self.queueing.place(request.level)
         request.queue_level = level
-        self.levels[level] = self.levels.get(level, 0) + 1
-        self.queued += 1
+        self.levels[level] = self.levels.get(level, 0) + request.count
+        self.queued += request.count
         timeout_us = 0 if request.delayed or not timed else policy.timeout_us(request.timeout_us)
         request.timeout_ns = request.enqueued_ns + request.away_ns + timeout_us * 1000 if timeout_us else 0
         self.due.arm(request)
 
     def uncount(self, request: QueuedRequest) -> None:
         """A request left its queue."""
-        self.queued -= 1
+        self.queued -= request.count
         level = request.queue_level
-        left = self.levels[level] - 1
+        left = self.levels[level] - request.count
         if left:
             self.levels[level] = left
         else:
@@ -103,6 +128,8 @@ class RequestLedger:
         if requests[0].queue_level == requests[-1].queue_level:
             # In order of service, so all are of one level: the first stands for the rest.
             level, others = requests[0].queue_level, len(requests) - 1
+            if self.has_waves:
+                others = sum([request.count for request in requests[1:]])
             self.levels[level] -= others
             self.queued -= others
             if self.due.armed:

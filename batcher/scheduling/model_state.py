@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .adaptive_batching import AdaptiveBatching
-from .decisions import Decision
+from .decisions import BurstWave, Decision
 from .fair_sharing import TurnRules
 from .kept_executors import KeptExecutors
 from .ledger import RequestLedger, cut_short
@@ -87,9 +87,9 @@ class ModelState:
             request.lane = 0
 
     def recall(
-        self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]
+        self, batch_id: str, why: str, now_ns: int, decisions: list[Decision], *, suspect: bool = False
     ) -> tuple[Batch, list[QueuedRequest]]:
-        """A batch will not finish, `why`: it, and what is left of its requests.
+        """A batch will not finish, `why`: it, and what is left of its requests. Waves are burst, perhaps as suspects.
 
         A request that had responses ends here, unless its model is repeatable.
         """
@@ -102,6 +102,11 @@ class ModelState:
         self.touch(batch.version)
         left: list[QueuedRequest] = []
         for request in batch.requests:
+            if request.wave:
+                self.ledger.known.pop(request.id, None)
+                request.state = ENDED
+                decisions.append(BurstWave(request, suspect, batch.executor))
+                continue
             request.away_ns += now_ns - batch.dispatched_ns
             if request.due_ns:
                 self.ledger.due.disarm(request)

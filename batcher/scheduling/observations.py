@@ -56,6 +56,10 @@ class RequestQueued(Struct, eq=False, gc=False):
     sequence: SequenceMark | None = None
     meta: RequestMeta | None = None
     """What it shares with others of its signature; for strategies of batching (P22)."""
+    count: int = 1
+    """How many requests it stands for; `rows` are those of all of them."""
+    wave: bool = False
+    """It is a wave: it runs as a whole, first attempts only, or is burst into its requests (`BurstWave`)."""
 
     state: RequestState = RequestState.QUEUED
     queue_level: int = 0
@@ -80,6 +84,13 @@ class RequestQueued(Struct, eq=False, gc=False):
 
 QueuedRequest = RequestQueued
 """The name of the same object once it is in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaveOpened:
+    """A request of a queued wave has to be treated by itself: it was cancelled, say."""
+
+    id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +291,7 @@ class CallRefused:
 
 Observation = (
     RequestQueued
+    | WaveOpened
     | PolicyChanged
     | VersionServed
     | VersionWithdrawn

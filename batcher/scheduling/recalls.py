@@ -107,7 +107,9 @@ class Recalls:
         if event.blameless:
             self.take_back(event.batch_id, event.reason, now_ns, decisions)
             return
-        _, left = state.recall(event.batch_id, event.reason, now_ns, decisions)
+        _, left = state.recall(event.batch_id, event.reason, now_ns, decisions, suspect=True)
+        if batch.requests and not left:
+            return
         if event.in_company and len(batch.requests) == 1:
             self._isolate(batch.version, left).add(left, apart=True)
         elif len(batch.requests) == 1:
@@ -134,7 +136,9 @@ class Recalls:
             self._isolate(left[0].version, left).split(left, PARTS_AFTER_DEATH)
 
     def _lose_batch(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
-        batch, left = self._state.recall(batch_id, "its executor was lost", now_ns, decisions)
+        batch, left = self._state.recall(batch_id, "its executor was lost", now_ns, decisions, suspect=True)
+        if batch.requests and not left:
+            return
         if batch.suspects is None or len(batch.requests) > 1:
             self._isolate(batch.version, left).split(left, PARTS_AFTER_LOSS)
         else:

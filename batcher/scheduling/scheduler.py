@@ -21,7 +21,7 @@ from charonia.errors import ErrorCode
 
 from .adaptive_batching import AdaptiveBatching
 from .arrivals import Arrivals
-from .decisions import Decision, ReleaseReplies
+from .decisions import BurstWave, Decision, ReleaseReplies
 from .dispatch import Dispatching
 from .endings import Endings
 from .model_state import ModelState
@@ -49,6 +49,7 @@ from .observations import (
     VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
+    WaveOpened,
 )
 from .recalls import Recalls
 
@@ -138,6 +139,10 @@ class ModelScheduler:
         waiting = {
             number: version.queue.size + version.isolation.size for number, version in self._state.versions.items()
         }
+        if self._state.ledger.has_waves:
+            for request in self._state.ledger.known.values():
+                if request.wave and request.state is not DISPATCHED:
+                    waiting[request.version] += request.count - 1
         return {number: size for number, size in waiting.items() if size}
 
     def adaptive(self) -> dict[int, AdaptiveBatching]:
@@ -171,7 +176,7 @@ class ModelScheduler:
 
     def outstanding_requests(self) -> int:
         """Requests in those batches."""
-        return len(self._state.ledger.known) - self._state.ledger.queued
+        return sum(request.count for batch in self._state.batches.values() for request in batch.requests)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -200,8 +205,12 @@ class ModelScheduler:
                 self._endings.drop(event.id, decisions)
             case CallRefused():
                 self._endings.end_one(event.id, ErrorCode.UNAVAILABLE, event.message, "REJECTED", decisions)
+            case WaveOpened():
+                self._endings.open_wave(event.id, decisions)
             case QueueHeld():
-                self._dispatching.is_held = event.held
+                self._dispatching.is_held = self._state.ledger.is_held = event.held
+                if event.held:
+                    self._endings.open_waves(decisions)
                 self._state.fresh_waits.clear()
                 for number in self._state.versions:
                     self._state.touch(number)
@@ -308,7 +317,11 @@ class ModelScheduler:
         for number, version in self._state.versions.items():
             for request in version.queue.drain():
                 self._state.ledger.uncount(request)
-                if self._state.ledger.admit(request, now_ns, decisions):
+                if request.wave:
+                    self._state.ledger.known.pop(request.id, None)
+                    request.state = ENDED
+                    decisions.append(BurstWave(request))
+                elif self._state.ledger.admit(request, now_ns, decisions):
                     self._state.ledger.count_again(request)
                     self._state.set_lane(request)
                     version.queue.append(request)

@@ -16,7 +16,7 @@ from charonia.sequences import SequenceStep
 from charonia.tensors import Buffer
 
 from .memory import MemoryLog
-from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, Settled, StreamReader
+from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, Settled, StreamReader, Waves
 
 
 class ColocatedLog:
@@ -73,6 +73,10 @@ class ColocatedLog:
 
     def reader(self) -> StreamReader:
         return ColocatedReader(self._shared.reader(), self._local.reader())
+
+    @property
+    def waves(self) -> Waves:
+        return self._shared.waves
 
     # -- accepted work of a model -------------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Membership:
             pid=os.getpid(),
             hosts_batcher=self._hosts_batcher,
             payload_token=self._payloads.token if self._payloads is not None else "",
+            reads_waves=self._role == "batcher" or self._hosts_batcher,
         )
         await self._tell(fact)
 

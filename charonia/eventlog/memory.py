@@ -23,6 +23,7 @@ from charonia.tensors import Buffer
 
 from .memory_projections import MemoryProjections
 from .memory_streams import SEQUENCE_BITS, MemoryStreams, entry_number
+from .memory_waves import MemoryWaves
 from .memory_work import ModelWork, now_us
 from .port import Fields, Limits, Reply, Settled, kept_response
 from .refusals import not_owner
@@ -40,6 +41,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         self._work: dict[str, ModelWork] = {}
         self._epoch = secrets.token_hex(16)
         self._job_models: dict[str, None] = {}
+        self.waves = MemoryWaves(self, self._of)
 
     async def open(self) -> None:
         pass

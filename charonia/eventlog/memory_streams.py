@@ -71,6 +71,13 @@ class MemoryStreams:
     async def delete_stream(self, stream: bytes) -> None:
         self._streams.pop(stream, None)
 
+    def has_entry(self, stream: bytes, entry_id: bytes) -> bool:
+        return entry_number(entry_id) in self._streams.get(stream, ())
+
+    def take_entry(self, stream: bytes, entry_id: bytes) -> bool:
+        """Delete an entry; whether it was there."""
+        return self._streams.get(stream, {}).pop(entry_number(entry_id), None) is not None
+
     def holds(self, stream: bytes, entry: Entry) -> bool:
         """Whether an entry has not been deleted."""
         return entry_number(entry.id) in self._streams.get(stream, ())

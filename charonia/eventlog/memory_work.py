@@ -105,6 +105,8 @@ class ModelWork:
     journal_complete: bool = True
     sequences: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     """Key to (about, state)."""
+    leases: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Holder to (requests, bytes)."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -112,9 +114,10 @@ class ModelWork:
         """Count requests, all or none. Raises `ResourceExhausted`."""
         size_bytes = sum(size for _, size in requests)
         tenant_requests, tenant_size_bytes = self.tenants.get(tenant, (0, 0))
+        leased_requests, leased_bytes = self.leased()
         counts = (
-            (BOUND_REQUESTS, limits.requests, len(self.requests) + len(requests)),
-            (BOUND_BYTES, limits.size_bytes, self.size_bytes + size_bytes),
+            (BOUND_REQUESTS, limits.requests, len(self.requests) + leased_requests + len(requests)),
+            (BOUND_BYTES, limits.size_bytes, self.size_bytes + leased_bytes + size_bytes),
             (BOUND_TENANT_REQUESTS, tenant and limits.tenant_requests, tenant_requests + len(requests)),
             (BOUND_TENANT_BYTES, tenant and limits.tenant_size_bytes, tenant_size_bytes + size_bytes),
         )
@@ -126,6 +129,33 @@ class ModelWork:
         self.size_bytes += size_bytes
         if tenant:
             self.tenants[tenant] = (tenant_requests + len(requests), tenant_size_bytes + size_bytes)
+
+    def add(self, requests: Sequence[tuple[bytes, int]], tenant: str) -> None:
+        """Count requests that were accepted before, in a wave."""
+        for request_id, size in requests:
+            self.requests[bytes(request_id)] = Unsettled(size, tenant)
+            self.size_bytes += size
+            if tenant:
+                count, size_bytes = self.tenants.get(tenant, (0, 0))
+                self.tenants[tenant] = (count + 1, size_bytes + size)
+
+    def leased(self) -> tuple[int, int]:
+        """(requests, bytes) that senders of waves have leased together."""
+        return sum(one[0] for one in self.leases.values()), sum(one[1] for one in self.leases.values())
+
+    def lease(self, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
+        """Reserve room for waves in place of what the holder had; False when a bound would be passed."""
+        held = self.leases.get(holder, (0, 0))
+        leased = self.leased()
+        grown = leased[0] + requests - held[0] + len(self.requests), leased[1] + size_bytes - held[1] + self.size_bytes
+        if requests > held[0] and limits.requests and grown[0] > limits.requests:
+            return False
+        if size_bytes > held[1] and limits.size_bytes and grown[1] > limits.size_bytes:
+            return False
+        self.leases[holder] = (requests, size_bytes)
+        if not requests and not size_bytes:
+            del self.leases[holder]
+        return True
 
     def take(self, request_id: bytes, attempt: int) -> bool:
         """End a request unless it is over or at a later attempt."""

@@ -32,6 +32,9 @@ BY_REFERENCE_BYTES = 32 * 1024
 """Smaller payloads travel in the record: a file costs more than copying them."""
 
 _TOKEN = "token"
+_SOCKET = "replies"
+_LONGEST_SOCKET_PATH = 100
+"""Bytes; the system takes 107."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 
 
@@ -70,6 +73,13 @@ class PayloadDirectory:
         """Remove this process's directory and what is in it."""
         if self._root is not None:
             shutil.rmtree(self._root / self._incarnation, ignore_errors=True)
+
+    def socket_path(self, incarnation: str = "") -> str:
+        """Where a process (this one by default) takes replies from others of its machine; "" where it cannot."""
+        if self._root is None:
+            return ""
+        path = str(self._root / (incarnation or self._incarnation) / _SOCKET)
+        return path if len(path.encode()) <= _LONGEST_SOCKET_PATH else ""
 
     def shares_with(self, incarnation: str, token: str) -> bool:
         """Whether a process that announced this token reads the same directory."""
@@ -149,7 +159,7 @@ class PayloadDirectory:
                 name = f"{self._incarnation}/{entry.name}"
                 with contextlib.suppress(OSError):
                     old = time.time() - entry.stat().st_mtime >= min_age_s
-                    if old and entry.name != _TOKEN and name not in kept:
+                    if old and entry.name not in (_TOKEN, _SOCKET) and name not in kept:
                         os.unlink(entry.path)
                         count += 1
         return count

@@ -88,6 +88,55 @@ class StreamReader(Protocol):
     async def close(self) -> None: ...
 
 
+Sent = Callable[[bytes | CharoniaError], None]
+"""Gets the id of an appended entry once its level is reached, or why it is not known to be in the log."""
+Ended = Callable[[int | CharoniaError], None]
+"""Gets how many of the entries were still there, or why that is not known."""
+
+
+class Waves(Protocol):
+    """The log's role for waves: requests alike in one queue entry that is itself the mark of their being unsettled.
+
+    A wave is accepted by one append and settled by one deletion: the first deletion wins (docs/adr/0015). A process
+    that must treat its requests one by one bursts it into ordinary entries first. Lanes are open already: the first request of each goes through `EventLog.accept`."""
+
+    def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
+        """Append a wave, given in pieces, to a queue stream, at the server's own durability level.
+
+        It is written before this returns; `done` is called later. False when it cannot be written now: then nothing
+        was done.
+        """
+
+    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+        """Append `replies`, then delete these waves: they are settled. As `send` otherwise."""
+
+    async def burst(
+        self,
+        model: str,
+        stream: bytes,
+        entry_id: bytes,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        *,
+        tenant: str = "",
+    ) -> bytes:
+        """Replace a wave by an entry with `fields` that carries its requests (id, size_bytes) one by one, in one step.
+
+        They are unsettled and counted from then on as those of `EventLog.accept`. Returns the new entry's id; b"" when
+        the wave was settled or burst before.
+        """
+
+    async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
+        """Whether each of these waves is neither settled nor burst."""
+
+    async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
+        """Reserve room for so many requests and bytes under a model's bounds, in place of what `holder` had before.
+
+        Waves are counted by their sender, within what it has leased, so that none costs the log a count. False, and
+        nothing changed, when a bound of `limits` would be passed. 0 and 0 end a lease.
+        """
+
+
 class EventLog(Protocol):
     """The log. One instance per process; safe for concurrent use from one event loop."""
 
@@ -109,6 +158,9 @@ class EventLog(Protocol):
     async def delete_stream(self, stream: bytes) -> None: ...
 
     def reader(self) -> StreamReader: ...
+
+    @property
+    def waves(self) -> Waves: ...
 
     # -- accepted work of a model -------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class ServedVersion:
     slots: dict[str, int]
     accepting: bool = True
     on_demand: frozenset[str] = frozenset()
+    takes_waves: bool = False
+    """All executors that serve it take waves."""
 
     @property
     def is_unloaded(self) -> bool:
@@ -53,6 +55,7 @@ def held_versions(
     """Versions that accepted requests can run on, ascending; of each the incarnation whose content hash is `newest`."""
     found: dict[int, ServedVersion] = {}
     on_demand: dict[int, frozenset[str]] = {}
+    without_waves: set[int] = set()
     accepting = {
         version
         for view in executors.values()
@@ -73,6 +76,11 @@ def held_versions(
                 entry.slots[incarnation] = loaded.slots
                 if state.on_demand:
                     on_demand[version] = on_demand.get(version, frozenset()) | {incarnation}
+            if not loaded.takes_waves:
+                without_waves.add(version)
+    for version, entry in found.items():
+        if version not in without_waves:
+            found[version] = replace(entry, takes_waves=True)
     for version, those in on_demand.items():
         found[version] = replace(found[version], on_demand=those)
     return dict(sorted(found.items()))

@@ -11,10 +11,13 @@ add up raise `InvalidRecord`: such an entry is quarantined by its reader, never 
     response  header | place | times | trace report | meta [model, version, outputs, parameters] or error text |
               tensor bytes
 
+Requests alike travel as a wave (`waves`): one record with a column for each input, answered by one with a column for
+each output.
+
 Tensor bytes over some size may lie elsewhere: then a `Reference` stands in their place, and a flag says so.
 
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
-`r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
+`w` (a wave), `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
 small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
 """
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 from charonia.errors import InvalidRecord
 
 from .batches import BatchHeader
-from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, record_fields, records_of
+from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, record_fields, records_of
 from .lineages import Lineage
 from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
 from .references import BLOB, FILE, Reference
@@ -41,7 +44,6 @@ from .requests import (
     batch_signature,
     pack_request,
     request_meta,
-    requests_in,
     unpack_request,
 )
 from .responses import (
@@ -63,12 +65,27 @@ from .responses import (
     unpack_response,
 )
 from .sequences import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
+from .waves import (
+    MAX_WAVE_REQUESTS,
+    PREFIX_BYTES,
+    WAVE_BYTE,
+    Wave,
+    WaveReply,
+    pack_wave_reply,
+    reply_meta,
+    requests_in,
+    unpack_wave,
+    unpack_wave_reply,
+    wave_head,
+    work_in,
+)
 
 __all__ = [
     "BLOB",
     "FIELD_HEADER",
     "FIELD_RECORD",
     "FIELD_RECORDS",
+    "FIELD_WAVE",
     "FILE",
     "FLAG_ERROR",
     "FLAG_FINAL",
@@ -85,6 +102,9 @@ __all__ = [
     "MAX_CACHED_META_BYTES",
     "MAX_CLIENT_ID_BYTES",
     "MAX_CORRELATION_ID_BYTES",
+    "MAX_WAVE_REQUESTS",
+    "PREFIX_BYTES",
+    "WAVE_BYTE",
     "WIRE_VERSION",
     "BatchHeader",
     "BatchPlaces",
@@ -98,13 +118,17 @@ __all__ = [
     "SequenceMark",
     "SequencePlace",
     "TensorPlace",
+    "Wave",
+    "WaveReply",
     "batch_signature",
     "pack_failure",
     "pack_request",
     "pack_response",
+    "pack_wave_reply",
     "record_fields",
     "records_of",
     "refer_response",
+    "reply_meta",
     "report_response",
     "request_meta",
     "requests_in",
@@ -114,4 +138,8 @@ __all__ = [
     "time_response",
     "unpack_request",
     "unpack_response",
+    "unpack_wave",
+    "unpack_wave_reply",
+    "wave_head",
+    "work_in",
 ]

@@ -33,6 +33,8 @@ class BatchHeader:
     report_to: bytes
     via_owner: bool = False
     sequences: BatchPlaces | None = None
+    waves: tuple[tuple[bytes, bytes], ...] = ()
+    """Of a batch of waves: the stream and id of each one's entry, whose deletion settles it."""
 
     def pack(self) -> bytes:
         fields: list[object] = [
@@ -46,8 +48,10 @@ class BatchHeader:
             self.report_to,
             self.via_owner,
         ]
-        if self.sequences is not None:
-            fields.append(self.sequences.packed())
+        if self.sequences is not None or self.waves:
+            fields.append(self.sequences.packed() if self.sequences is not None else None)
+        if self.waves:
+            fields.append(self.waves)
         return bytes(msgpack.packb(fields))
 
     @staticmethod
@@ -75,6 +79,13 @@ class BatchHeader:
         sequences = BatchPlaces.of(more[0]) if more and more[0] is not None else None
         if sequences is not None and len(sequences.places) != len(attempts):
             raise InvalidRecord(f"{len(sequences.places)} places for {len(attempts)} requests")
+        waves = more[1] if len(more) > 1 else ()
+        if type(waves) is not tuple or not all(_is_entry(wave) for wave in waves):
+            raise InvalidRecord("the waves of a batch header are not pairs of a stream and an entry")
         return BatchHeader(
-            batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, sequences
+            batch_id, model, model_version, content_hash, token, attempts, report_to, via_owner, sequences, waves
         )
+
+
+def _is_entry(wave: object) -> bool:
+    return type(wave) is tuple and len(wave) == 2 and all(type(part) is bytes for part in wave)

@@ -1,4 +1,4 @@
-"""The fields of a log entry that carry records: `h` (batch header), `r` (one record), `m` (many).
+"""The fields of a log entry that carry records: `h` (batch header), `r` (one record), `m` (many), `w` (a wave).
 
 `m` holds their number, their lengths, then themselves: each field costs the log as much as a small record does.
 """
@@ -14,6 +14,7 @@ from charonia.tensors import Buffer
 FIELD_HEADER = b"h"
 FIELD_RECORD = b"r"
 FIELD_RECORDS = b"m"
+FIELD_WAVE = b"w"
 
 _LENGTH = struct.Struct("<I")
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 from msgspec import Struct
@@ -18,7 +19,7 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context, Traced
 
-from .entries import FIELD_RECORD, FIELD_RECORDS, lengths_of
+from .entries import FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, lengths_of
 from .lineages import Lineage
 from .places import (
     MAX_CACHED_META_BYTES,
@@ -296,14 +297,19 @@ def _more(view: memoryview, flags: int, at: int) -> tuple[Lineage | None, Traced
     return lineage, trace, window, at
 
 
-def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
-    """The requests an entry carries, in order; other fields are skipped. Raises `InvalidRecord` for any of them."""
-    found: list[RequestRecord] = []
+def carried_in(fields: Sequence[Buffer], wave: Callable[[Buffer], Iterable[Any]]) -> list[Any]:
+    """What an entry carries, in order; other fields are skipped. Raises `InvalidRecord` for any of it.
+
+    `wave` reads a wave: as itself or as its requests (`waves`).
+    """
+    found: list[Any] = []
     for at in range(0, len(fields) - 1, 2):
-        if fields[at] == FIELD_RECORD:
+        if fields[at] == FIELD_WAVE:
+            found += wave(fields[at + 1])
+        elif fields[at] == FIELD_RECORD:
             record = fields[at + 1]
-            # who is in the same process may hand over what is decoded already
-            found.append(record if isinstance(record, RequestRecord) else unpack_request(record))
+            # a sender in the same process hands over what is decoded already
+            found.append(unpack_request(record) if isinstance(record, bytes | memoryview | bytearray) else record)
         elif fields[at] == FIELD_RECORDS:
             view = memoryview(fields[at + 1])
             start, lengths = lengths_of(view)
@@ -372,6 +378,11 @@ def _window(view: memoryview, at: int) -> tuple[int, int]:
 
 
 _REQUEST_METAS: dict[bytes, RequestMeta] = {}
+
+
+def meta_of(packed: bytes) -> RequestMeta:
+    """The meta with these bytes. Raises `InvalidRecord`."""
+    return _REQUEST_METAS.get(packed) or _new_meta(packed)
 
 
 def _new_meta(packed: bytes) -> RequestMeta:

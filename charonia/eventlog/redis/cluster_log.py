@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from charonia import keys
-from charonia.errors import StartupError
-from charonia.eventlog.port import START, Entry, Reply, StreamReader
+from charonia.errors import CharoniaError, StartupError
+from charonia.eventlog.port import START, Ended, Entry, Fields, Limits, Reply, Sent, StreamReader
 from charonia.tensors import Buffer
 
 from .address import Address, parse_address
@@ -56,7 +56,7 @@ def _of_model(name: str) -> Any:
     """The method of the port with this name, whose first argument is a model."""
 
     async def call(self: ClusterLog, model: str, *arguments: Any, **named: Any) -> Any:
-        return await self._at(keys.counters(model), lambda log: getattr(log, name)(model, *arguments, **named))
+        return await self.at(keys.counters(model), lambda log: getattr(log, name)(model, *arguments, **named))
 
     call.__name__ = name
     return call
@@ -66,10 +66,64 @@ def _of_key(name: str) -> Any:
     """The method of the port with this name, whose first argument is a key."""
 
     async def call(self: ClusterLog, key: bytes, *arguments: Any, **named: Any) -> Any:
-        return await self._at(key, lambda log: getattr(log, name)(key, *arguments, **named))
+        return await self.at(key, lambda log: getattr(log, name)(key, *arguments, **named))
 
     call.__name__ = name
     return call
+
+
+class ClusterWaves:
+    """`Waves` on a cluster: what one server refuses because a slot moves is asked again elsewhere."""
+
+    def __init__(self, log: ClusterLog) -> None:
+        self._log = log
+
+    def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
+        async def send() -> None:
+            try:
+                entry_id = await self._log.at(stream, lambda log: log.waves.append(stream, record))
+            except CharoniaError as error:
+                done(error)
+            else:
+                done(entry_id)
+
+        self._log.spawn(send())
+        return True
+
+    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+        async def end() -> None:
+            try:
+                for reply in replies:  # endpoints have slots of their own
+                    await self._log.append(reply.stream, reply.fields)
+                count = await self._log.at(stream, lambda log: log.waves.delete(stream, entry_ids))
+            except CharoniaError as error:
+                done(error)
+            else:
+                done(count)
+
+        self._log.spawn(end())
+        return True
+
+    async def burst(
+        self,
+        model: str,
+        stream: bytes,
+        entry_id: bytes,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        *,
+        tenant: str = "",
+    ) -> bytes:
+        return await self._log.at(
+            stream, lambda log: log.waves.burst(model, stream, entry_id, requests, fields, tenant=tenant)
+        )
+
+    async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
+        return await self._log.at(stream, lambda log: log.waves.waiting(stream, entry_ids))
+
+    async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
+        at = keys.counters(model)
+        return await self._log.at(at, lambda log: log.waves.lease(model, holder, requests, size_bytes, limits))
 
 
 class ClusterLog:
@@ -92,6 +146,7 @@ class ClusterLog:
         self._nodes: dict[Place, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.waves = ClusterWaves(self)
 
     async def open(self) -> None:
         await self._topology.open()
@@ -143,14 +198,14 @@ class ClusterLog:
             if place not in self._nodes and self._nodes:
                 self._node(place).start()
         for place in [place for place in self._nodes if place not in wanted]:
-            self._spawn(self._nodes.pop(place).close())
+            self.spawn(self._nodes.pop(place).close())
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _at(self, key: bytes, call: Callable[[_Node], Awaitable[T]]) -> T:
+    async def at(self, key: bytes, call: Callable[[_Node], Awaitable[T]]) -> T:
         """Do something where a key is."""
         slot = slot_of(key)
         give_up_s = 0.0
@@ -169,11 +224,11 @@ class ClusterLog:
             await asyncio.sleep(random.uniform(0, _WAIT_S))
 
     async def note_job_model(self, model: str) -> None:
-        await self._at(keys.JOB_MODELS, lambda log: log.name_job_model(model))
-        await self._at(keys.counters(model), lambda log: log.mark_job_model(model))
+        await self.at(keys.JOB_MODELS, lambda log: log.name_job_model(model))
+        await self.at(keys.counters(model), lambda log: log.mark_job_model(model))
 
     async def raise_level(self, model: str, job_id: bytes, level: str) -> None:
-        await self._at(keys.counters(model), lambda log: RedisLog.raise_level(log, model, job_id, level))
+        await self.at(keys.counters(model), lambda log: RedisLog.raise_level(log, model, job_id, level))
 
     # -- one model, or one key -----------------------------------------------------------------------------------------
 
@@ -219,33 +274,33 @@ class ClusterLog:
     statistics = _of_key("statistics")
 
     async def range(self, stream: bytes, after: bytes = START, count: int = 1000) -> list[Entry]:
-        return await self._at(stream, lambda log: log.range(stream, after, count))
+        return await self.at(stream, lambda log: log.range(stream, after, count))
 
     async def job_models(self) -> list[str]:
-        return await self._at(keys.JOB_MODELS, lambda log: log.job_models())
+        return await self.at(keys.JOB_MODELS, lambda log: log.job_models())
 
     async def clock_ns(self) -> int:
-        return await self._at(keys.EPOCH, lambda log: log.clock_ns())
+        return await self.at(keys.EPOCH, lambda log: log.clock_ns())
 
     async def epoch(self) -> str:
-        return await self._at(keys.EPOCH, lambda log: log.epoch())
+        return await self.at(keys.EPOCH, lambda log: log.epoch())
 
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        await self._at(keys.alive(role, incarnation), lambda log: log.beat(role, incarnation, ttl_ms))
+        await self.at(keys.alive(role, incarnation), lambda log: log.beat(role, incarnation, ttl_ms))
 
     async def end_beat(self, role: str, incarnation: str) -> None:
-        await self._at(keys.alive(role, incarnation), lambda log: log.end_beat(role, incarnation))
+        await self.at(keys.alive(role, incarnation), lambda log: log.end_beat(role, incarnation))
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None:
         if self.blobs is not None and is_passing(blob_id):
             await self.blobs.put(blob_id, data, ttl_s)
             return
-        await self._at(keys.blob(blob_id), lambda log: log.put_blob(blob_id, data, ttl_s))
+        await self.at(keys.blob(blob_id), lambda log: log.put_blob(blob_id, data, ttl_s))
 
     async def blob(self, blob_id: str) -> bytes | None:
         if self.blobs is not None and is_passing(blob_id):
             return await self.blobs.get(blob_id)
-        return await self._at(keys.blob(blob_id), lambda log: log.blob(blob_id))
+        return await self.at(keys.blob(blob_id), lambda log: log.blob(blob_id))
 
     # -- several slots -------------------------------------------------------------------------------------------------
 
@@ -262,7 +317,7 @@ class ClusterLog:
         # facts are not in the settlement's, though their slot may be: refused after it, they would have it made again.
         if replies:
             await asyncio.gather(*(self.append(reply.stream, reply.fields) for reply in replies))
-        won = await self._at(keys.counters(model), lambda log: log.settle(model, requests, statistics, (), **more))
+        won = await self.at(keys.counters(model), lambda log: log.settle(model, requests, statistics, (), **more))
         for fact in facts:
             await self.append(fact.stream, fact.fields)
         return won
@@ -273,25 +328,25 @@ class ClusterLog:
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
         async def one(incarnation: str) -> bool:
-            return (await self._at(keys.alive(role, incarnation), lambda log: log.alive(role, [incarnation])))[0]
+            return (await self.at(keys.alive(role, incarnation), lambda log: log.alive(role, [incarnation])))[0]
 
         return list(await asyncio.gather(*map(one, incarnations)))
 
     async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
         async def one(incarnation: str) -> int:
-            return (await self._at(keys.alive(role, incarnation), lambda log: log.last_beat_ms(role, [incarnation])))[0]
+            return (await self.at(keys.alive(role, incarnation), lambda log: log.last_beat_ms(role, [incarnation])))[0]
 
         return list(await asyncio.gather(*map(one, incarnations)))
 
     async def notes(self, names: Sequence[bytes]) -> list[bytes | None]:
         async def one(name: bytes) -> bytes | None:
-            return (await self._at(name, lambda log: log.notes([name])))[0]
+            return (await self.at(name, lambda log: log.notes([name])))[0]
 
         return list(await asyncio.gather(*map(one, names)))
 
     async def delete_keys(self, names: Iterable[bytes]) -> None:
         async def one(name: bytes) -> None:
-            await self._at(name, lambda log: log.delete_keys([name]))
+            await self.at(name, lambda log: log.delete_keys([name]))
 
         await asyncio.gather(*map(one, names if self.blobs is None else await self.blobs.delete_its_own(names)))
 

@@ -298,6 +298,19 @@ class Durability:
         if server != previous and server.evicts and self.default == MEMORY:
             _logger.warning("the event log may evict what it has taken: maxmemory-policy is %s", server.eviction)
 
+    @property
+    def replies_prove_default(self) -> bool:
+        """Whether a reply on the common connection proves the default level."""
+        if self.default == MEMORY:
+            return True
+        server = self.server
+        return (
+            self.default == FSYNC
+            and server is not None
+            and server.flushes_before_replies
+            and not server.shortfall(self.default)
+        )
+
     async def writes(self, level: Level | None) -> Writes:
         """For one call. Raises `Unsupported` or, for the server's own level, `LogUnavailable` when it has none now."""
         wanted = level or self.default

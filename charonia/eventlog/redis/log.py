@@ -31,6 +31,7 @@ from .packing import Argument, pack_pieces
 from .reader import RedisReader
 from .sentinel import Primary
 from .statistics import amounts_of, statistics_of
+from .waves import RedisWaves
 from .wire import Refused
 from .work import Work
 
@@ -75,6 +76,7 @@ class RedisLog(Work, Jobs):
         commands = Commands(self._connection, self._durability)
         Work.__init__(self, commands)
         Jobs.__init__(self, commands)
+        self.waves = RedisWaves(commands)
 
     def _connect(self, name: str) -> Connection:
         return Connection(

@@ -51,6 +51,8 @@ TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
 KEEP_RECENT = load("keep_recent")
 RAISE_LEVEL = load("raise_level")
+BURST = load("burst")
+LEASE = load("lease")
 WRITE = load("write")
 
 ALL = (
@@ -72,5 +74,7 @@ ALL = (
     RELEASE_OWNERSHIP,
     KEEP_RECENT,
     RAISE_LEVEL,
+    BURST,
+    LEASE,
     WRITE,
 )

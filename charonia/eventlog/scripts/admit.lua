@@ -84,13 +84,14 @@ local function add_groups(unsettled, at, groups)
 end
 
 -- The bound that would be passed (1 requests, 2 bytes), or nil, requests, bytes, and the value of a third field.
+-- Room that gateways have leased for their waves counts as used.
 local function over(key, requests, size, most_requests, most_bytes, field)
-  local now = redis.call('HMGET', key, 'requests', 'bytes', field)
+  local now = redis.call('HMGET', key, 'requests', 'bytes', field, 'leased_requests', 'leased_bytes')
   requests, size = requests + (now[1] or 0), size + (now[2] or 0)
   most_requests, most_bytes = tonumber(most_requests), tonumber(most_bytes)
-  if most_requests > 0 and requests > most_requests then
+  if most_requests > 0 and requests + (now[4] or 0) > most_requests then
     return 1
-  elseif most_bytes > 0 and size > most_bytes then
+  elseif most_bytes > 0 and size + (now[5] or 0) > most_bytes then
     return 2
   end
   return nil, requests, size, now[3]

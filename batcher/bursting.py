@@ -1,0 +1,57 @@
+"""Bursts waves: replaces a wave in the log by the requests it carries, for whatever concerns single ones.
+
+The new entry is at the end of the queue, from where the owner reads it like any other; the requests keep the times at
+which they were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from charonia.eventlog.port import EventLog
+from charonia.wire import PREFIX_BYTES, Wave, record_fields
+
+from .carriers import carrier_of
+from .scheduling.decisions import BurstWave
+from .scheduling.observations import BatchLost, RequestQueued
+
+
+async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
+    """Replace one wave in the log; False when it was settled or burst before. Raises what the log raises."""
+    sizes = zip(wave.ids(), wave.request_bytes(), strict=True)
+    fields = record_fields([request.record for request in wave.requests()])
+    return bool(await log.waves.burst(model, stream, entry_id, list(sizes), fields))
+
+
+class Bursting:
+    """The bursts of one owner, and which of the requests that come of them are possible poison requests."""
+
+    def __init__(self, log: EventLog, model: str) -> None:
+        self._log = log
+        self._model = model
+        self._suspects: dict[bytes, str] = {}
+        """Prefix of their ids to the executor that was lost with them."""
+
+    async def burst(self, decision: BurstWave) -> None:
+        """Carry out a decision. Raises what the log raises, then it may be tried again."""
+        carrier = carrier_of(decision.request)
+        wave: object = carrier.record
+        assert isinstance(wave, Wave)
+        if decision.suspect:  # before they can be read
+            self._suspects[wave.prefix] = decision.executor
+        if not await burst_wave(self._log, self._model, carrier.entry.stream, carrier.entry.entry_id, wave):
+            self._suspects.pop(wave.prefix, None)
+
+    def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost]:
+        """What has to be said of requests that have just been queued: which were aboard together when it ended."""
+        if not self._suspects:
+            return []
+        found: dict[bytes, list[RequestQueued]] = {}
+        for request in queued:
+            prefix = request.id[:PREFIX_BYTES]
+            if not request.wave and prefix in self._suspects:
+                found.setdefault(prefix, []).append(request)
+        return [
+            BatchLost(self._suspects.pop(prefix), requests, len(requests), "", False)
+            for prefix, requests in found.items()
+        ]

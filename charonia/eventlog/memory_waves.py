@@ -1,0 +1,54 @@
+"""Waves in one process's memory (`charonia.eventlog.port.Waves`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_WAVE
+
+from .memory_streams import MemoryStreams
+from .memory_work import ModelWork
+from .port import Ended, Fields, Limits, Reply, Sent
+
+
+class MemoryWaves:
+    """`Waves` over streams in memory; `of` gives the work of a model."""
+
+    def __init__(self, streams: MemoryStreams, of: Callable[[str], ModelWork]) -> None:
+        self._streams = streams
+        self._of = of
+
+    def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
+        entry_id = self._streams.append_here(stream, [FIELD_WAVE, b"".join(record)])
+        asyncio.get_running_loop().call_soon(done, entry_id)
+        return True
+
+    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+        for reply in replies:
+            self._streams.append_here(reply.stream, reply.fields)
+        count = sum(self._streams.take_entry(stream, entry_id) for entry_id in entry_ids)
+        asyncio.get_running_loop().call_soon(done, count)
+        return True
+
+    async def burst(
+        self,
+        model: str,
+        stream: bytes,
+        entry_id: bytes,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        *,
+        tenant: str = "",
+    ) -> bytes:
+        if not self._streams.take_entry(stream, entry_id):
+            return b""
+        self._of(model).add(requests, tenant)
+        return self._streams.append_here(stream, fields)
+
+    async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
+        return [self._streams.has_entry(stream, entry_id) for entry_id in entry_ids]
+
+    async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
+        return self._of(model).lease(holder, requests, size_bytes, limits)

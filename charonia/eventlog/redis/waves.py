@@ -1,0 +1,139 @@
+"""Waves on Redis: one XADD accepts, one XDEL settles (`charonia.eventlog.port.Waves`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import hiredis
+
+from charonia import keys
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import Ended, Fields, Limits, Reply, Sent
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_WAVE
+
+from . import scripts
+from .commands import Commands, pack_append
+from .groups import value_of
+from .packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .wire import Refused, lost
+
+
+class RedisWaves:
+    """`charonia.eventlog.port.Waves` on one server."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
+        pieces = _append(stream, record)
+        if not self._commands.replies_prove_level:
+            self._spawn(self._send_and_wait(pieces, done))
+            return True
+
+        def answered(replies: list[Any] | None) -> None:
+            done(_result(replies, 0))
+
+        return self._commands.write_now(pieces, 1, answered)
+
+    async def append(self, stream: bytes, record: Sequence[Buffer]) -> bytes:
+        """`send`, waited for."""
+        writes = await self._commands.writes("")
+        entry_id = await writes.execute_pieces(_append(stream, record))
+        await writes.reached()
+        return bytes(entry_id)
+
+    async def _send_and_wait(self, pieces: Sequence[Buffer], done: Sent) -> None:
+        """Append at a level that a barrier proves."""
+        try:
+            writes = await self._commands.writes("")
+            entry_id = await writes.execute_pieces(pieces)
+            await writes.reached()
+        except CharoniaError as error:
+            done(error)
+        else:
+            done(bytes(entry_id))
+
+    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+        pieces: list[Buffer] = []
+        for reply in replies:
+            pieces += pack_append(reply.stream, reply.fields)
+        pieces.append(pack((b"XDEL", stream, *entry_ids)))
+
+        def answered(answers: list[Any] | None) -> None:
+            if answers is not None and hiredis.ReplyError in map(type, answers[:-1]):
+                self._spawn(self._append_again(replies, answers, done))
+            else:
+                done(_result(answers, -1))
+
+        return self._commands.write_now(pieces, len(replies) + 1, answered)
+
+    async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
+        """Append what the server refused as it was out of memory: its wave is settled already."""
+        try:
+            for reply, answer in zip(replies, answers, strict=False):
+                if type(answer) is hiredis.ReplyError:
+                    if not Refused(str(answer)).out_of_memory:
+                        raise Refused(str(answer))
+                    await self._commands.write("XADD", reply.stream, "*", *reply.fields)
+        except CharoniaError as error:
+            done(error)
+        else:
+            done(_result(list(answers), -1))
+
+    async def delete(self, stream: bytes, entry_ids: Sequence[bytes]) -> int:
+        """Delete waves; how many were there."""
+        return int(await self._commands.execute(b"XDEL", stream, *entry_ids))
+
+    async def burst(
+        self,
+        model: str,
+        stream: bytes,
+        entry_id: bytes,
+        requests: Sequence[tuple[bytes, int]],
+        fields: Fields,
+        *,
+        tenant: str = "",
+    ) -> bytes:
+        sizes = [size for _, size in requests]
+        lasts = bytes([request_id[-1] for request_id, _ in requests])
+        quoted = quote(tenant, safe="-_.~ ").encode() if tenant else b""
+        names = [stream, keys.unsettled(model), keys.counters(model)]
+        if tenant:
+            names.append(keys.tenant(model, tenant))
+        group = (requests[0][0][:-1], value_of(lasts, sizes, quoted))
+        command: list[Argument] = [b"EVALSHA", scripts.BURST.digest, len(names), *names]
+        command += (entry_id, len(requests), sum(sizes), *group, *fields)
+        return bytes(await self._commands.run(scripts.BURST, pack_pieces(command)))
+
+    async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
+        found = await self._commands.each([("XRANGE", stream, one, one) for one in entry_ids])
+        return [bool(entries) for entries in found]
+
+    async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
+        arguments = (holder, requests, size_bytes, limits.requests, limits.size_bytes)
+        return bool(await self._commands.script(scripts.LEASE, [keys.counters(model)], arguments))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:
+    size = sum(map(len, record))
+    if size < LARGE_BYTES:
+        return (pack((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record))),)
+    return pack_pieces((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record)))
+
+
+def _result(replies: list[Any] | None, at: int) -> Any:
+    """One of the replies, or the error that stands for it."""
+    if replies is None:
+        return lost()
+    reply = replies[at]
+    return Refused(str(reply)) if type(reply) is hiredis.ReplyError else reply

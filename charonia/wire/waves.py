@@ -1,0 +1,333 @@
+"""Waves: requests of one signature as one record of columns, and their answers likewise.
+
+    wave   header | endpoint | meta of one request | client ids | deadlines | sizes | one column per input
+    reply  header | meta [model, version, outputs of one request] | one column per output
+
+A column holds the bytes of all requests, one after the other. Request `i` of a wave has the id `prefix + byte(i)`: the
+ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart (docs/adr/0015). A wave
+can always be written as the requests it holds (`Wave.requests`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+from msgspec import Struct
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidRecord
+from charonia.tensors import Buffer, Tensor
+
+from .places import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, TensorPlace, places_of
+from .requests import RequestMeta, RequestRecord, carried_in, meta_of, pack_request, request_meta, unpack_request
+
+MAX_WAVE_REQUESTS = 64
+"""More members than this the log's scripts would look at one by one (`docs/adr/0007`)."""
+PREFIX_BYTES = 15
+
+# version, flags, endpoint length, requests, rows of each, meta length, accepted ns, timeout us, level, signature, prefix
+_WAVE = struct.Struct("<BBHHIIQQQQ15sx")
+# version, flags, requests, meta length, inference ns, prefix
+_REPLY = struct.Struct("<BBHIQ15sx")
+
+_FLAG_IDS = 1
+_FLAG_DEADLINES = 2
+_FLAG_SIZES = 4
+
+WAVE_BYTE = b"\xff"
+"""Stands for the last byte of an id in the id of a wave."""
+
+_LAST_BYTES = [bytes((last,)) for last in range(MAX_WAVE_REQUESTS)]
+
+
+class Wave(Struct, gc=False):
+    """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
+
+    `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in length: for each input, the
+    bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none) and `client_ids`
+    are empty where no request has any.
+    """
+
+    prefix: bytes
+    count: int
+    endpoint: str
+    meta: RequestMeta
+    rows: int
+    signature: int
+    level: int
+    accepted_ns: int
+    timeout_us: int
+    columns: tuple[Buffer, ...]
+    record: Buffer
+    client_ids: tuple[str, ...] = ()
+    deadlines: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def id(self) -> bytes:
+        """Names the wave where requests are named by their ids; no request has it."""
+        return self.prefix + WAVE_BYTE
+
+    @property
+    def flags(self) -> int:
+        """The flags of its requests: none, so none of them is a job, journalled, traced, or made by a model."""
+        return 0
+
+    @property
+    def is_job(self) -> bool:
+        return False
+
+    @property
+    def lineage(self) -> None:
+        return None
+
+    def ids(self) -> list[bytes]:
+        """The ids of its requests, in order."""
+        prefix = self.prefix
+        return [prefix + last for last in _LAST_BYTES[: self.count]]
+
+    def request_bytes(self) -> list[int]:
+        """The tensor bytes of each request."""
+        if not self.sizes:
+            return [self.meta.size_bytes] * self.count
+        return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
+
+    def requests(self) -> list[RequestRecord]:
+        """The same requests as records of their own."""
+        endpoint = self.endpoint.encode()
+        columns = [memoryview(column) for column in self.columns]
+        starts = [0] * len(columns)
+        found: list[RequestRecord] = []
+        for index, request_id in enumerate(self.ids()):
+            data: list[Buffer] = []
+            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=True)):
+                start = starts[at]
+                starts[at] = end = start + (self.sizes[at][index] if self.sizes else place.size_bytes)
+                data.append(column[start:end])
+            record = pack_request(
+                request_id,
+                endpoint,
+                self.client_ids[index].encode() if self.client_ids else b"",
+                self.meta_at(index),
+                data,
+                rows=self.rows,
+                signature=self.signature,
+                level=self.level,
+                accepted_ns=self.accepted_ns,
+                deadline_ns=self.deadlines[index] if self.deadlines else 0,
+                timeout_us=self.timeout_us,
+            )
+            found.append(unpack_request(record))
+        return found
+
+    def meta_at(self, index: int) -> RequestMeta:
+        """The meta of one request."""
+        meta = self.meta
+        if not self.sizes:
+            return meta
+        sizes = [sizes[index] for sizes in self.sizes]
+        if all(place.size_bytes == size for place, size in zip(meta.inputs, sizes, strict=True)):
+            return meta
+        tensors = [
+            Tensor(place.name, place.datatype, place.shape, bytes(size))
+            for place, size in zip(meta.inputs, sizes, strict=True)
+        ]
+        return request_meta(meta.version, meta.content_hash, tensors, meta.outputs, meta.parameters)
+
+
+def wave_head(
+    prefix: bytes,
+    count: int,
+    endpoint: bytes,
+    meta: RequestMeta,
+    *,
+    rows: int,
+    signature: int,
+    level: int,
+    accepted_ns: int,
+    timeout_us: int = 0,
+    client_ids: Sequence[bytes] = (),
+    deadlines: Sequence[int] = (),
+    sizes: Sequence[Sequence[int]] = (),
+) -> bytes:
+    """Everything of a wave before its columns, which follow: for each input the bytes of all requests."""
+    flags = 0
+    more = b""
+    if client_ids:
+        flags |= _FLAG_IDS
+        more += struct.pack(f"<{count}H", *map(len, client_ids)) + b"".join(client_ids)
+    if deadlines:
+        flags |= _FLAG_DEADLINES
+        more += struct.pack(f"<{count}Q", *deadlines)
+    if sizes:
+        flags |= _FLAG_SIZES
+        more += b"".join([struct.pack(f"<{count}I", *of_input) for of_input in sizes])
+    packed = meta.packed
+    header = _WAVE.pack(
+        *(WIRE_VERSION, flags, len(endpoint), count, rows, len(packed)),
+        *(accepted_ns, timeout_us, level, signature, prefix),
+    )
+    return b"".join((header, endpoint, packed, more))
+
+
+def unpack_wave(record: Buffer) -> Wave:
+    """Decode a wave; its columns stay views. Raises `InvalidRecord`."""
+    view = memoryview(record)
+    try:
+        (
+            wire_version,
+            flags,
+            endpoint_length,
+            count,
+            rows,
+            meta_length,
+            accepted_ns,
+            timeout_us,
+            level,
+            signature,
+            prefix,
+        ) = _WAVE.unpack_from(view)
+    except struct.error as error:
+        raise InvalidRecord(f"wave of {len(view)} bytes is too short: {error}") from None
+    if wire_version != WIRE_VERSION:
+        raise InvalidRecord(f"wave of version {wire_version}, expected {WIRE_VERSION}")
+    if not 0 < count <= MAX_WAVE_REQUESTS:
+        raise InvalidRecord(f"wave of {count} requests, expected 1 to {MAX_WAVE_REQUESTS}")
+    endpoint_end = _WAVE.size + endpoint_length
+    at = endpoint_end + meta_length
+    if at > len(view):
+        raise InvalidRecord(f"wave of {len(view)} bytes is cut short, its header describes {at}")
+    meta = meta_of(bytes(view[endpoint_end:at]))
+    client_ids: tuple[str, ...] = ()
+    deadlines: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+    try:
+        endpoint = str(view[_WAVE.size : endpoint_end], "utf-8")
+        if flags & _FLAG_IDS:
+            lengths = struct.unpack_from(f"<{count}H", view, at)
+            at += 2 * count
+            names = []
+            for length in lengths:
+                names.append(str(view[at : at + length], "utf-8"))
+                at += length
+            client_ids = tuple(names)
+        if flags & _FLAG_DEADLINES:
+            deadlines = struct.unpack_from(f"<{count}Q", view, at)
+            at += 8 * count
+        if flags & _FLAG_SIZES:
+            every = []
+            for _ in meta.inputs:
+                every.append(struct.unpack_from(f"<{count}I", view, at))
+                at += 4 * count
+            sizes = tuple(every)
+    except (UnicodeDecodeError, struct.error) as error:
+        raise InvalidRecord(f"wave cannot be read: {error}") from None
+    columns: list[Buffer] = []
+    for number, place in enumerate(meta.inputs):
+        end = at + (sum(sizes[number]) if sizes else count * place.size_bytes)
+        columns.append(view[at:end])
+        at = end
+    if at != len(view):
+        raise InvalidRecord(f"wave holds {len(view)} bytes, its header describes {at}")
+    return Wave(
+        *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
+        *(tuple(columns), record, client_ids, deadlines, sizes),
+    )
+
+
+def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
+    """The requests an entry carries, those of a wave among them, in order. Raises `InvalidRecord` for any of them."""
+    return carried_in(fields, lambda record: _wave_of(record).requests())
+
+
+def work_in(fields: Sequence[Buffer]) -> list[RequestRecord | Wave]:
+    """What an entry carries, in order, waves as they are. Raises `InvalidRecord` for any of it."""
+    return carried_in(fields, lambda record: (_wave_of(record),))
+
+
+def _wave_of(record: Buffer | Wave) -> Wave:
+    # a sender in the same process hands over what is decoded already
+    return record if isinstance(record, Wave) else unpack_wave(record)
+
+
+OutputPlaces = tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+"""Outputs of one request: name, datatype, shape, bytes."""
+
+
+class WaveReply(Struct, gc=False):
+    """The answers to all requests of a wave: `columns[k]` holds output `outputs[k]` of every request, in order.
+
+    `infer_ns` is how long the model took for the execution the wave was in.
+    """
+
+    prefix: bytes
+    count: int
+    model: str
+    version: int
+    outputs: tuple[TensorPlace, ...]
+    columns: tuple[Buffer, ...]
+    infer_ns: int
+
+
+@lru_cache(maxsize=META_CACHE_LIMIT)
+def reply_meta(model: str, version: int, outputs: OutputPlaces) -> bytes:
+    """The meta of replies whose requests have these outputs."""
+    return bytes(msgpack.packb([model, version, [[name, t.number, shape, size] for name, t, shape, size in outputs]]))
+
+
+def pack_wave_reply(prefix: bytes, count: int, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
+    """The answers to a wave; `meta` is `reply_meta`'s, `columns` the bytes of each output of all requests."""
+    return b"".join((_REPLY.pack(WIRE_VERSION, 0, count, len(meta), infer_ns, prefix), meta, *columns))
+
+
+def unpack_wave_reply(record: Buffer) -> WaveReply:
+    """Decode a wave's answers; columns stay views, or slices of bytes. Raises `InvalidRecord`."""
+    try:
+        wire_version, _, count, meta_length, infer_ns, prefix = _REPLY.unpack_from(record)
+    except struct.error as error:
+        raise InvalidRecord(f"reply of {len(record)} bytes to a wave is too short: {error}") from None
+    if wire_version != WIRE_VERSION or not 0 < count <= MAX_WAVE_REQUESTS:
+        raise InvalidRecord(f"reply of version {wire_version} to a wave of {count} requests cannot be read")
+    at = _REPLY.size + meta_length
+    packed = bytes(record[_REPLY.size : at])
+    known = _REPLY_METAS.get(packed)
+    if known is None:
+        known = _read_reply_meta(packed)
+        if len(packed) <= MAX_CACHED_META_BYTES:
+            if len(_REPLY_METAS) >= META_CACHE_LIMIT:
+                _REPLY_METAS.clear()
+            _REPLY_METAS[packed] = known
+    model, version, outputs, size_bytes = known
+    if len(record) - at != count * size_bytes:
+        raise InvalidRecord(f"reply holds {len(record) - at} tensor bytes, expected {count} times {size_bytes}")
+    if len(outputs) == 1:
+        columns: tuple[Buffer, ...] = (record[at:],)
+    else:
+        parts = []
+        for place in outputs:
+            end = at + count * place.size_bytes
+            parts.append(record[at:end])
+            at = end
+        columns = tuple(parts)
+    return WaveReply(prefix, count, model, version, outputs, columns, infer_ns)
+
+
+_REPLY_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], int]] = {}
+
+
+def _read_reply_meta(packed: bytes) -> tuple[str, int, tuple[TensorPlace, ...], int]:
+    try:
+        found: list[Any] = msgpack.unpackb(packed, use_list=False)
+        model, version, tensors, *_ = found
+        if not (type(model) is str and type(version) is int):
+            raise InvalidRecord("the meta of a wave's reply has a field of another type")
+        outputs = places_of(tensors)
+        return model, version, outputs, sum(place.size_bytes for place in outputs)
+    except InvalidRecord:
+        raise
+    except Exception as error:
+        raise InvalidRecord(f"the meta of a wave's reply cannot be read: {error}") from None

@@ -1,0 +1,27 @@
+"""Which models take waves: those whose requests may share any batch they fit into, and are answered together."""
+
+from __future__ import annotations
+
+from charonia.batch_strategies import PARAMETER as STRATEGY
+from charonia.models.adaptive_batching import PARAMETER as TARGET
+from charonia.models.interface import ModelInterface
+
+from ..loading import Incarnation
+
+
+def takes_waves(incarnation: Incarnation) -> bool:
+    """Whether requests for a loaded version may come as waves."""
+    return not incarnation.pool.streams and are_alike_to(incarnation.interface)
+
+
+def are_alike_to(interface: ModelInterface) -> bool:
+    """Whether the scheduler of a model makes no difference between requests of one signature."""
+    if interface.decoupled or interface.sequence_batching is not None:
+        return False
+    if STRATEGY in interface.parameters or TARGET in interface.parameters:
+        return False
+    block = interface.dynamic_batching
+    if block is None:
+        return True
+    whole = {max(1, interface.max_batch_size)}
+    return not block.preserve_ordering and set(block.preferred_batch_sizes) <= whole

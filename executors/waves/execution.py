@@ -1,0 +1,269 @@
+"""Runs a batch of waves on an instance: columns in, columns out. The counterpart of `executors.execution` for waves.
+
+What columns cannot carry (ragged inputs, BYTES outputs, answers that differ) is run or answered request by request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from charonia.backend import Array, BatchInstance, InstanceDied, RequestInstance
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.tensors import Buffer, check_bytes_elements, split_bytes_elements
+from charonia.wire import RequestRecord, Wave, pack_failure, pack_response, pack_wave_reply, reply_meta
+
+from ..accounting import BACKEND, OTHER, Executed, Execution, Failure
+from ..answers import OutputPart
+from ..assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
+from ..execution import Batch
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ExecutedWaves(Executed):
+    """The end of a batch of waves. `answers` holds one reply for each wave, or b"" where `singly` has one for each of
+    its requests; with neither the wave has no outcome, as its instance died. Indices are those of waves.
+    """
+
+    singly: dict[int, list[bytes]] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
+    """How many requests of a wave failed, where any did."""
+
+
+class WaveBatch:
+    """The waves of a batch and their answers as they come about. Used where `executors.execution.Batch` is."""
+
+    planned = ()
+
+    def __init__(self, planner: Planner, version: int, waves: Sequence[Wave]) -> None:
+        self._planner = planner
+        self._interface = planner.interface
+        self._version = version
+        self._waves = waves
+        self.executed = ExecutedWaves([b""] * len(waves))
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
+        """Execute in the calling thread. Raises `InstanceDied`, then unanswered waves are left to the caller."""
+        for run in self._runs():
+            if self._needs_requests:
+                batch = self._requests_of(run)
+                try:
+                    self._take(run, batch, batch.run_on(instance, workspace))
+                except InstanceDied:
+                    self._take(run, batch, batch.executed)
+                    raise
+            else:
+                self._run_arrays(instance, workspace, run)
+        return self.executed
+
+    async def run_requests_on(self, instance: RequestInstance) -> Executed:
+        """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
+        for run in self._runs():
+            batch = self._requests_of(run)
+            try:
+                self._take(run, batch, await batch.run_requests_on(instance))
+            except InstanceDied:
+                self._take(run, batch, batch.executed)
+                raise
+        return self.executed
+
+    def fail_all(self, error: CharoniaError) -> Executed:
+        """Answer every wave that has no answer yet with an error of the backend."""
+        for index, answer in enumerate(self.executed.answers):
+            if not answer and index not in self.executed.singly:
+                self._fail([index], error, BACKEND)
+        return self.executed
+
+    def cancel(self, _ids: Collection[bytes], _instance: RequestInstance) -> None:
+        """A wave that runs goes on: models whose executions are worth stopping get no waves."""
+
+    @property
+    def _needs_requests(self) -> bool:
+        interface = self._interface
+        return bool(interface.batch_inputs or interface.scattered_outputs) or any(
+            spec.allow_ragged_batch for spec in interface.inputs.values()
+        )
+
+    def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
+        """The parts of the batch that one execution can take: all of it, unless the model was loaded anew meanwhile."""
+        planned: list[tuple[int, RequestPlan]] = []
+        for index, wave in enumerate(self._waves):
+            try:
+                planned.append((index, self._planner.plan(wave)))
+            except CharoniaError as error:
+                self._fail([index], error, OTHER)
+            except Exception as error:  # a wave that should not have been accepted must not take the instance down
+                _log.exception("a wave for model %r cannot be read", self._interface.name)
+                self._fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
+        limit = max(1, self._interface.max_batch_size)
+        run: list[tuple[int, RequestPlan]] = []
+        rows = 0
+        for index, plan in planned:
+            more = plan.rows * self._waves[index].count
+            if more > limit:
+                self._fail([index], InvalidArgument(_too_many(limit, self._interface.name)), OTHER)
+                continue
+            if run and (rows + more > limit or plan.group != run[0][1].group or plan.outputs != run[0][1].outputs):
+                yield run
+                run, rows = [], 0
+            run.append((index, plan))
+            rows += more
+        if run:
+            yield run
+
+    def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[tuple[int, RequestPlan]]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        waves = [self._waves[index] for index, _ in run]
+        rows = sum([plan.rows * wave.count for (_, plan), wave in zip(run, waves, strict=True)])
+        plan = run[0][1]
+        try:
+            arrays = {
+                place.name: self._joined(position, place, run, waves, rows, workspace)
+                for position, place in enumerate(plan.inputs)
+            }
+        except CharoniaError as error:
+            if len(run) > 1:  # the others must not pay for the strings of one
+                for single in run:
+                    self._run_arrays(instance, workspace, [single])
+            else:
+                self._run_singly(instance, workspace, run, error)
+            return
+        joined = monotonic_ns()
+        indices = [index for index, _ in run]
+        try:
+            results = instance.execute(arrays, plan.outputs)
+            inferred = monotonic_ns()
+            parts = [OutputPart.of(self._interface, name, results, rows) for name in plan.outputs]
+            self._answer(run, waves, parts, inferred - joined)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self._fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._interface.name)
+            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        ended = monotonic_ns()
+        durations = joined - started, inferred - joined, ended - inferred
+        execution = Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
+        self.executed.executions.append(execution)
+
+    def _joined(
+        self,
+        position: int,
+        place: InputPlan,
+        run: list[tuple[int, RequestPlan]],
+        waves: list[Wave],
+        rows: int,
+        workspace: Workspace,
+    ) -> Array:
+        """One input of all waves as the model sees it. Raises `InvalidArgument` for BYTES that are not what they say."""
+        shape = (rows, *place.tail) if self._interface.batching else place.shape
+        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        if place.datatype is DataType.BYTES:
+            elements: list[bytes] = []
+            for column, (_, plan), wave in zip(columns, run, waves, strict=True):
+                expected = prod(plan.inputs[position].shape) * wave.count
+                check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
+                elements += split_bytes_elements(column)
+            return objects_of(elements, shape)
+        if len(columns) == 1:
+            return array_of(columns[0], place.dtype, shape)
+        flat = workspace.flat(place.name, sum(map(len, columns)))
+        flat.data[:] = b"".join(columns)
+        return flat.view(place.dtype).reshape(shape)
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, run: list[tuple[int, RequestPlan]], waves: list[Wave], parts: list[OutputPart], infer_ns: int
+    ) -> None:
+        name, version = self._interface.name, self._version
+        start = 0
+        for (index, plan), wave in zip(run, waves, strict=True):
+            end = start + plan.rows * wave.count
+            if any(part.elements is not None for part in parts):
+                self.executed.singly[index] = [
+                    part_record(name, version, request_id, parts, at, at + plan.rows)
+                    for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)
+                ]
+            else:
+                meta = reply_meta(name, version, tuple([part.described(plan.rows) for part in parts]))
+                columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
+                self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+            start = end
+
+    def _run_singly(
+        self,
+        instance: BatchInstance,
+        workspace: Workspace,
+        run: list[tuple[int, RequestPlan]],
+        _why: CharoniaError,
+    ) -> None:
+        """Run a wave request by request: only those whose own bytes are at fault may fail."""
+        batch = self._requests_of(run)
+        self._take(run, batch, batch.run_on(instance, workspace))
+
+    def _requests_of(self, run: list[tuple[int, RequestPlan]]) -> Batch:
+        records: list[RequestRecord] = []
+        for index, _ in run:
+            records += self._waves[index].requests()
+        return Batch(self._planner, self._version, records)
+
+    def _take(self, run: list[tuple[int, RequestPlan]], batch: Batch, executed: Executed) -> None:
+        """The outcome of a batch of requests as that of the waves they are of."""
+        at = 0
+        wave_of: list[int] = []
+        for index, _ in run:
+            count = self._waves[index].count
+            answers = executed.answers[at : at + count]
+            wave_of += [index] * count
+            at += count
+            if all(answers):
+                self.executed.singly[index] = answers
+        for failure in executed.failures:
+            index = wave_of[failure.index]
+            self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
+            self.executed.failures.append(Failure(index, failure.error, failure.reason, failure.end_ns))
+        for execution in executed.executions:
+            execution.indices = tuple(dict.fromkeys(wave_of[index] for index in execution.indices))
+            self.executed.executions.append(execution)
+
+    def _fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
+        end = wall_ns()
+        error.__traceback__ = None  # it is kept, and its frames hold the batch's bytes
+        for index in indices:
+            wave = self._waves[index]
+            failed = [pack_failure(i, self._interface.name, self._version, error) for i in wave.ids()]
+            self.executed.singly[index] = failed
+            self.executed.failed[index] = wave.count
+            self.executed.failures += [Failure(index, error, reason, end)] * wave.count
+
+
+def part_record(
+    model: str, version: int, request_id: bytes, parts: Sequence[OutputPart], start: int, end: int
+) -> bytes:
+    """The response record of one request whose rows are `start` to `end` of the results."""
+    return pack_response(request_id, model, version, [part.tensor(start, end) for part in parts], {})
+
+
+def _column(wave: Wave, plan: RequestPlan, position: int) -> Buffer:
+    """The column of an input: plans have inputs by name, waves in the order they were sent."""
+    name = plan.inputs[position].name
+    for column, place in zip(wave.columns, wave.meta.inputs, strict=True):
+        if place.name == name:
+            return column
+    raise InternalError(f"a wave without input '{name}'")
+
+
+def _too_many(limit: int, model: str) -> str:
+    return f"inference request batch-size must be <= {limit} for '{model}'"
