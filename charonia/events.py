@@ -484,9 +484,13 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 }
 
 
+_ADDED = frozenset({"reads_waves", "takes_waves"})
+"""Fields added to kinds of an earlier release: left out where they say nothing, as those would have it."""
+
+
 def pack_fact(fact: Fact) -> bytes:
     """The wire form of a fact."""
-    body = {name: getattr(fact, name) for name in _FIELDS[fact.kind]}
+    body = {name: value for name in _FIELDS[fact.kind] if (value := getattr(fact, name)) or name not in _ADDED}
     body["kind"] = fact.kind
     return bytes(msgpack.packb(body))
 

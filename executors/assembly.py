@@ -85,7 +85,10 @@ class Planner:
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
 
     def plan(self, record: RequestRecord | Wave) -> RequestPlan:
-        """The plan of a request, or of each request of a wave. Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8)."""
+        """The plan of a request, or of each request of a wave.
+
+        Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8).
+        """
         meta = record.meta
         found = self._plans.get(meta.packed)
         if found is None:

@@ -26,7 +26,7 @@ from charonia.wire import RequestRecord
 
 from .accounting import OTHER, Death, Executed
 from .assembly import request_inputs
-from .execution import Planned, model_request
+from .execution import Batch, Planned, model_request
 from .job import Job, died, take_all
 from .outgoing import Flow, Outgoing
 from .slots import execute_steps
@@ -162,6 +162,7 @@ class StreamWorker(Worker):
     async def _begin(self, job: Job) -> None:
         """Start a batch and wait until the instance is free, or has died."""
         batch = self._batch(job)
+        assert isinstance(batch, Batch)  # such a pool takes no waves
         assert job.responses is not None
         assert job.header is not None
         streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)

@@ -98,7 +98,9 @@ class Waves(Protocol):
     """The log's role for waves: requests alike in one queue entry that is itself the mark of their being unsettled.
 
     A wave is accepted by one append and settled by one deletion: the first deletion wins (docs/adr/0015). A process
-    that must treat its requests one by one bursts it into ordinary entries first. Lanes are open already: the first request of each goes through `EventLog.accept`."""
+    that must treat its requests one by one bursts it into ordinary entries first. Lanes are open already: the first
+    request of each goes through `EventLog.accept`.
+    """
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         """Append a wave, given in pieces, to a queue stream, at the server's own durability level.

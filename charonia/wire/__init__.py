@@ -17,8 +17,8 @@ each output.
 Tensor bytes over some size may lie elsewhere: then a `Reference` stands in their place, and a flag says so.
 
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
-`w` (a wave), `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as much as a
-small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+`w` (a wave), `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as
+much as a small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ MAX_WAVE_REQUESTS = 64
 """More members than this the log's scripts would look at one by one (`docs/adr/0007`)."""
 PREFIX_BYTES = 15
 
-# version, flags, endpoint length, requests, rows of each, meta length, accepted ns, timeout us, level, signature, prefix
+# version, flags, endpoint length, requests, rows of each, meta length, accepted ns, timeout us, level, signature,
+# prefix
 _WAVE = struct.Struct("<BBHHIIQQQQ15sx")
 # version, flags, requests, meta length, inference ns, prefix
 _REPLY = struct.Struct("<BBHIQ15sx")

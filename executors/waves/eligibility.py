@@ -5,8 +5,7 @@ from __future__ import annotations
 from charonia.batch_strategies import PARAMETER as STRATEGY
 from charonia.models.adaptive_batching import PARAMETER as TARGET
 from charonia.models.interface import ModelInterface
-
-from ..loading import Incarnation
+from executors.loading import Incarnation
 
 
 def takes_waves(incarnation: Incarnation) -> bool:

@@ -16,11 +16,10 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.tensors import Buffer, check_bytes_elements, split_bytes_elements
 from charonia.wire import RequestRecord, Wave, pack_failure, pack_response, pack_wave_reply, reply_meta
-
-from ..accounting import BACKEND, OTHER, Executed, Execution, Failure
-from ..answers import OutputPart
-from ..assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
-from ..execution import Batch
+from executors.accounting import BACKEND, OTHER, Executed, Execution, Failure
+from executors.answers import OutputPart
+from executors.assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
+from executors.execution import Batch
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ class WaveBatch:
         rows: int,
         workspace: Workspace,
     ) -> Array:
-        """One input of all waves as the model sees it. Raises `InvalidArgument` for BYTES that are not what they say."""
+        """One input of all waves as the model sees it. Raises `InvalidArgument` for malformed BYTES."""
         shape = (rows, *place.tail) if self._interface.batching else place.shape
         columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
         if place.datatype is DataType.BYTES:

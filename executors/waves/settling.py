@@ -17,13 +17,13 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import EventLog, Reply
 from charonia.wire import FIELD_WAVE, Wave, record_fields
+from executors.accounting import Execution
+from executors.announcing import insist
+from executors.job import Job
+from executors.loading import Incarnation
+from executors.metrics import ExecutorMetrics
+from executors.settlement import batch_died, batch_finished, batch_finished_here
 
-from ..accounting import Execution
-from ..announcing import insist
-from ..job import Job
-from ..loading import Incarnation
-from ..metrics import ExecutorMetrics
-from ..settlement import batch_died, batch_finished, batch_finished_here
 from .execution import ExecutedWaves
 from .replies import ReplySockets
 
