@@ -58,6 +58,13 @@ class Entrances:
                 failed(request.trace, error)
             raise
 
+    def entrance(self, served: ServedVersion) -> tuple[RequestCounts, Admission]:
+        """The counts and the gate of a version."""
+        known = self._known.get((served.model, served.version))
+        if known is None or known[0] is not served:
+            known = self._entrance(served, known)
+        return known[1:]
+
     def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
         """An incarnation keeps its gate."""
         if known is not None and known[0].content_hash == served.content_hash:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from charonia.traces.settings import Wanted
     from protos.model_config_pb2 import ModelConfig
 
+    from .lane.lane import Lane
     from .tracing.tracer import Tracer
 
 
@@ -134,6 +135,10 @@ class Handler(Protocol):
     Version strings that are no positive integer raise E6's `InvalidArgument`; unknown models and versions raise E5's
     errors (statistics have their own texts, E5).
     """
+
+    @property
+    def lane(self) -> Lane | None:
+        """What recognises requests by their bytes; None where nothing does."""
 
     def live(self) -> bool: ...
 

@@ -52,6 +52,15 @@ class RequestCounts:
         if self.latencies is not None:
             self.latencies.observe("request", duration_ns, monotonic_ns())
 
+    def succeeded_together(self, count: int, duration_ns: int) -> None:
+        """So many requests were answered at once, each after so long."""
+        self.success += count
+        self.duration_ns += count * duration_ns
+        if self.latencies is not None:
+            now_ns = monotonic_ns()
+            for _ in range(count):
+                self.latencies.observe("request", duration_ns, now_ns)
+
     def hit(self, duration_ns: int) -> None:
         """One request was answered from the cache; it waited in no queue (X2)."""
         self.cache_hits += 1

@@ -24,8 +24,9 @@ from charonia.errors import (
     Unavailable,
 )
 from charonia.eventlog.port import Entry, EventLog
+from charonia.events import FIELD_FACT
 from charonia.tensors import Buffer
-from charonia.wire import Reference, ResponseRecord
+from charonia.wire import FIELD_WAVE, Reference, ResponseRecord
 
 from .job_outcomes import job_outcome
 from .request_rules import SERVER_EXITING
@@ -77,6 +78,11 @@ class PendingMap:
         self._idle.set()
         self.report_for: Callable[[ResponseRecord], bool] = lambda _response: False
         """Takes what comes for a job that nobody waits for; whether it was wanted."""
+        self.on_wave: Callable[[Buffer], None] = lambda _reply: None
+        """Takes the answers to a wave."""
+        self.on_response_of_wave: Callable[[ResponseRecord], bool] = lambda _response: False
+        """Takes what comes for one request of a wave; whether it was one."""
+        self.on_facts: Callable[[Entry], None] = lambda _entry: None
         self.duplicates = 0
         self.rechecks = 0
         """Answers that were read from a job's record because the reply did not come."""
@@ -143,6 +149,17 @@ class PendingMap:
         self._idle.clear()
         return size
 
+    def hold(self, size: int) -> None:
+        """A wave is under way. Raises `ResourceExhausted` when this gateway holds too much; `release` it in the end."""
+        self._take_room(size)
+        self._coming += 1
+
+    def release(self, size: int) -> None:
+        """A wave has ended."""
+        self._size_bytes -= size
+        self._coming -= 1
+        self._look_idle()
+
     def get(self, request_id: bytes) -> Waiter | None:
         return self._waiters.get(request_id)
 
@@ -167,10 +184,15 @@ class PendingMap:
         """The callback of the reply stream's reader."""
         failpoints.hit("gateway.notified")
         waiters = self._waiters
+        for entry in entries:
+            if entry.fields[0] == FIELD_WAVE:
+                self.on_wave(entry.fields[1])
+            elif entry.fields[0] == FIELD_FACT:
+                self.on_facts(entry)
         for response, _ in answers_in(entries, self._take):
             waiter = waiters.get(response.id)
             if waiter is None or waiter.future.done():
-                if not self.report_for(response):
+                if not self.on_response_of_wave(response) and not self.report_for(response):
                     self.duplicates += 1
             elif not isinstance(waiter, StreamWaiter):
                 waiter.future.set_result(response)

@@ -44,6 +44,7 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs import Jobs
+from .lane.lane import Lane
 from .metadata import metadata_of, parse_version
 from .metrics import GatewayMetrics, RequestCounts
 from .readiness import Readiness
@@ -109,10 +110,18 @@ class GatewayService:
             )
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
+        self.lane = Lane(
+            *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation)
+        )
+        self._dataplane.pending.on_wave = self.lane.waves.on_reply
+        self._dataplane.pending.on_response_of_wave = self.lane.waves.on_response
 
     async def start(self) -> None:
         await self._dataplane.start()
         self._readiness.watch()
+        self.lane.start()
+        if self.payloads is not None:
+            await self.lane.replies.start(self.payloads.socket_path)
         self.jobs.start()
         if self._cache is not None:
             self._cache.start()
@@ -134,6 +143,7 @@ class GatewayService:
     def begin_anew(self) -> None:
         """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
         self._dataplane.pending.lose_all()
+        self.lane.begin_anew()
         self._readiness.forget()
         if self._cache is not None:
             self._cache.store.forget()
@@ -148,6 +158,7 @@ class GatewayService:
     def begin_drain(self) -> None:
         """From now on readiness is false and new work is refused (R41)."""
         self._leaving = self._draining = True
+        self.lane.begin_drain()
         self.jobs.begin_drain()
 
     async def drained(self) -> None:
@@ -160,6 +171,7 @@ class GatewayService:
         if self._cache is not None:
             await self._cache.close()
         await self.jobs.close()
+        await self.lane.close()
         await self._dataplane.close()
         await self._tracer.close()
 

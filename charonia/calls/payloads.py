@@ -45,6 +45,11 @@ class Payloads:
         """Whether this process's heartbeat lease has surely not ended."""
         self._reach: dict[tuple[str, int], tuple[ServedVersion, bool]] = {}
 
+    @property
+    def socket_path(self) -> str:
+        """Where this process takes replies of others on its machine; "" where it shares no directory."""
+        return self._directory.socket_path()
+
     def flags(self, served: ServedVersion) -> int:
         """What a request's record says about the answer's way."""
         key = (served.model, served.version)

@@ -270,7 +270,7 @@ class WaveReply(Struct, gc=False):
     model: str
     version: int
     outputs: tuple[TensorPlace, ...]
-    columns: tuple[Buffer, ...]
+    columns: tuple[bytes, ...]
     infer_ns: int
 
 
@@ -286,7 +286,9 @@ def pack_wave_reply(prefix: bytes, count: int, meta: bytes, columns: Sequence[Bu
 
 
 def unpack_wave_reply(record: Buffer) -> WaveReply:
-    """Decode a wave's answers; columns stay views, or slices of bytes. Raises `InvalidRecord`."""
+    """Decode a wave's answers. Raises `InvalidRecord`."""
+    if type(record) is not bytes:
+        record = bytes(record)
     try:
         wire_version, _, count, meta_length, infer_ns, prefix = _REPLY.unpack_from(record)
     except struct.error as error:
@@ -306,7 +308,7 @@ def unpack_wave_reply(record: Buffer) -> WaveReply:
     if len(record) - at != count * size_bytes:
         raise InvalidRecord(f"reply holds {len(record) - at} tensor bytes, expected {count} times {size_bytes}")
     if len(outputs) == 1:
-        columns: tuple[Buffer, ...] = (record[at:],)
+        columns: tuple[bytes, ...] = (record[at:],)
     else:
         parts = []
         for place in outputs:

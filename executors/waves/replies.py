@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from struct import Struct
+from typing import cast
 
 from charonia.clock import monotonic_ns
 from charonia.eventlog.payloads import PayloadDirectory
@@ -28,8 +29,7 @@ class _Peer(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.transport = None

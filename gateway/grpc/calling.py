@@ -62,7 +62,12 @@ def metadata_of(context: Context) -> list[tuple[str, str | bytes]]:
 
 
 def headers_of(context: Context) -> list[tuple[bytes, bytes]]:
+    return raw_headers(metadata_of(context))
+
+
+def raw_headers(metadata: Sequence[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
+    """Metadata as the headers it came in."""
     return [
         (name.encode("latin-1", "replace"), value if isinstance(value, bytes) else value.encode())
-        for name, value in metadata_of(context)
+        for name, value in metadata
     ]

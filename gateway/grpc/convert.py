@@ -55,8 +55,8 @@ _FIELD_OF: dict[DataType, str] = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-_TAG_ID = b"\x1a"  # field 3, length-delimited
-_TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
+TAG_ID = b"\x1a"  # field 3, length-delimited
+TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
 _TAG_INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse, length-delimited
 _FINAL, _NOT_FINAL = (
     pb.ModelInferResponse(parameters={"triton_final_response": pb.InferParameter(bool_param=final)}).SerializeToString()
@@ -209,36 +209,41 @@ class ResponseEncoder:
     def __init__(self) -> None:
         self._shared: dict[Any, bytes] = {}
 
-    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes:
+    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel | None) -> bytes:
         """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
         outputs = response.outputs
-        if classes:
+        if classes and served is not None:
             batching = served.interface.batching
             outputs = [
                 classify(t, classes[t.name], batching, served.labels.get(t.name, [])) if t.name in classes else t
                 for t in outputs
             ]
-        key = (response.model, response.version, tuple([(t.name, t.datatype.number, t.shape) for t in outputs]))
-        shared = self._shared.get(key) if not response.parameters else None
-        if shared is None:
-            shared = _message(response, outputs).SerializeToString()
-            if not response.parameters:
-                if len(self._shared) >= _SIGNATURES_REMEMBERED:
-                    self._shared.clear()
-                self._shared[key] = shared
+        shared = self.shared(response, outputs)
         parts: list[Buffer] = [shared]
         if response.id:
             text = response.id.encode()
-            parts += (_TAG_ID, _varint(len(text)), text)
+            parts += (TAG_ID, varint(len(text)), text)
         for tensor in outputs:
-            parts += (_TAG_RAW_OUTPUT, _varint(len(tensor.data)), tensor.data)
+            parts += (TAG_RAW_OUTPUT, varint(len(tensor.data)), tensor.data)
         return b"".join(parts)
+
+    def shared(self, response: InferenceResponse, outputs: list[Tensor]) -> bytes:
+        """What a reply begins with: all of it but the id and the raw outputs, which follow in this order."""
+        key = (response.model, response.version, tuple([(t.name, t.datatype.number, t.shape) for t in outputs]))
+        found = self._shared.get(key) if not response.parameters else None
+        if found is None:
+            found = _message(response, outputs).SerializeToString()
+            if not response.parameters:
+                if len(self._shared) >= _SIGNATURES_REMEMBERED:
+                    self._shared.clear()
+                self._shared[key] = found
+        return found
 
 
 def stream_answer(reply: bytes, *, final: bool = True) -> bytes:
     """A serialised `ModelStreamInferResponse` of a serialised reply, which is its request's last or not (G8, G24)."""
     flag = _FINAL if final else _NOT_FINAL
-    return b"".join((_TAG_INFER_RESPONSE, _varint(len(reply) + len(flag)), reply, flag))
+    return b"".join((_TAG_INFER_RESPONSE, varint(len(reply) + len(flag)), reply, flag))
 
 
 def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:
@@ -273,7 +278,8 @@ def write_parameters(target: Any, parameters: Parameters) -> None:
             target[key].string_param = value
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number in protobuf's encoding."""
     if number < 128:
         return _SMALL[number]
     out = bytearray()

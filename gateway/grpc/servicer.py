@@ -7,9 +7,9 @@ bytes that `convert` writes. What a server owes them is in `calling`; who waits 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
@@ -38,7 +38,17 @@ _log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+MODEL_INFER = f"/{SERVICE}/ModelInfer"
 _LATEST = ("", "-1")
+_LEARNT_BYTES = 32_768
+
+
+class Learner(Protocol):
+    """What recognises messages by their bytes."""
+
+    def learn(self, data: bytes, message: pb.ModelInferRequest) -> None: ...
+
+
 _OURS: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
@@ -49,8 +59,8 @@ class Servicer:
         self._handler = handler
         # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
         self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
-        self._encoder = ResponseEncoder()
-        self._jobs = JobCalls(handler, self._encoder, self._flush_interval_s)
+        self.encoder = ResponseEncoder()
+        self._jobs = JobCalls(handler, self.encoder, self._flush_interval_s)
         self._identifies = handler.identifies
         self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
@@ -61,6 +71,25 @@ class Servicer:
             header_prefix="triton-grpc-protocol-",
         )
         self.draining = False
+        self.lane: Learner | None = None
+        """Shown the messages that went the full way."""
+
+    @property
+    def may_ride(self) -> bool:
+        """Whether calls can be told by their bytes alone: not where headers decide about each."""
+        return not (self._identifies or self._forwarding)
+
+    def says_nothing(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
+        """Whether the metadata of a call has no word about delivery, and no restriction forbids the call."""
+        try:
+            if self._restrictions:
+                headers = [
+                    (n.encode("latin-1", "replace"), v if isinstance(v, bytes) else v.encode()) for n, v in metadata
+                ]
+                self._restrictions.check("inference", headers)
+        except CharoniaError:
+            return False
+        return not words_of_metadata(metadata)
 
     def methods(self) -> Methods:
         """What a server of gRPC serves."""
@@ -90,10 +119,14 @@ class Servicer:
             metadata = context.invocation_metadata() or ()
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
             call = parse(pb.ModelInferRequest, data)
+            learnt = data if self.lane is not None and len(data) <= _LEARNT_BYTES else None
             del data  # it may be large, and the answer long in coming
             if came_ns:
                 return await self.infer_traced(call, context, metadata, came_ns)
-            return await self.infer(call, context, metadata)
+            reply = await self.infer(call, context, metadata)
+            if learnt is not None and self.lane is not None:
+                self.lane.learn(learnt, call)
+            return reply
         except CharoniaError as error:
             return refusal(error)
         except Exception:
@@ -126,7 +159,7 @@ class Servicer:
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
-        return self._encoder.encode(response, classes, served)
+        return self.encoder.encode(response, classes, served)
 
     async def infer_traced(
         self,

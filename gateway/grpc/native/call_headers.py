@@ -74,6 +74,11 @@ class HeaderReader:
         self.decoded_fields = 0
         """Of the block that was read last; none where it was known."""
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a block means the same whenever it comes: the client keeps no table."""
+        return not self._decoder.header_table_size
+
     def read(self, block: bytes) -> CallHeaders:
         """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
         is_free = not self._decoder.header_table_size

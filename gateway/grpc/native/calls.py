@@ -15,6 +15,7 @@ from gateway.grpc.errors import INTERNAL, Refusal, Status
 
 from .call_headers import CallHeaders, answer_block, http_block, status_block
 from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
+from .lane import LaneCall
 from .limits import PingStrikes
 from .messages import Assembler, MessageFault, Packed, framed
 from .outbox import Outbox
@@ -43,7 +44,7 @@ class Calls:
         self._out = out
         self._strikes = strikes
         out.on_closed = self._closed
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Stream | LaneCall] = {}
         self.on_end: Callable[[], None] = lambda: None
 
     def begin(self, number: int, headers: CallHeaders, ended: bool) -> None:
@@ -67,6 +68,12 @@ class Calls:
                 stream.task = self._loop.create_task(self._serve_stream(stream, method))
             elif stream.ended:
                 self.end(stream)
+
+    def adopt(self, call: LaneCall, *, ended: bool) -> Stream:
+        """A call of the lane as an ordinary one, to which nothing has been done yet."""
+        stream = self.streams[call.id] = Stream(self, call.id, call.headers, STREAM_WINDOW, call.send_window)
+        stream.ended = ended
+        return stream
 
     # -- what the client sends ----------------------------------------------------------------------------------------
 
@@ -161,9 +168,12 @@ class Calls:
             return
         if not isinstance(reply, bytes):
             self.refuse(stream, reply)
-        elif not self._compression(stream) and self._out.answer(stream, reply):
-            pass
         else:
+            self.answer(stream, reply)
+
+    def answer(self, stream: Stream, reply: bytes) -> None:
+        """Answer a unary call."""
+        if self._compression(stream) or not self._out.answer(stream, reply):
             self._send(stream, reply)
             self._out.end(stream, self._tail(stream, _DONE))
 
@@ -236,8 +246,14 @@ class Calls:
         if stream.task is not None:
             stream.task.cancel()
 
-    def abandon(self, stream: Stream) -> None:
+    def abandon(self, stream: Stream | LaneCall) -> None:
         """Nobody waits for the answer of a call any more."""
+        if isinstance(stream, LaneCall):
+            self.streams.pop(stream.id, None)
+            if stream.ended:
+                stream.abandon()
+            self.on_end()
+            return
         self._forget(stream)
         self._out.drop(stream)
         stream.messages.clear()
@@ -257,5 +273,10 @@ class Calls:
         """End all calls with this, now; their tasks, which are being cancelled."""
         tasks = [stream.task for stream in self.streams.values() if stream.task is not None]
         for stream in list(self.streams.values()):
+            if isinstance(stream, LaneCall):
+                ordinary = self.adopt(stream, ended=stream.ended)
+                if stream.ended:
+                    stream.abandon()
+                stream = ordinary
             self._cut(stream, refusal)
         return [task for task in tasks if not task.done()]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import cast
 
-from gateway.grpc.errors import INTERNAL
+from gateway.grpc.errors import INTERNAL, Refusal
 
 from .call_headers import MOST_HEADER_BYTES, HeaderReader
 from .calls import STREAM_WINDOW, Calls
@@ -50,11 +50,13 @@ from .frames import (
     window_update,
     without_padding,
 )
+from .lane import LaneCall
 from .life import Life
 from .limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
 from .serving import Serving
+from .stream import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ FRAME_BYTES = 1 << 17
 _MOST_WRITTEN_BYTES = 1 << 20
 """With so much unsent a client is not read from: it does not read either."""
 _MOST_CONTINUATIONS = 64
+_JOINED_BYTES = 32_768
+"""A frame of which so little came is read again together with what follows it."""
 _TOLD_BYTES = 16 * 1024
 
 _OPENING = settings(
@@ -83,6 +87,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        self._lane = serving.lane
         self._loop = asyncio.get_running_loop()
         self._reader = HeaderReader(serving.known_headers)
         self._transport: asyncio.Transport | None = None
@@ -90,16 +95,16 @@ class Connection(asyncio.Protocol):
         self._preface_left = PREFACE
         self._settled = False
         """The client's first settings came."""
-        self._last_id = 0
-        self._window = CONNECTION_WINDOW
+        self.last_id = 0
+        self.window = CONNECTION_WINDOW
         self._uncredited = 0
         self._block: tuple[int, bool, bytearray, int] | None = None
         """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
-        self._out = Outbox(self._loop, self._strikes)
-        self.calls = Calls(serving, self._out, self._strikes)
-        self.ending = Ending(self._out, self.calls, lambda: self._last_id)
+        self.out = Outbox(self._loop, self._strikes)
+        self.calls = Calls(serving, self.out, self._strikes)
+        self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
 
     @property
@@ -120,10 +125,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()  # as gRPC's own servers: it would be another protocol
             return
         self._transport.set_write_buffer_limits(high=_MOST_WRITTEN_BYTES)
-        self._out.connect(self._transport)
+        self.out.connect(self._transport)
         self.ending.connect(self._transport)
         self._serving.connections.add(self)
-        self._out.put(_OPENING)
+        self.out.put(_OPENING)
         self._life.begin()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -131,7 +136,7 @@ class Connection(asyncio.Protocol):
         serving.connections.discard(self)
         if not serving.connections and serving.left is not None:
             serving.left.set()
-        self._out.disconnect()
+        self.out.disconnect()
         self._life.end()
         self.ending.lost()
         self._transport = None
@@ -139,14 +144,14 @@ class Connection(asyncio.Protocol):
             self.calls.abandon(stream)
 
     def pause_writing(self) -> None:
-        self._out.pause()
+        self.out.pause()
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._life.heard = True  # it has read, and could not be heard meanwhile
-        self._out.resume()
-        if self._transport is not None and not self._transport.is_closing() and not self._out.is_paused:
+        self.out.resume()
+        if self._transport is not None and not self._transport.is_closing() and not self.out.is_paused:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -156,8 +161,13 @@ class Connection(asyncio.Protocol):
         try:
             at = self._read_preface(data) if self._preface_left else 0
             if self._rest:
-                at = self._complete(data)
+                if self._lane is not None and self._lane.is_open and len(self._rest) < _JOINED_BYTES:
+                    data, self._rest = bytes(self._rest) + data, bytearray()
+                else:
+                    at = self._complete(data)
             self._read(data, at)
+            if self._lane is not None:
+                self._lane.ready()
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
         except Exception:
@@ -180,6 +190,10 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes, at: int) -> None:
         size = len(data)
         while size - at >= HEAD_BYTES:
+            if self._lane is not None and self._lane.is_open and self._may_ride:
+                at = self._lane.read(self, data, at)
+                if size - at < HEAD_BYTES:
+                    break
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             start = at + HEAD_BYTES
             end = start + _checked(high << 8 | low)
@@ -190,6 +204,48 @@ class Connection(asyncio.Protocol):
                 return
             at = end
         self._rest += data[at:]
+
+    # -- the express lane ---------------------------------------------------------------------------------------------
+
+    @property
+    def _may_ride(self) -> bool:
+        """Whether frames may be recognised by their bytes: nothing is half read, and headers mean what they say."""
+        return self._settled and self._block is None and self._reader.is_free and not self.ending.takes_no_calls
+
+    def took(self, last_id: int, size: int) -> None:
+        """The lane took frames up to this call, with so much data."""
+        self.last_id = last_id
+        self.window -= size
+        self._credit(size)
+
+    def answered(self, *, at_once: bool) -> None:
+        """Calls of the lane were answered."""
+        self.out.answered(at_once=at_once)
+        self.calls.on_end()
+
+    def answer_slowly(self, call: LaneCall, message: bytes) -> None:
+        """Answer a call of the lane as the client's windows allow."""
+        if not call.gone:
+            self.calls.answer(self.calls.adopt(call, ended=True), message)
+
+    def refuse_call(self, call: LaneCall, reason: Refusal) -> None:
+        """End a call of the lane with a status."""
+        if not call.gone:
+            self.calls.refuse(self.calls.adopt(call, ended=True), reason)
+
+    def serve_fully(self, call: LaneCall, message: bytes) -> None:
+        """Serve a call of the lane like any other."""
+        if not call.gone:
+            stream = self.calls.adopt(call, ended=True)
+            stream.messages.append(message)
+            self.calls.end(stream)
+
+    def _stream(self, number: int) -> Stream | None:
+        """A call by its number; one of the lane that is not on its way becomes an ordinary one."""
+        stream = self.calls.streams.get(number)
+        if isinstance(stream, LaneCall):
+            return None if stream.ended else self.calls.adopt(stream, ended=False)
+        return stream
 
     def _complete(self, data: bytes) -> int:
         """Add to the frame that was begun what is here of it; where the next one begins."""
@@ -281,20 +337,22 @@ class Connection(asyncio.Protocol):
     def _headers(self, number: int, ends: bool, block: bytes) -> None:
         if not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client's stream cannot be {number}")
-        if number <= self._last_id:
+        if number <= self.last_id:
             self._trailers(number, ends, block)
             return
-        self._last_id = number
+        self.last_id = number
         headers = self._reader.read(block)
+        if self._lane is not None and self._reader.is_free:
+            self._lane.learn_block(block, headers)
         if self._reader.decoded_fields > MANY_FIELDS:
             self._spend(self._reader.decoded_fields)
         if self.ending.takes_no_calls or len(self.calls.streams) >= MOST_STREAMS:
             self._spend(Patience.FRAME)
-            self._out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
+            self.out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
             return
-        if self._out.blocked_bytes > MOST_BLOCKED_BYTES:
+        if self.out.blocked_bytes > MOST_BLOCKED_BYTES:
             self._spend(Patience.FRAME)
-            self._out.put(rst_stream(number, ErrorCode.ENHANCE_YOUR_CALM))
+            self.out.put(rst_stream(number, ErrorCode.ENHANCE_YOUR_CALM))
             return
         if headers.malformed:
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, headers.malformed)
@@ -302,7 +360,9 @@ class Connection(asyncio.Protocol):
 
     def _trailers(self, number: int, ends: bool, block: bytes) -> None:
         is_call = self._reader.skip(block)
-        stream = self.calls.streams.get(number)
+        stream = self._stream(number)
+        if stream is None and number in self.calls.streams:
+            raise StreamFault(number, ErrorCode.STREAM_CLOSED, "HEADERS after the end of the stream")
         if stream is None:
             if is_call:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a new one")
@@ -318,16 +378,14 @@ class Connection(asyncio.Protocol):
 
     def _data(self, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         size = end - start
-        self._window -= size
-        if self._window < 0:
+        self.window -= size
+        if self.window < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection")
-        self._uncredited += size
-        if self._uncredited >= CONNECTION_WINDOW // 2:
-            self._out.put(window_update(0, self._uncredited))
-            self._window += self._uncredited
-            self._uncredited = 0
-        stream = self.calls.streams.get(number)
+        self._credit(size)
+        stream = self._stream(number)
         if stream is None:
+            if number in self.calls.streams:
+                raise StreamFault(number, ErrorCode.STREAM_CLOSED, "DATA after the end of the stream")
             self._check_begun(number, "DATA")
             self._spend(Patience.FRAME)
             return
@@ -357,10 +415,18 @@ class Connection(asyncio.Protocol):
         elif not stream.closed:
             self.calls.credit(stream)
 
+    def _credit(self, size: int) -> None:
+        """So much data came: now and then the client is allowed as much again."""
+        self._uncredited += size
+        if self._uncredited >= CONNECTION_WINDOW // 2:
+            self.out.put(window_update(0, self._uncredited))
+            self.window += self._uncredited
+            self._uncredited = 0
+
     # -- the client's words about streams and the connection ----------------------------------------------------------
 
     def _check_begun(self, number: int, what: str) -> None:
-        if number > self._last_id or not number & 1:
+        if number > self.last_id or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which was not begun")
 
     def _on_reset(self, number: int) -> None:
@@ -371,7 +437,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self, fault: StreamFault) -> None:
         self._spend(Patience.RESET)  # a client may as well make the server reset its calls
-        self._out.put(rst_stream(fault.stream_id, fault.code))
+        self.out.put(rst_stream(fault.stream_id, fault.code))
         stream = self.calls.streams.get(fault.stream_id)
         if stream is not None:
             self.calls.abandon(stream)
@@ -380,14 +446,14 @@ class Connection(asyncio.Protocol):
         if not number:
             if not size:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
-            self._out.widen(size)
+            self.out.widen(size)
             return
         self._check_begun(number, "WINDOW_UPDATE")
         stream = self.calls.streams.get(number)
         if stream is not None:
             if not size:
                 raise StreamFault(number, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
-            self._out.widen_stream(stream, size)
+            self.out.widen_stream(stream, size)
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
@@ -396,12 +462,12 @@ class Connection(asyncio.Protocol):
             return
         values = read_settings(payload)
         self._settled = True
-        self._out.put(frame(SETTINGS, ACK, 0))  # before data that a wider window lets go
+        self.out.put(frame(SETTINGS, ACK, 0))  # before data that a wider window lets go
         for name, value in dict(values).items():  # the last of each: a frame may name one thousands of times
             if name == INITIAL_WINDOW_SIZE:
-                self._out.resize(self.calls.streams.values(), value)
+                self.out.resize(self.calls.streams.values(), value)
             elif name == MAX_FRAME_SIZE:
-                self._out.frame_bytes = value
+                self.out.frame_bytes = value
 
     def _on_ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
@@ -411,13 +477,13 @@ class Connection(asyncio.Protocol):
             return
         if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        self._out.put(frame(PING, ACK, 0, payload))
+        self.out.put(frame(PING, ACK, 0, payload))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
         """Ask the client for a sign of life."""
-        self._out.put(frame(PING, 0, 0, b"charonia"))
+        self.out.put(frame(PING, 0, 0, b"charonia"))
 
     def leave(self) -> None:
         """Take no more calls than are on their way, and close after them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from gateway.grpc.errors import Status
 
@@ -26,12 +27,15 @@ from .limits import PingStrikes
 from .messages import PREFIX_BYTES
 from .stream import Stream
 
-_ANSWER = answer_block()
-_DONE = status_block(Status.OK, "", alone=False)
-_BEFORE = Struct(f">HBBBL{len(_ANSWER)}sHBBBLBL")
-_AFTER = Struct(f">HBBBL{len(_DONE)}s")
+if TYPE_CHECKING:
+    from .lane import LaneCall
+
+ANSWER = answer_block()
+DONE = status_block(Status.OK, "", alone=False)
+_BEFORE = Struct(f">HBBBL{len(ANSWER)}sHBBBLBL")
+_AFTER = Struct(f">HBBBL{len(DONE)}s")
 _MOST_AT_ONCE_BYTES = 1 << 20
-_ENDS = END_STREAM | END_HEADERS
+ENDS = END_STREAM | END_HEADERS
 
 
 class Outbox:
@@ -45,12 +49,12 @@ class Outbox:
         self._frames: list[bytes | memoryview] = []
         self._bytes = 0
         self._scheduled = False
-        self._paused = False
+        self.is_paused = False
         self._waiting: dict[Stream, None] = {}
         """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
         that wait for their own window are not among them: looking at each would make every word about the connection
         dear (faults H18)."""
-        self._window = DEFAULT_WINDOW
+        self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame_bytes = DEFAULT_FRAME_BYTES
         """The longest frame the client takes."""
@@ -88,22 +92,35 @@ class Outbox:
     def answer(self, stream: Stream, reply: bytes) -> bool:
         """A whole answer of one uncompressed message, when it can leave at once."""
         size = len(reply) + PREFIX_BYTES
-        if size > stream.send_window or size > self._window or size > self.frame_bytes or self._paused:
+        if size > stream.send_window or size > self.window or size > self.frame_bytes or self.is_paused:
             return False
-        self._window -= size
+        self.window -= size
         self._strikes.sent_data()
         number = stream.id
         self._frames += (
             _BEFORE.pack(
-                *(len(_ANSWER) >> 8, len(_ANSWER) & 0xFF, HEADERS, END_HEADERS, number, _ANSWER),
+                *(len(ANSWER) >> 8, len(ANSWER) & 0xFF, HEADERS, END_HEADERS, number, ANSWER),
                 *(size >> 8, size & 0xFF, DATA, 0, number, 0, len(reply)),
             ),
             reply,
-            _AFTER.pack(len(_DONE) >> 8, len(_DONE) & 0xFF, HEADERS, _ENDS, number, _DONE),
+            _AFTER.pack(len(DONE) >> 8, len(DONE) & 0xFF, HEADERS, ENDS, number, DONE),
         )
         self._schedule()
         self.on_closed(stream)
         return True
+
+    def put_answer(self, packed: bytes, size: int) -> None:
+        """A whole answer as frames, `size` of them under flow control, for which there is room; `answered` follows."""
+        self.window -= size
+        self._frames.append(packed)
+
+    def answered(self, *, at_once: bool) -> None:
+        """Answers were put: send them now, or with this tick."""
+        self._strikes.sent_data()
+        if at_once:
+            self.flush()
+        else:
+            self._schedule()
 
     def data(self, stream: Stream, parts: Iterable[bytes]) -> None:
         """Data of a stream, sent when the windows allow."""
@@ -127,20 +144,20 @@ class Outbox:
 
     def _pump(self, stream: Stream) -> None:
         before = stream.send_window
-        while stream.pending and not self._paused:
-            size = min(stream.send_window, self._window, self.frame_bytes)
+        while stream.pending and not self.is_paused:
+            size = min(stream.send_window, self.window, self.frame_bytes)
             if size <= 0:
                 break
             size = self._take(stream, size)
             stream.send_window -= size
-            self._window -= size
+            self.window -= size
             self.blocked_bytes -= size
             self._bytes += size
             if self._bytes >= _MOST_AT_ONCE_BYTES:
                 self.flush()  # the transport says when it has enough
         if stream.pending and stream.send_window <= 0:
             self._waiting.pop(stream, None)
-        elif stream.pending or (self._paused and stream.tail is None):
+        elif stream.pending or (self.is_paused and stream.tail is None):
             if stream.send_window < before:
                 self._waiting.pop(stream, None)  # behind the others: they had none of this window
             self._waiting[stream] = None
@@ -173,38 +190,34 @@ class Outbox:
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
-
     def pause(self) -> None:
         """The transport has enough for now."""
-        self._paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
-        self._paused = False
+        self.is_paused = False
         for stream in list(self._waiting):
-            if self._paused:
+            if self.is_paused:
                 break
             self._pump(stream)
 
     def widen(self, size: int) -> None:
         """The client gives the connection so many bytes more. Raises `ConnectionFault`."""
-        self._window += size
-        if self._window > LARGEST_WINDOW:
+        self.window += size
+        if self.window > LARGEST_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is too large")
-        while self._waiting and self._window > 0 and not self._paused:
+        while self._waiting and self.window > 0 and not self.is_paused:
             self._pump(next(iter(self._waiting)))
 
-    def widen_stream(self, stream: Stream, size: int) -> None:
+    def widen_stream(self, stream: Stream | LaneCall, size: int) -> None:
         """The client gives a stream so many bytes more. Raises `StreamFault`."""
         stream.send_window += size
         if stream.send_window > LARGEST_WINDOW:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window of the stream is too large")
-        if stream.pending:
+        if isinstance(stream, Stream) and stream.pending:
             self._pump(stream)
 
-    def resize(self, streams: Iterable[Stream], window: int) -> None:
+    def resize(self, streams: Iterable[Stream | LaneCall], window: int) -> None:
         """The client has another initial window, also for the streams there are. Raises `ConnectionFault`."""
         change, self.initial_window = window - self.initial_window, window
         if not change:
@@ -214,7 +227,7 @@ class Outbox:
             stream.send_window += change
             if stream.send_window > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of a stream is too large")
-            if stream.pending:
+            if isinstance(stream, Stream) and stream.pending:
                 waiting.append(stream)
         for stream in waiting:
             self._pump(stream)

@@ -12,12 +12,14 @@ from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.grpc.certificates import certificates
 from gateway.grpc.errors import Status
-from gateway.grpc.servicer import Servicer
+from gateway.grpc.servicer import MODEL_INFER, Servicer
 from gateway.grpc.stream_calls import SHUTTING_DOWN
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen
 
+from .call_headers import CallHeaders
 from .connection import Connection
+from .lane import GrpcLane
 from .limits import KeepAlive
 from .serving import Serving
 
@@ -46,9 +48,24 @@ class NativeGrpcFront:
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
         )
+        if handler.lane is not None and self._servicer.may_ride:
+            lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)
+            self._serving.lane = self._servicer.lane = lane
         self._server: asyncio.Server | None = None
         self.port = 0
         """The real port, once started."""
+
+    def _takes(self, headers: CallHeaders) -> bool:
+        """Whether the calls with these headers may ride: nothing in them asks for anything."""
+        return (
+            headers.path == MODEL_INFER
+            and headers.http_status == 200
+            and not headers.malformed
+            and headers.refusal is None
+            and headers.encoding == "identity"
+            and not (headers.accepts_gzip and self._serving.compression_level)
+            and self._servicer.says_nothing(headers.metadata)
+        )
 
     async def start(self) -> None:
         """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""

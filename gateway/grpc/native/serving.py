@@ -13,6 +13,7 @@ from .limits import KeepAlive
 
 if TYPE_CHECKING:
     from .connection import Connection
+    from .lane import GrpcLane
 
 
 @dataclass(slots=True)
@@ -29,5 +30,7 @@ class Serving:
     held_bytes: int = 0
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)
+    lane: GrpcLane | None = None
+    """Recognises the calls of all connections; None where it is off."""
     left: asyncio.Event | None = None
     """Set when there are no connections, for who waits for that now."""

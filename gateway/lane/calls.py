@@ -1,0 +1,49 @@
+"""One request in the lane, and what the lane asks of the front that it came through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from charonia.wire import ResponseRecord, WaveReply
+
+    from .door import Door
+    from .waves import PendingWave
+
+
+class Call:
+    """A recognised request. `data` holds the raw bytes of its inputs, in the order of the signature.
+
+    `wave` is None until it has left its door, `index` its place there; `gone` once nobody waits for the answer.
+    """
+
+    __slots__ = ("client_id", "data", "gone", "index", "signature", "wave")
+
+    def __init__(self, signature: Signature, data: tuple[bytes, ...], client_id: bytes = b"") -> None:
+        self.signature = signature
+        self.data = data
+        self.client_id = client_id
+        self.gone = False
+        self.index = 0
+        self.wave: PendingWave | None = None
+
+    def abandon(self) -> None:
+        """Its caller has gone: it is taken out of its door, or cancelled where its wave has not begun."""
+        if not self.gone:
+            self.gone = True
+            self.signature.door.abandoned(self)
+
+
+class Signature(Protocol):
+    """What requests that look alike have in common, as one front sees it."""
+
+    door: Door
+
+    def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        """Answer calls that are neighbours in a wave, the first at index `start`; those gone get none."""
+
+    def respond(self, call: Call, record: ResponseRecord) -> None:
+        """Answer one call by itself, with an error or with outputs unlike the others'."""
+
+    def leave(self, call: Call) -> None:
+        """Send a call the full way: nothing of it is in the log."""

@@ -1,0 +1,140 @@
+"""Where in the bytes of a request its id and its tensors lie, and what all else is. Pure.
+
+Requests with the same layout are one request but for those parts: the rest is compared, not parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_ID = 3
+_RAW = 7
+_LENGTH_DELIMITED = 2
+
+
+class Layout:
+    """A request's bytes as fixed parts with parts of fixed lengths between them.
+
+    `head` is what it begins with. `parts` are (start, end) of the id, if `id_bytes`, and then of the raw inputs;
+    `fixed` are (start, bytes) of what lies between and behind them.
+    """
+
+    __slots__ = ("_cut", "fixed", "head", "id_bytes", "parts")
+
+    def __init__(
+        self, head: bytes, parts: Sequence[tuple[int, int]], fixed: Sequence[tuple[int, bytes]], id_bytes: int
+    ) -> None:
+        self.head = head
+        self.parts = tuple(parts)
+        self.fixed = tuple(fixed)
+        self.id_bytes = id_bytes
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (self.head, self.parts, self.fixed, self.id_bytes) == (
+            other.head,
+            other.parts,
+            other.fixed,
+            other.id_bytes,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.head, self.parts))
+
+    @staticmethod
+    def of(data: bytes, parts: Sequence[tuple[int, int]], id_bytes: int) -> Layout:
+        """The layout of `data` with these parts, which are in order and do not overlap."""
+        fixed: list[tuple[int, bytes]] = []
+        at = 0
+        for start, end in parts:
+            if start > at:
+                fixed.append((at, data[at:start]))
+            at = end
+        if at < len(data):
+            fixed.append((at, data[at:]))
+        head = fixed.pop(0)[1] if fixed and fixed[0][0] == 0 else b""
+        return Layout(head, parts, fixed, id_bytes)
+
+    def behind(self, prefix: bytes) -> Layout:
+        """The same behind other bytes."""
+        by = len(prefix)
+        return Layout(
+            prefix + self.head,
+            [(start + by, end + by) for start, end in self.parts],
+            [(start + by, part) for start, part in self.fixed],
+            self.id_bytes,
+        )
+
+    def cut(self, data: bytes, at: int) -> tuple[tuple[bytes, ...], bytes] | None:
+        """The raw inputs and the id of a request that begins at `at` with `head`; None where it differs."""
+        for start, part in self.fixed:
+            if not data.startswith(part, at + start):
+                return None
+        if not self.id_bytes:
+            if len(self.parts) == 1:
+                start, end = self.parts[0]
+                return (data[at + start : at + end],), b""
+            return tuple([data[at + start : at + end] for start, end in self.parts]), b""
+        values = [data[at + start : at + end] for start, end in self.parts]
+        request_id = values[0]
+        # what an id may hold is the full way's to judge, but for what most ids are
+        return (tuple(values[1:]), request_id) if is_plain(request_id) else None
+
+    def join(self, inputs: Sequence[bytes], request_id: bytes) -> bytes:
+        """The bytes that `cut` cut."""
+        values = [request_id, *inputs] if self.id_bytes else list(inputs)
+        pieces = [(0, self.head), *self.fixed]
+        pieces += [(start, value) for (start, _), value in zip(self.parts, values, strict=True)]
+        return b"".join([part for _, part in sorted(pieces)])
+
+
+_PLAIN = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")
+
+
+def is_plain(request_id: bytes) -> bool:
+    """Whether an id is of letters, digits and `-_.:` alone: the same in protobuf, JSON and any encoding."""
+    return _PLAIN.issuperset(request_id)
+
+
+def protobuf_layout(data: bytes, inputs: int) -> Layout | None:
+    """The layout of a `ModelInferRequest` with raw inputs; None for any that is not written in the usual order."""
+    parts: list[tuple[int, int]] = []
+    id_bytes = raw = at = last = 0
+    size = len(data)
+    while at < size:
+        tag, at = read_varint(data, at)
+        field = tag >> 3
+        if tag & 7 != _LENGTH_DELIMITED or field < last:
+            return None
+        length, at = read_varint(data, at)
+        end = at + length
+        if end > size:
+            return None
+        if field == _ID:
+            if id_bytes or not length or not is_plain(data[at:end]):
+                return None
+            id_bytes = length
+            parts.append((at, end))
+        elif field == _RAW:
+            if not length:
+                return None
+            raw += 1
+            parts.append((at, end))
+        last, at = field, end
+    if not raw or raw != inputs:
+        return None
+    return Layout.of(data, parts, id_bytes)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of the protobuf encoding, and where it ends."""
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return len(data) + 1, len(data)

@@ -1,0 +1,100 @@
+"""Room under a model's bounds that this gateway has reserved for its waves (docs/adr/0015).
+
+A wave is counted here, within the lease, and not in the log: so no wave costs the log a count, and no bound is passed.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog, Limits
+
+_FIRST_REQUESTS = 256
+_FIRST_BYTES = 1 << 20
+_SHARE = 8
+"""No lease is more than this part of a bound: the others' requests must find room."""
+_LEAST_BOUND = 4096
+"""Where fewer requests may wait, each is counted by itself."""
+
+
+class Lease:
+    """One model's. `used_*` are requests and bytes of waves under way."""
+
+    __slots__ = (
+        "_asking",
+        "_holder",
+        "_limits",
+        "_log",
+        "_model",
+        "held_bytes",
+        "held_requests",
+        "used_bytes",
+        "used_requests",
+    )
+
+    def __init__(self, log: EventLog, model: str, holder: str, limits: Limits) -> None:
+        self._log = log
+        self._model = model
+        self._holder = holder
+        self._limits = limits
+        self._asking = False
+        self.held_requests = self.held_bytes = 0
+        self.used_requests = self.used_bytes = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the bounds are so wide that a lease hinders nobody."""
+        limits = self._limits
+        return (not limits.requests or limits.requests >= _LEAST_BOUND) and (
+            not limits.size_bytes or limits.size_bytes >= _SHARE * _FIRST_BYTES
+        )
+
+    def take(self, requests: int, size_bytes: int) -> bool:
+        """Count a wave; False where the lease has no room for it. `is_short` may be true afterwards."""
+        if self.used_requests + requests > self.held_requests or self.used_bytes + size_bytes > self.held_bytes:
+            return False
+        self.used_requests += requests
+        self.used_bytes += size_bytes
+        return True
+
+    def give_back(self, requests: int, size_bytes: int) -> None:
+        """A wave has ended."""
+        self.used_requests -= requests
+        self.used_bytes -= size_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more should be reserved."""
+        if self._asking:
+            return False
+        return 2 * self.used_requests > self.held_requests or 2 * self.used_bytes > self.held_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.used_requests and not self._asking
+
+    async def grow(self) -> bool:
+        """Reserve room, or twice as much; False when there is none, or the log cannot say."""
+        limits = self._limits
+        requests = max(_FIRST_REQUESTS, 2 * self.held_requests)
+        size_bytes = max(_FIRST_BYTES, 2 * self.held_bytes)
+        if limits.requests:
+            requests = min(requests, limits.requests // _SHARE)
+        if limits.size_bytes:
+            size_bytes = min(size_bytes, limits.size_bytes // _SHARE)
+        if (requests, size_bytes) == (self.held_requests, self.held_bytes):
+            return True
+        self._asking = True
+        try:
+            granted = await self._log.waves.lease(self._model, self._holder, requests, size_bytes, limits)
+        except CharoniaError:
+            return False
+        finally:
+            self._asking = False
+        if granted:
+            self.held_requests, self.held_bytes = requests, size_bytes
+        return granted
+
+    async def end(self) -> None:
+        """Give back what was reserved. Raises what the log raises."""
+        self.held_requests = self.held_bytes = 0
+        await self._log.waves.lease(self._model, self._holder, 0, 0, self._limits)
