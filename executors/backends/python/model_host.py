@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ from .api.model_directory import set_model_dir
 from .api.response_sender import CLOSED
 from .api.tensor import Tensor
 from .frames import Buffer, places
+from .host_columns import columns_of, inputs_of
 
 _OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
 """Places that say nothing about the model's code: in Triton they are not Python."""
@@ -50,6 +51,15 @@ class ModelLocation:
     version: str
     directory: str
     file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a batch is answered with: the content and the data of a DONE, or of a COLUMNS when `columns` is true."""
+
+    content: list[Any] | None
+    data: Sequence[Buffer] = ()
+    columns: bool = False
 
 
 class ModelHost:
@@ -120,36 +130,65 @@ class ModelHost:
             raise ModelFailure(exception_text(error)) from error
         return answer is True
 
-    def execute(
-        self, execution: Execution, content: list[Any], data: memoryview
-    ) -> tuple[list[Any] | None, list[Buffer]]:
-        """Run one batch. The replies and their data, None of a decoupled model, whose requests `execution` answers.
+    def execute(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE. `execution` answers the requests of a decoupled model.
 
         Raises `ModelFailure` when the whole batch fails (P12).
         """
-        requests: list[InferenceRequest] = []
-        try:
+
+        def fill(requests: list[InferenceRequest]) -> None:
             requests += [self._request(item) for item in content]
             for index, request in enumerate(requests):
                 request.belongs_to(execution, index)
                 if len(content[index]) > _WINDOW:
                     execution.limit(index, content[index][_WINDOW])
             self._attach(requests, content, data)
+
+        return self._run(execution, fill, _replies)
+
+    def execute_columns(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE_COLUMNS; for models that are not decoupled. Raises as `execute`."""
+
+        def fill(requests: list[InferenceRequest]) -> None:
+            count, outputs, parameters, timeout_us, ids, described = content
+            requests += InferenceRequest.of_columns(
+                execution,
+                count,
+                inputs_of(count, described, data),
+                ids,
+                model_name=self._location.name,
+                model_version=int(self._location.version),
+                outputs=outputs or self._outputs,
+                timeout=timeout_us,
+                parameters=parameters or "{}",
+            )
+
+        return self._run(execution, fill, _columns)
+
+    def _run(
+        self,
+        execution: Execution,
+        fill: Callable[[list[InferenceRequest]], None],
+        reply: Callable[[Sequence[InferenceRequest], list[InferenceResponse | None]], Reply],
+    ) -> Reply:
+        requests: list[InferenceRequest] = []
+        try:
+            fill(requests)
             if not hasattr(self._model, "execute"):
                 raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
             answers = self._model.execute(requests)
             if hasattr(answers, "__await__"):
                 if self.decoupled:
                     self._begin(execution, requests, answers)
-                    return None, []
+                    return Reply(None)
                 import asyncio  # only now: most models never need it, and it is large
 
                 answers = asyncio.run(_result_of(answers))
             if self.decoupled:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
-                return None, []
-            return _replies(requests, _checked(requests, answers))
+                return Reply(None)
+            return reply(requests, _checked(requests, answers))
         except BaseException as error:
             _close(requests)
             text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
@@ -260,6 +299,8 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
     for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        if type(answer) is InferenceResponse and request.outcome is None and not request.is_rescheduled():
+            continue  # as nearly always
         if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
             if answer is not None:
                 raise _WrongAnswer(
@@ -280,9 +321,14 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
     return answers
 
 
-def _replies(
-    requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
-) -> tuple[list[Any], list[Buffer]]:
+def _columns(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
+    found = columns_of(requests, answers)
+    if found is None:
+        return _replies(requests, answers)
+    return Reply([column.described for column in found], [column.joined() for column in found], columns=True)
+
+
+def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
     replies: list[Any] = []
     data: list[Buffer] = []
     for request, answer in zip(requests, answers, strict=True):
@@ -294,7 +340,7 @@ def _replies(
         reply, encoded = described(request.requested_output_names(), answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
-    return replies, data
+    return Reply(replies, data)
 
 
 def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:

@@ -23,6 +23,8 @@ from .model_host import ModelFailure, ModelHost, ModelLocation, described
 from .parentage import die_with
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
+_EXECUTES = (Kind.EXECUTE, Kind.EXECUTE_COLUMNS)
+
 
 def main() -> None:
     arguments = StartupArguments.of(sys.argv[1:])
@@ -54,15 +56,16 @@ def _serve(channel: Channel, instance_name: str) -> None:
     while True:
         frame = channel.receive()
         try:
-            if frame.kind is Kind.EXECUTE and host is not None:
+            if frame.kind in _EXECUTES and host is not None:
+                execute = host.execute if frame.kind is Kind.EXECUTE else host.execute_columns
                 execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
                 broker.begin(frame.call, execution.has_answered)
                 try:
-                    replies, data = host.execute(execution, frame.content(), frame.data)
+                    reply = execute(execution, frame.content(), frame.data)
                 finally:
                     broker.returned()
                     execution.returned()
-                channel.send(Kind.DONE, frame.call, replies, data)
+                channel.send(Kind.COLUMNS if reply.columns else Kind.DONE, frame.call, reply.content, reply.data)
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())
             elif frame.kind is Kind.FINALIZE:
