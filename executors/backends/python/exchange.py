@@ -10,9 +10,11 @@
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
                                                       a final one with `again` asks for another turn
     EXECUTE_COLUMNS
-                   [how many requests, outputs, parameters, timeout us, [id, ...] or nil, columns]
-                                                      COLUMNS  [[name, type number, shape, size in bytes], ...], of one
-                                                      request and of the whole column; DONE  as of EXECUTE
+                   [how many requests, outputs, parameters, timeout us, [id, ...] or nil, columns, input slot, output
+                   slot], a slot as [index, generation] (`shared_slots`), nil for none
+                                                      COLUMNS  [whether they lie in the output slot, [[name, type
+                                                      number, shape of one request, size in bytes], ...]];
+                                                      DONE  as of EXECUTE
     CANCEL         [index of a request, ...]          no reply
     WINDOW         [[index of a request, how many responses it may be given], ...]  no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
@@ -34,7 +36,7 @@ size in bytes, [size of a request's part, ...] or nil for equal ones], ...]. The
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +76,10 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
 
 
 def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
-    """Content and data of EXECUTE_COLUMNS. Raises `ValueError` for columns that are not of so many requests."""
+    """Content, without the slots, and data of EXECUTE_COLUMNS.
+
+    Raises `ValueError` for columns that are not of so many requests.
+    """
     for column in columns.inputs:
         sizes = column.sizes
         if len(column.data) % columns.count if sizes is None else len(sizes) != columns.count:
@@ -87,19 +92,29 @@ def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
     return content, [column.data for column in columns.inputs]
 
 
-def outputs_of(frame: Frame, count: int) -> list[ColumnOutput]:
-    """The outputs of a COLUMNS in answer to so many requests, as views of the frame. Raises `FrameError`."""
+def outputs_of(
+    frame: Frame, count: int, in_slot: Callable[[Sequence[int]], Sequence[memoryview]]
+) -> list[ColumnOutput]:
+    """The outputs of a COLUMNS in answer to so many requests, as views of the frame, or of `in_slot` by their sizes.
+
+    Raises `FrameError`.
+    """
     try:
-        described = frame.content()
+        shared, described = frame.content()
+        sizes = [size for *_, size in described]
+        parts = in_slot(sizes) if shared else _parts(frame, sizes)
         outputs = []
-        for (name, number, shape, size), at in zip(described, places([size for *_, size in described]), strict=True):
-            data = frame.data[at : at + size]
+        for (name, number, shape, size), data in zip(described, parts, strict=True):
             if len(data) != size or size % count:
                 raise FrameError("the columns of a model process are not of the size it describes")
             outputs.append(ColumnOutput(name, DataType.of_number(number), tuple(shape), data))
         return outputs
     except (ValueError, TypeError, CharoniaError) as error:
         raise FrameError(f"the columns of a model process cannot be read: {error}") from None
+
+
+def _parts(frame: Frame, sizes: Sequence[int]) -> list[memoryview]:
+    return [frame.data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
 
 
 def _traced(context: Context) -> tuple[bytes, str | None]:

@@ -18,12 +18,21 @@ from .api.tensor import Tensor
 from .frames import Buffer, places
 
 
-def inputs_of(count: int, described: Sequence[Sequence[Any]], data: memoryview) -> list[list[Tensor]]:
-    """For each column the tensors of the requests, as views of the frame's data."""
-    offsets = places([size for _, _, _, size, _ in described])
+def sizes_of(described: Sequence[Sequence[Any]]) -> list[int]:
+    """The bytes of each column of an EXECUTE_COLUMNS."""
+    return [size for _, _, _, size, _ in described]
+
+
+def in_frame(sizes: Sequence[int], data: memoryview) -> list[memoryview]:
+    """The bytes of columns of these sizes in the data of their frame."""
+    return [data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
+
+
+def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[memoryview]) -> list[list[Tensor]]:
+    """For each column the tensors of the requests, as views of its data."""
     return [
-        _tensors(count, name, number, tuple(shape), data[at : at + size], sizes)
-        for (name, number, shape, size, sizes), at in zip(described, offsets, strict=True)
+        _tensors(count, name, number, tuple(shape), part, sizes)
+        for (name, number, shape, _, sizes), part in zip(described, data, strict=True)
     ]
 
 
@@ -66,12 +75,20 @@ class Column:
         """The bytes of all, one after the other."""
         if self._arrays is None:
             return b"".join(self._encoded)
+        joined = np.empty(self.size, np.uint8)
+        self.join_into(joined.data)
+        return joined.data
+
+    def join_into(self, room: memoryview) -> None:
+        """Put the bytes of all, one after the other, there."""
         if not self.size:
-            return b""
+            return
+        if self._arrays is None:
+            room[:] = b"".join(self._encoded)
+            return
         dtype = self._arrays[0].dtype.newbyteorder("<")
-        joined = np.empty((len(self._arrays) * self._shape[0], *self._shape[1:]), dtype)
-        np.concatenate(self._arrays, out=joined)
-        return joined.reshape(-1).view(np.uint8).data
+        shape = (len(self._arrays) * self._shape[0], *self._shape[1:])
+        np.concatenate(self._arrays, out=np.frombuffer(room, np.uint8).view(dtype).reshape(shape))
 
 
 def columns_of(
@@ -109,4 +126,4 @@ def columns_of(
         return None
 
 
-__all__ = ["Column", "columns_of", "inputs_of"]
+__all__ = ["Column", "columns_of", "in_frame", "inputs_of", "sizes_of"]

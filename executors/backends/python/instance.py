@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from charonia.backend import (
@@ -33,7 +35,10 @@ from .frames import Buffer, Frame, FrameError, Kind
 from .limits import Limits
 from .model_calls import AskedByModel, Batch
 from .runtime_file import code_file, mentions
+from .shared_slots import ExecutorSlots
 from .streams import SingleResponses, Stream
+
+_log = logging.getLogger(__name__)
 
 _HEALTH_CEILING_S = 60.0
 """An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
@@ -91,20 +96,26 @@ class PythonInstance:
     async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
         """The outputs as columns when the answers are alike, else as `execute_requests`. Raises as above."""
         content, data = columns_content(columns)
-        call, reply = self._begin(Kind.EXECUTE_COLUMNS, content, data, columns)
+        slots = self._child.slots
+        put = expected = None
+        if slots is not None:
+            put, expected = slots.put(data), slots.expect()
+        call, reply = self._begin(Kind.EXECUTE_COLUMNS, [*content, put, expected], () if put else data, columns)
         self._columns[id(columns)] = call
         sent = SingleResponses()
         self._child.stream(call, sent)
         try:
             frame = await reply
             if frame.kind is Kind.COLUMNS:
-                return outputs_of(frame, columns.count)
+                return outputs_of(frame, columns.count, partial(_outputs_in, slots, expected))
             return await self._responses(frame, columns.count, sent)
         except FrameError as error:
             raise self._broken(error) from None
         finally:
             self._end(call)
-            del self._columns[id(columns)]
+            self._columns.pop(id(columns), None)
+            if slots is not None and expected is not None:
+                slots.drop(expected[0])
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
         """Returns when every request has had its final response, of senders (P11) or returned. Raises as above.
@@ -130,7 +141,7 @@ class PythonInstance:
                 stream.ended.exception()
 
     def _begin(
-        self, kind: Kind, content: list[Any], data: list[Buffer], batch: Batch
+        self, kind: Kind, content: list[Any], data: Sequence[Buffer], batch: Batch
     ) -> tuple[int, asyncio.Future[Frame]]:
         call, reply = self._child.begin(
             kind, content, data, ceiling_s=self._limits.max_execution_s, ceiling=MAX_EXECUTION
@@ -243,7 +254,8 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
         "args": initialize_args(spec),
         "outputs": list(spec.interface.outputs),
     }
-    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source))
+    slots = None if spec.interface.decoupled else _slots()
+    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
     instance = PythonInstance(child, limits, source.name, spec.calls)
     instance.decoupled = spec.interface.decoupled
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
@@ -295,13 +307,16 @@ async def _spawn(
     limits: Limits,
     cores: frozenset[int] = frozenset(),
     board: Board | None = None,
+    slots: ExecutorSlots | None = None,
 ) -> ChildProcess:
     try:
         words = await asyncio.to_thread(interpreter, source)
-        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board, slots)
     except BaseException as failure:
         if board is not None:
             board.close(died=False)
+        if slots is not None:
+            slots.close_descriptor()
         if isinstance(failure, InstanceDied):
             raise _load_error(failure) from None
         if isinstance(failure, OSError):
@@ -317,6 +332,23 @@ async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limi
     except BaseException:
         child.kill("the load was cancelled")
         raise
+
+
+def _slots() -> ExecutorSlots | None:
+    """Memory to share with a process; without it columns travel in frames."""
+    try:
+        return ExecutorSlots()
+    except OSError as error:
+        _log.warning("columns of python models travel in frames, there is no memory to share: %s", error)
+        return None
+
+
+def _outputs_in(
+    slots: ExecutorSlots | None, expected: tuple[int, int] | None, sizes: Sequence[int]
+) -> Sequence[memoryview]:
+    if slots is None or expected is None:
+        raise ValueError("there is no slot")
+    return slots.take(expected[0], sizes)
 
 
 def _failure(text: str) -> ModelResponse:

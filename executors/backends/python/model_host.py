@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -24,7 +25,8 @@ from .api.model_directory import set_model_dir
 from .api.response_sender import CLOSED
 from .api.tensor import Tensor
 from .frames import Buffer, places
-from .host_columns import columns_of, inputs_of
+from .host_columns import columns_of, in_frame, inputs_of, sizes_of
+from .shared_slots import ModelSlots
 
 _OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
 """Places that say nothing about the model's code: in Triton they are not Python."""
@@ -65,9 +67,11 @@ class Reply:
 class ModelHost:
     """One model class and, once initialised, its one instance."""
 
-    def __init__(self, location: ModelLocation, instance_name: str) -> None:
+    def __init__(self, location: ModelLocation, instance_name: str, slots: ModelSlots | None = None) -> None:
         self._location = location
         self._instance_name = instance_name
+        self.slots = slots
+        """The memory that its executor shares."""
         self._class: Any = None
         self._model: Any = None
         self._outputs: list[str] = []
@@ -148,13 +152,19 @@ class ModelHost:
 
     def execute_columns(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
         """Run the batch of an EXECUTE_COLUMNS; for models that are not decoupled. Raises as `execute`."""
+        count, outputs, parameters, timeout_us, ids, described, put, expected = content
 
         def fill(requests: list[InferenceRequest]) -> None:
-            count, outputs, parameters, timeout_us, ids, described = content
+            sizes = sizes_of(described)
+            if put is None or self.slots is None:
+                parts = in_frame(sizes, data)
+            else:
+                index, generation = put
+                parts = self.slots.columns(index, generation, sizes)
             requests += InferenceRequest.of_columns(
                 execution,
                 count,
-                inputs_of(count, described, data),
+                inputs_of(count, described, parts),
                 ids,
                 model_name=self._location.name,
                 model_version=int(self._location.version),
@@ -163,7 +173,28 @@ class ModelHost:
                 parameters=parameters or "{}",
             )
 
-        return self._run(execution, fill, _columns)
+        try:
+            return self._run(execution, fill, partial(self._columns, expected and expected[0]))
+        finally:
+            if expected is not None and self.slots is not None:
+                self.slots.done(*expected)
+
+    def _columns(
+        self, slot: int | None, requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
+    ) -> Reply:
+        """Columns in the output slot, if there is one and it is worth it, or else to be sent with the reply."""
+        found = columns_of(requests, answers)
+        if found is None:
+            return _replies(requests, answers)
+        described = [column.described for column in found]
+        room = None
+        if slot is not None and self.slots is not None:
+            room = self.slots.room(slot, [column.size for column in found])
+        if room is None:
+            return Reply([False, described], [column.joined() for column in found], columns=True)
+        for column, place in zip(found, room, strict=True):
+            column.join_into(place)
+        return Reply([True, described], columns=True)
 
     def _run(
         self,
@@ -319,13 +350,6 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
         if request.outcome is not None and request.outcome.answered:
             raise _WrongAnswer(CLOSED)
     return answers
-
-
-def _columns(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
-    found = columns_of(requests, answers)
-    if found is None:
-        return _replies(requests, answers)
-    return Reply([column.described for column in found], [column.joined() for column in found], columns=True)
 
 
 def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
