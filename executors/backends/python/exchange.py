@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from charonia.backend import ColumnOutput, ModelRequest, ModelResponse, RequestColumns
+from charonia.backend import ColumnInput, ColumnOutput, ModelRequest, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
@@ -81,8 +81,7 @@ def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
     Raises `ValueError` for columns that are not of so many requests.
     """
     for column in columns.inputs:
-        sizes = column.sizes
-        if len(column.data) % columns.count if sizes is None else len(sizes) != columns.count:
+        if not _is_of(columns.count, column):
             raise ValueError(f"column '{column.name}' is not of {columns.count} requests")
     described = [
         (column.name, column.datatype.number, column.shape, len(column.data), column.sizes) for column in columns.inputs
@@ -90,6 +89,12 @@ def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
     parameters = json.dumps(columns.parameters, separators=(",", ":")) if columns.parameters else ""
     content = [columns.count, columns.outputs, parameters, columns.timeout_us, columns.client_ids, described]
     return content, [column.data for column in columns.inputs]
+
+
+def _is_of(count: int, column: ColumnInput) -> bool:
+    if column.sizes is None:
+        return len(column.data) % count == 0
+    return len(column.sizes) == count and sum(column.sizes) == len(column.data)
 
 
 def outputs_of(
@@ -101,6 +106,8 @@ def outputs_of(
     """
     try:
         shared, described = frame.content()
+        if not described:
+            raise FrameError("a model process answers with no columns")
         sizes = [size for *_, size in described]
         parts = in_slot(sizes) if shared else _parts(frame, sizes)
         outputs = []

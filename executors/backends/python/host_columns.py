@@ -39,7 +39,7 @@ def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[mem
 def _tensors(
     count: int, name: str, number: int, shape: tuple[int, ...], data: memoryview, sizes: Sequence[int] | None
 ) -> list[Tensor]:
-    if sizes is None and number not in (BYTES, BF16) and shape and len(data):
+    if count > 1 and sizes is None and number not in (BYTES, BF16) and shape and len(data):
         dtype = np.dtype(triton_to_numpy_type(number))
         if len(data) == count * prod(shape) * dtype.itemsize:
             return Tensor.rows(name, number, shape, np.frombuffer(data, dtype).reshape(count, *shape))
@@ -59,7 +59,7 @@ class Column:
         name, number, shape = first.name(), first.triton_dtype(), first.shape()
         self._shape = shape
         self._encoded: list[Buffer] = []
-        self._arrays = Tensor.plain_arrays(tensors) if shape else None
+        self._arrays = Tensor.plain_arrays(tensors) if shape and len(tensors) > 1 else None
         if self._arrays is not None:
             if {array.shape for array in self._arrays} != {tuple(shape)}:
                 raise ValueError("an array has got another shape since its tensor was made")
@@ -74,7 +74,7 @@ class Column:
     def joined(self) -> Buffer:
         """The bytes of all, one after the other."""
         if self._arrays is None:
-            return b"".join(self._encoded)
+            return b"".join(self._encoded) if len(self._encoded) > 1 else self._encoded[0]
         joined = np.empty(self.size, np.uint8)
         self.join_into(joined.data)
         return joined.data
@@ -84,7 +84,10 @@ class Column:
         if not self.size:
             return
         if self._arrays is None:
-            room[:] = b"".join(self._encoded)
+            at = 0
+            for encoded in self._encoded:
+                room[at : at + len(encoded)] = encoded
+                at += len(encoded)
             return
         dtype = self._arrays[0].dtype.newbyteorder("<")
         shape = (len(self._arrays) * self._shape[0], *self._shape[1:])

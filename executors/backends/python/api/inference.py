@@ -80,14 +80,13 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
-        where = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
-            raise TritonModelException(f"Input tensor {where}")
-        if any(name == "" for name in requested_output_names):
-            raise TritonModelException(f"Requested output name {where}")
         self._model_name = model_name
         self._outputs = list(requested_output_names)
         self._inputs = list(inputs)
+        if self._inputs and any(tensor is None for tensor in self._inputs):
+            raise TritonModelException(_empty("Input tensor", request_id, model_name))
+        if "" in self._outputs:
+            raise TritonModelException(_empty("Requested output name", request_id, model_name))
         self._id = request_id
         self._correlation_id = correlation_id
         self._model_version = model_version
@@ -259,6 +258,10 @@ class InferenceResponse:
     def parameters(self) -> str:
         """The parameters as the text of a JSON object."""
         return parameters_text(self.checked_parameters)
+
+
+def _empty(what: str, request_id: str, model_name: str) -> str:
+    return f"{what} for request with id '{request_id}' and model name '{model_name}' should not be empty."
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
