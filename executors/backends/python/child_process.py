@@ -315,6 +315,7 @@ class ChildProcess:
             if not call.done():
                 call.set_exception(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         self._calls.clear()
+        self.slots = None
         self._writable.set()
         if self._gone is not None:
             self._gone()

@@ -80,6 +80,8 @@ def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
 
     Raises `ValueError` for columns that are not of so many requests.
     """
+    if columns.client_ids is not None and len(columns.client_ids) != columns.count:
+        raise ValueError(f"{len(columns.client_ids)} ids of {columns.count} requests")
     for column in columns.inputs:
         if not _is_of(columns.count, column):
             raise ValueError(f"column '{column.name}' is not of {columns.count} requests")

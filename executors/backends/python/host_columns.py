@@ -39,7 +39,9 @@ def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[mem
 def _tensors(
     count: int, name: str, number: int, shape: tuple[int, ...], data: memoryview, sizes: Sequence[int] | None
 ) -> list[Tensor]:
-    if count > 1 and sizes is None and number not in (BYTES, BF16) and shape and len(data):
+    if count == 1:
+        return [Tensor.received(name, number, shape, data)]
+    if sizes is None and number not in (BYTES, BF16) and shape and len(data):
         dtype = np.dtype(triton_to_numpy_type(number))
         if len(data) == count * prod(shape) * dtype.itemsize:
             return Tensor.rows(name, number, shape, np.frombuffer(data, dtype).reshape(count, *shape))
@@ -66,7 +68,7 @@ class Column:
             self.size = self._arrays[0].nbytes * len(tensors)
         else:
             self._encoded = [tensor.encoded() for tensor in tensors]
-            if len({len(one) for one in self._encoded}) != 1:
+            if len(tensors) > 1 and len({*map(len, self._encoded)}) > 1:
                 raise ValueError("the encodings have different sizes")
             self.size = len(self._encoded[0]) * len(tensors)
         self.described = [name, number, shape, self.size]

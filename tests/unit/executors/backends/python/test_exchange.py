@@ -83,6 +83,11 @@ def test_columns_of_another_number_of_requests_are_refused(data: bytes, sizes: l
         columns_content(RequestColumns(2, [ColumnInput("IN", DataType.INT8, (2,), data, sizes)], ()))
 
 
+def test_ids_of_another_number_of_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 ids of 2 requests"):
+        columns_content(RequestColumns(2, [], (), {}, ["x"]))
+
+
 def no_slot(sizes: Sequence[int]) -> list[memoryview]:
     raise ValueError("there is no slot")
 
