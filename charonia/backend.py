@@ -8,6 +8,7 @@ Three shapes of instance: a `BatchInstance` gets assembled arrays (the executor 
 dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
 works; a `RequestInstance` gets the single requests and is a coroutine, for backends that run models in processes of
 their own; a `StreamingInstance` is one that answers each request any number of times (decoupled models, C19).
+A `RequestInstance` may take many requests of one form as columns besides: a `ColumnInstance`.
 `charonia.testing.backend_contract` is the suite every backend must pass; it needs no test framework.
 """
 
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from .datatypes import DataType
 from .errors import CharoniaError
 from .inference import InferenceRequest, Parameters
-from .tensors import Tensor
+from .tensors import Buffer, Tensor
 from .traces.contexts import Traced
 
 if TYPE_CHECKING:
@@ -186,6 +188,73 @@ class RequestInstance(Protocol):
         """Give up what the instance holds; a second call does nothing."""
 
 
+@dataclass(slots=True)
+class ColumnInput:
+    """One input of all requests of a `RequestColumns`.
+
+    `shape` is that of one request, as the model sees it (a configured reshape is applied). `data` holds the raw
+    encodings of all requests, one after the other. `sizes` are the bytes of each request's part; None: all are equal.
+    """
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    data: Buffer
+    sizes: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class RequestColumns:
+    """`count` requests of one form, each of which the model sees as a request of its own.
+
+    `outputs` (the requested names, empty for all), `parameters` and `timeout_us` are those of every request. Their
+    correlation ids and flags are 0, and none is traced: sequences and traced requests never come as columns.
+    """
+
+    count: int
+    inputs: Sequence[ColumnInput]
+    outputs: tuple[str, ...]
+    parameters: Parameters = field(default_factory=dict)
+    client_ids: Sequence[str] | None = None
+    """The ids of the requests as their clients gave them; None: all are ""."""
+    timeout_us: int = 0
+    origins: Sequence[object] = ()
+    """The `ModelRequest.origin` of each request, read only when the model calls another one; empty: none is known."""
+
+
+@dataclass(slots=True)
+class ColumnOutput:
+    """One output of all requests: `shape` is that of one request, `data` their raw encodings one after the other.
+
+    Every request's part has the same size. `data` may lie in memory that is used again when no view of it is left.
+    """
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    data: Buffer
+
+
+@runtime_checkable
+class ColumnInstance(Protocol):
+    """What a `RequestInstance` may be besides: one that takes requests of one form, and gives answers, as columns."""
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether `execute_columns` may be called for this model; it never changes."""
+
+    async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
+        """Run the requests as one batch; the model sees `columns.count` of them, in order.
+
+        Returns a `ColumnOutput` per output, at least one, when all answers are alike: the same names, datatypes, shapes
+        and sizes in bytes, no error and no response parameters. Otherwise returns what `execute_requests` would for the
+        same requests: one response per request. Raises what `execute_requests` raises.
+        """
+
+    def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
+        """Some of the requests being executed are settled already; like `CancellableInstance.cancel_requests`."""
+
+
 class ResponseStream(Protocol):
     """Where the responses of one `execute_stream` go. Used in the event loop only.
 
@@ -327,6 +396,9 @@ __all__ = [
     "Backend",
     "BatchInstance",
     "CancellableInstance",
+    "ColumnInput",
+    "ColumnInstance",
+    "ColumnOutput",
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
@@ -337,6 +409,7 @@ __all__ = [
     "ModelResponse",
     "ModelSource",
     "OpenCall",
+    "RequestColumns",
     "RequestInstance",
     "ResponseStream",
     "SelfCheckingInstance",

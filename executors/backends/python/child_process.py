@@ -23,6 +23,7 @@ from .custom_metrics import Board
 from .environments import Interpreter
 from .frames import Buffer, Frame, Kind, pack
 from .output import OutputLines
+from .shared_slots import ExecutorSlots
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _SOCKET_BUFFER_BYTES = 1 << 20
@@ -51,8 +52,12 @@ class StreamOf(Protocol):
 class ChildProcess:
     """Made by `spawn`. `call` is the only way in; after `InstanceDied` every further call raises it as well."""
 
-    def __init__(self, model: str, instance: str, board: Board | None = None) -> None:
+    def __init__(
+        self, model: str, instance: str, board: Board | None = None, slots: ExecutorSlots | None = None
+    ) -> None:
         self.name = instance
+        self.slots = slots
+        """The memory it shares with the process."""
         self._board = board
         self._log = logging.getLogger(f"charonia.model.{model}")
         self._loop = asyncio.get_running_loop()
@@ -89,13 +94,15 @@ class ChildProcess:
         start_timeout_s: float,
         cores: frozenset[int] = frozenset(),
         board: Board | None = None,
+        slots: ExecutorSlots | None = None,
     ) -> ChildProcess:
         """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
 
-        It runs on `cores` alone, unless there are none, and keeps its metrics on `board`, which is closed when it ends.
+        It runs on `cores` alone, unless there are none, keeps its metrics on `board`, which is closed when it ends, and
+        may get and give columns in `slots`.
         Raises `InstanceDied` (P18), `OSError` when there is no process.
         """
-        child = ChildProcess(model, instance, board)
+        child = ChildProcess(model, instance, board, slots)
         await child._start(model, interpreter)
         if cores:  # before it has threads: what it starts later runs there too
             with contextlib.suppress(ProcessLookupError):
@@ -105,7 +112,9 @@ class ChildProcess:
             reason = f"it did not start within {start_timeout_s:g} s (stub-timeout-seconds)"
             timer = child._loop.call_later(start_timeout_s, child.kill, reason)
         try:
-            await child._ready
+            ready = await child._ready
+            if ready.content()[1] is not True:
+                child.slots = None
         except asyncio.CancelledError:
             child.kill("the load was cancelled")
             raise
@@ -236,14 +245,15 @@ class ChildProcess:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
             board = -1 if self._board is None else self._board.descriptor
-            arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid(), board)
+            slots = -1 if self.slots is None else self.slots.descriptor
+            arguments = StartupArguments(model, self.name, theirs.fileno(), os.getpid(), board, slots)
             self._process = await asyncio.create_subprocess_exec(
                 *interpreter.command,
                 *arguments.words(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                pass_fds=(theirs.fileno(),) if board < 0 else (theirs.fileno(), board),
+                pass_fds=[theirs.fileno(), *(shared for shared in (board, slots) if shared >= 0)],
                 env=interpreter.environment,
             )
         except BaseException:
@@ -253,6 +263,8 @@ class ChildProcess:
         finally:
             theirs.close()
             os.close(write_end)
+            if self.slots is not None:
+                self.slots.close_descriptor()
         try:
             ours.setblocking(False)
             self._transport, _ = await self._loop.create_unix_connection(lambda: FrameProtocol(self), sock=ours)
@@ -303,6 +315,7 @@ class ChildProcess:
             if not call.done():
                 call.set_exception(InstanceDied(str(self._death), self._death.stderr, blameless=self._death.blameless))
         self._calls.clear()
+        self.slots = None
         self._writable.set()
         if self._gone is not None:
             self._gone()

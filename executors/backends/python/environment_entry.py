@@ -1,6 +1,6 @@
 """The first lines of a model process in an environment of its own: run by path, because nothing of ours is installed.
 
-    <env>/bin/python -I -B environment_entry.py PACKAGES TITLE DESCRIPTOR PARENT BOARD
+    <env>/bin/python -I -B environment_entry.py PACKAGES TITLE DESCRIPTOR PARENT BOARD SLOTS
 
 PACKAGES is JSON: where `ours` lie, and those that are `lent` when the environment lacks them. Ours are found by name
 alone, so nothing else of the server's site-packages can be imported. msgpack works with any interpreter, its compiled

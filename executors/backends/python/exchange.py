@@ -9,6 +9,12 @@
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
                                                       a final one with `again` asks for another turn
+    EXECUTE_COLUMNS
+                   [how many requests, outputs, parameters, timeout us, [id, ...] or nil, columns, input slot, output
+                   slot], a slot as [index, generation] (`shared_slots`), nil for none
+                                                      COLUMNS  [whether they lie in the output slot, [[name, type
+                                                      number, shape of one request, size in bytes], ...]];
+                                                      DONE  as of EXECUTE
     CANCEL         [index of a request, ...]          no reply
     WINDOW         [[index of a request, how many responses it may be given], ...]  no reply
     HEALTH         nil                                DONE  whether the model says that it is ready
@@ -23,17 +29,18 @@
     GIVE_UP        nil                                no reply of its own
 
 `location` is [model, version, model directory, path of the file]; `tensors` is [[name, type number, shape, size in
-bytes], ...], whose bytes lie in the frame's data in this order. The model's side is `model_host`.
+bytes], ...], whose bytes lie in the frame's data in this order; `columns` is [[name, type number, shape of one request,
+size in bytes, [size of a request's part, ...] or nil for equal ones], ...]. The model's side is `model_host`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from charonia.backend import ModelRequest, ModelResponse
+from charonia.backend import ColumnInput, ColumnOutput, ModelRequest, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
@@ -66,6 +73,57 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             item = (*item, *(_traced(request.trace.context) if request.trace is not None else (b"", None)))
         content.append((*item, request.window) if request.window else item)
     return content, data
+
+
+def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
+    """Content, without the slots, and data of EXECUTE_COLUMNS.
+
+    Raises `ValueError` for columns that are not of so many requests.
+    """
+    if columns.client_ids is not None and len(columns.client_ids) != columns.count:
+        raise ValueError(f"{len(columns.client_ids)} ids of {columns.count} requests")
+    for column in columns.inputs:
+        if not _is_of(columns.count, column):
+            raise ValueError(f"column '{column.name}' is not of {columns.count} requests")
+    described = [
+        (column.name, column.datatype.number, column.shape, len(column.data), column.sizes) for column in columns.inputs
+    ]
+    parameters = json.dumps(columns.parameters, separators=(",", ":")) if columns.parameters else ""
+    content = [columns.count, columns.outputs, parameters, columns.timeout_us, columns.client_ids, described]
+    return content, [column.data for column in columns.inputs]
+
+
+def _is_of(count: int, column: ColumnInput) -> bool:
+    if column.sizes is None:
+        return len(column.data) % count == 0
+    return len(column.sizes) == count and sum(column.sizes) == len(column.data)
+
+
+def outputs_of(
+    frame: Frame, count: int, in_slot: Callable[[Sequence[int]], Sequence[memoryview]]
+) -> list[ColumnOutput]:
+    """The outputs of a COLUMNS in answer to so many requests, as views of the frame, or of `in_slot` by their sizes.
+
+    Raises `FrameError`.
+    """
+    try:
+        shared, described = frame.content()
+        if not described:
+            raise FrameError("a model process answers with no columns")
+        sizes = [size for *_, size in described]
+        parts = in_slot(sizes) if shared else _parts(frame, sizes)
+        outputs = []
+        for (name, number, shape, size), data in zip(described, parts, strict=True):
+            if len(data) != size or size % count:
+                raise FrameError("the columns of a model process are not of the size it describes")
+            outputs.append(ColumnOutput(name, DataType.of_number(number), tuple(shape), data))
+        return outputs
+    except (ValueError, TypeError, CharoniaError) as error:
+        raise FrameError(f"the columns of a model process cannot be read: {error}") from None
+
+
+def _parts(frame: Frame, sizes: Sequence[int]) -> list[memoryview]:
+    return [frame.data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
 
 
 def _traced(context: Context) -> tuple[bytes, str | None]:

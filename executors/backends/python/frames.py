@@ -40,7 +40,8 @@ class Kind(IntEnum):
     """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
 
     CANCEL and WINDOW have the call number of the EXECUTE they are about and get no reply; RESPONSE answers one request
-    of an EXECUTE, before its DONE or after it. What a model asks of its executor (CALL, CONTROL) it numbers itself; it
+    of an EXECUTE, before its DONE or after it. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when
+    its answers have one form, too. What a model asks of its executor (CALL, CONTROL) it numbers itself; it
     is answered by ANSWERs and one LAST_ANSWER of that number.
     """
 
@@ -53,11 +54,13 @@ class Kind(IntEnum):
     WINDOW = 7
     ANSWER = 8
     LAST_ANSWER = 9
+    EXECUTE_COLUMNS = 10
     READY = 16
     DONE = 17
     FAILED = 18
     LOG = 19
     RESPONSE = 20
+    COLUMNS = 21
     CALL = 24
     GIVE_UP = 25
     CONTROL = 26

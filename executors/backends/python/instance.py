@@ -1,4 +1,4 @@
-"""A python model's instance: the `RequestInstance` and `StreamingInstance` over one model process.
+"""A python model's instance: the `RequestInstance`, `ColumnInstance` and `StreamingInstance` over one model process.
 
 How its load is worded when it fails is here too.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from charonia.backend import (
+    ColumnOutput,
     InstanceDied,
     InstanceSpec,
     ModelCalls,
     ModelRequest,
     ModelResponse,
     ModelSource,
+    RequestColumns,
     ResponseStream,
 )
 from charonia.errors import CharoniaError, InternalError
@@ -26,12 +30,15 @@ from executors.ceilings import MAX_EXECUTION
 from .child_process import ChildProcess
 from .custom_metrics import Board, CustomMetrics
 from .environments import interpreter
-from .exchange import failure_of, requests_content, responses_of
-from .frames import Frame, FrameError, Kind
+from .exchange import columns_content, failure_of, outputs_of, requests_content, responses_of
+from .frames import Buffer, Frame, FrameError, Kind
 from .limits import Limits
-from .model_calls import AskedByModel
+from .model_calls import AskedByModel, Batch
 from .runtime_file import code_file, mentions
+from .shared_slots import ExecutorSlots
 from .streams import SingleResponses, Stream
+
+_log = logging.getLogger(__name__)
 
 _HEALTH_CEILING_S = 60.0
 """An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
@@ -49,49 +56,73 @@ class PythonInstance:
         """Triton's python backend does not tell of single responses (X5)."""
         self.checks_health = False
         """Whether the model has a function that tells of its health."""
+        self.decoupled = False
+        """Whether its requests are answered through response senders only."""
         self._check: asyncio.Future[Frame] | None = None
-        self._batches: dict[int, Sequence[ModelRequest]] = {}
+        self._batches: dict[int, Batch] = {}
         self._wanted: dict[int, int] = {}
         """By call: how many of its requests are not cancelled; kept of those of which some are."""
         self._asked = AskedByModel(child, model, calls, self._batches)
         self._executing: dict[int, tuple[int, int]] = {}
         """(call, index) of the requests being executed, by their identity."""
+        self._columns: dict[int, int] = {}
+        """The calls of the columns being executed, by their identity."""
 
     @property
     def pid(self) -> int:
         """The model process."""
         return self._child.pid
 
+    @property
+    def takes_columns(self) -> bool:
+        """Whether its requests may come as columns: not when responses come in other ways than from `execute`."""
+        return not (self.decoupled or self.answers_later)
+
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
         """One response per request (P4). A failure of the whole batch is an error in each (P12).
 
         Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
         """
-        call, reply = self._begin(requests)
+        call, reply = self._begin_requests(requests)
+        sent = SingleResponses()
+        self._child.stream(call, sent)
+        try:
+            return await self._responses(await reply, len(requests), sent)
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end_requests(call, requests)
+
+    async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
+        """The outputs as columns when the answers are alike, else as `execute_requests`. Raises as above."""
+        content, data = columns_content(columns)
+        slots = self._child.slots
+        put = expected = None
+        if slots is not None:
+            put, expected = slots.put(data), slots.expect()
+        call, reply = self._begin(Kind.EXECUTE_COLUMNS, [*content, put, expected], () if put else data, columns)
+        self._columns[id(columns)] = call
         sent = SingleResponses()
         self._child.stream(call, sent)
         try:
             frame = await reply
-            if frame.kind is Kind.FAILED:
-                failure = failure_of(frame)
-                return [sent.get(index) or ModelResponse(error=failure) for index in range(len(requests))]
-            responses = responses_of(frame)
-            if len(responses) != len(requests):
-                raise FrameError(f"{len(responses)} replies to {len(requests)} requests")
-            if None in responses:
-                return await self._with_sent(responses, sent)
-            return cast("list[ModelResponse]", responses)
+            if frame.kind is Kind.COLUMNS:
+                return outputs_of(frame, columns.count, partial(_outputs_in, slots, expected))
+            return await self._responses(frame, columns.count, sent)
         except FrameError as error:
             raise self._broken(error) from None
         finally:
-            self._end(call, requests)
+            self._end(call)
+            self._columns.pop(id(columns), None)
+            if slots is not None and expected is not None:
+                slots.drop(expected[0])
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
         """Returns when every request has had its final response, of senders (P11) or returned. Raises as above.
 
         A failure of `execute` is raised; it is that of the requests without a final response (P12).
         """
-        call, reply = self._begin(requests)
+        call, reply = self._begin_requests(requests)
         stream = Stream(self._child, responses, len(requests))
         self._child.stream(call, stream)
         try:
@@ -105,30 +136,47 @@ class PythonInstance:
         except FrameError as error:
             raise self._broken(error) from None
         finally:
-            self._end(call, requests)
+            self._end_requests(call, requests)
             if stream.ended.done() and not stream.ended.cancelled():
                 stream.ended.exception()
 
-    def _begin(self, requests: Sequence[ModelRequest]) -> tuple[int, asyncio.Future[Frame]]:
-        content, data = requests_content(requests)
+    def _begin(
+        self, kind: Kind, content: list[Any], data: Sequence[Buffer], batch: Batch
+    ) -> tuple[int, asyncio.Future[Frame]]:
         call, reply = self._child.begin(
-            Kind.EXECUTE,
-            content,
-            data,
-            ceiling_s=self._limits.max_execution_s,
-            ceiling=MAX_EXECUTION,
+            kind, content, data, ceiling_s=self._limits.max_execution_s, ceiling=MAX_EXECUTION
         )
-        for index, request in enumerate(requests):
-            self._executing[id(request)] = (call, index)
-        self._batches[call] = requests
+        self._batches[call] = batch
         return call, reply
 
-    def _end(self, call: int, requests: Sequence[ModelRequest]) -> None:
+    def _begin_requests(self, requests: Sequence[ModelRequest]) -> tuple[int, asyncio.Future[Frame]]:
+        content, data = requests_content(requests)
+        call, reply = self._begin(Kind.EXECUTE, content, data, requests)
+        for index, request in enumerate(requests):
+            self._executing[id(request)] = (call, index)
+        return call, reply
+
+    def _end_requests(self, call: int, requests: Sequence[ModelRequest]) -> None:
+        self._end(call)
+        for request in requests:
+            self._executing.pop(id(request), None)
+
+    def _end(self, call: int) -> None:
         self._child.stream(call, None)
         del self._batches[call]
         self._wanted.pop(call, None)
-        for request in requests:
-            self._executing.pop(id(request), None)
+
+    async def _responses(self, frame: Frame, count: int, sent: SingleResponses) -> Sequence[ModelResponse]:
+        """The responses to a batch of so many requests, of its reply and of senders. Raises `FrameError`."""
+        if frame.kind is Kind.FAILED:
+            failure = failure_of(frame)
+            return [sent.get(index) or ModelResponse(error=failure) for index in range(count)]
+        responses = responses_of(frame)
+        if len(responses) != count:
+            raise FrameError(f"{len(responses)} replies to {count} requests")
+        if None in responses:
+            return await self._with_sent(responses, sent)
+        return cast("list[ModelResponse]", responses)
 
     async def _with_sent(
         self, responses: Sequence[ModelResponse | None], sent: SingleResponses
@@ -158,10 +206,21 @@ class PythonInstance:
             if at is not None:
                 indices.setdefault(at[0], []).append(at[1])
         for call, cancelled in indices.items():
-            self._child.tell(Kind.CANCEL, call, cancelled)
-            left = self._wanted[call] = self._wanted.get(call, len(self._batches[call])) - len(cancelled)
-            if left <= 0:
-                self._asked.cancel_those_of(call)
+            self._cancel(call, cancelled)
+
+    def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
+        """The same for some requests of columns that are being executed; each at most once."""
+        call = self._columns.get(id(columns))
+        if call is not None:
+            self._cancel(call, indices)
+
+    def _cancel(self, call: int, cancelled: Sequence[int]) -> None:
+        self._child.tell(Kind.CANCEL, call, list(cancelled))
+        batch = self._batches[call]
+        count = batch.count if isinstance(batch, RequestColumns) else len(batch)
+        left = self._wanted[call] = self._wanted.get(call, count) - len(cancelled)
+        if left <= 0:
+            self._asked.cancel_those_of(call)
 
     def allow_responses(self, request: ModelRequest, count: int) -> None:
         """Let its senders give so many responses; those that wait for it go on."""
@@ -195,8 +254,10 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
         "args": initialize_args(spec),
         "outputs": list(spec.interface.outputs),
     }
-    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source))
+    slots = None if spec.interface.decoupled else _slots()
+    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
     instance = PythonInstance(child, limits, source.name, spec.calls)
+    instance.decoupled = spec.interface.decoupled
     frame = await _load_call(child, Kind.INITIALIZE, content, limits)
     if frame.kind is Kind.FAILED:
         await child.close(limits.finalize_s)
@@ -246,13 +307,16 @@ async def _spawn(
     limits: Limits,
     cores: frozenset[int] = frozenset(),
     board: Board | None = None,
+    slots: ExecutorSlots | None = None,
 ) -> ChildProcess:
     try:
         words = await asyncio.to_thread(interpreter, source)
-        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board, slots)
     except BaseException as failure:
         if board is not None:
             board.close(died=False)
+        if slots is not None:
+            slots.close_descriptor()
         if isinstance(failure, InstanceDied):
             raise _load_error(failure) from None
         if isinstance(failure, OSError):
@@ -268,6 +332,23 @@ async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limi
     except BaseException:
         child.kill("the load was cancelled")
         raise
+
+
+def _slots() -> ExecutorSlots | None:
+    """Memory to share with a process; without it columns travel in frames."""
+    try:
+        return ExecutorSlots()
+    except OSError as error:
+        _log.warning("columns of python models travel in frames, there is no memory to share: %s", error)
+        return None
+
+
+def _outputs_in(
+    slots: ExecutorSlots | None, expected: tuple[int, int] | None, sizes: Sequence[int]
+) -> Sequence[memoryview]:
+    if slots is None or expected is None:
+        raise ValueError("there is no slot")
+    return slots.take(expected[0], sizes)
 
 
 def _failure(text: str) -> ModelResponse:

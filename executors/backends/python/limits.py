@@ -56,7 +56,7 @@ class Limits:
 
 
 def _check(source: ModelSource) -> None:
-    """Settings that are taken for Triton's sake: there is no shared region to size, and inputs lie in host memory."""
+    """Settings that are taken for Triton's sake: shared memory takes what it needs, and inputs lie in host memory."""
     settings, parameters = source.backend_config, source.config.parameters
     size = settings.get("shm-default-byte-size")
     if size is not None and number("shm-default-byte-size", size) < _MIB:

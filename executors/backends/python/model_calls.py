@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall
+from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall, RequestColumns
 from charonia.errors import (
     Cancelled,
     CharoniaError,
@@ -27,6 +27,9 @@ from .exchange import Asked, answer_content, asked_of, files_of
 from .frames import Frame, FrameError, Kind
 
 _log = logging.getLogger(__name__)
+
+Batch = Sequence[ModelRequest] | RequestColumns
+"""The requests of one EXECUTE."""
 
 MOST_OPEN = 4096
 """Calls and loads of one model process at once."""
@@ -49,7 +52,7 @@ class AskedByModel:
         child: ChildProcess,
         model: str,
         calls: ModelCalls | None,
-        batches: Mapping[int, Sequence[ModelRequest]],
+        batches: Mapping[int, Batch],
     ) -> None:
         self._child = child
         self._model = model
@@ -119,7 +122,7 @@ class AskedByModel:
             return asked.execute_call
         return 0
 
-    async def _call(self, number: int, asked: Asked, made_for: Sequence[ModelRequest]) -> None:
+    async def _call(self, number: int, asked: Asked, made_for: Batch) -> None:
         call: OpenCall | None = None
         caller = self._traced(asked.span_id) if asked.span_id else None
         if caller is not None:
@@ -147,12 +150,12 @@ class AskedByModel:
     def _traced(self, span_id: bytes) -> Traced | None:
         """The trace of the request under way whose span this is."""
         for batch in self._batches.values():
-            for one in batch:
+            for one in () if isinstance(batch, RequestColumns) else batch:
                 if one.trace is not None and one.trace.context.span_id == span_id:
                     return one.trace
         return None
 
-    async def _opened(self, asked: Asked, made_for: Sequence[ModelRequest]) -> OpenCall:
+    async def _opened(self, asked: Asked, made_for: Batch) -> OpenCall:
         if self._calls is None:
             raise Unsupported("models cannot be called here")
         request = asked.request
@@ -162,7 +165,10 @@ class AskedByModel:
             raise Unavailable(NOT_READY.format(model=request.model)) from None
         if interface.decoupled and not asked.decoupled:
             raise Unsupported(DECOUPLED.format(model=request.model))
-        origins = [one.origin for one in made_for]
+        if isinstance(made_for, RequestColumns):
+            origins = list(made_for.origins)
+        else:
+            origins = [one.origin for one in made_for]
         return await self._calls.open(request, self._model, origins, blocks=asked.blocks)
 
     def _say(self, number: int, kind: Kind, response: ModelResponse) -> None:

@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -24,6 +25,8 @@ from .api.model_directory import set_model_dir
 from .api.response_sender import CLOSED
 from .api.tensor import Tensor
 from .frames import Buffer, places
+from .host_columns import columns_of, in_frame, inputs_of, sizes_of
+from .shared_slots import ModelSlots
 
 _OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
 """Places that say nothing about the model's code: in Triton they are not Python."""
@@ -52,12 +55,23 @@ class ModelLocation:
     file: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a batch is answered with: the content and the data of a DONE, or of a COLUMNS when `columns` is true."""
+
+    content: list[Any] | None
+    data: Sequence[Buffer] = ()
+    columns: bool = False
+
+
 class ModelHost:
     """One model class and, once initialised, its one instance."""
 
-    def __init__(self, location: ModelLocation, instance_name: str) -> None:
+    def __init__(self, location: ModelLocation, instance_name: str, slots: ModelSlots | None = None) -> None:
         self._location = location
         self._instance_name = instance_name
+        self.slots = slots
+        """The memory that its executor shares."""
         self._class: Any = None
         self._model: Any = None
         self._outputs: list[str] = []
@@ -120,36 +134,92 @@ class ModelHost:
             raise ModelFailure(exception_text(error)) from error
         return answer is True
 
-    def execute(
-        self, execution: Execution, content: list[Any], data: memoryview
-    ) -> tuple[list[Any] | None, list[Buffer]]:
-        """Run one batch. The replies and their data, None of a decoupled model, whose requests `execution` answers.
+    def execute(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE. `execution` answers the requests of a decoupled model.
 
         Raises `ModelFailure` when the whole batch fails (P12).
         """
-        requests: list[InferenceRequest] = []
-        try:
+
+        def fill(requests: list[InferenceRequest]) -> None:
             requests += [self._request(item) for item in content]
             for index, request in enumerate(requests):
                 request.belongs_to(execution, index)
                 if len(content[index]) > _WINDOW:
                     execution.limit(index, content[index][_WINDOW])
             self._attach(requests, content, data)
+
+        return self._run(execution, fill, _replies)
+
+    def execute_columns(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE_COLUMNS; for models that are not decoupled. Raises as `execute`."""
+        count, outputs, parameters, timeout_us, ids, described, put, expected = content
+
+        def fill(requests: list[InferenceRequest]) -> None:
+            sizes = sizes_of(described)
+            if put is None or self.slots is None:
+                parts = in_frame(sizes, data)
+            else:
+                index, generation = put
+                parts = self.slots.columns(index, generation, sizes)
+            requests += InferenceRequest.of_columns(
+                execution,
+                count,
+                inputs_of(count, described, parts),
+                ids,
+                model_name=self._location.name,
+                model_version=int(self._location.version),
+                outputs=outputs or self._outputs,
+                timeout=timeout_us,
+                parameters=parameters or "{}",
+            )
+
+        try:
+            return self._run(execution, fill, partial(self._columns, expected and expected[0]))
+        finally:
+            if expected is not None and self.slots is not None:
+                self.slots.done(*expected)
+
+    def _columns(
+        self, slot: int | None, requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
+    ) -> Reply:
+        """Columns in the output slot, if there is one and it is worth it, or else to be sent with the reply."""
+        found = columns_of(requests, answers)
+        if found is None:
+            return _replies(requests, answers)
+        described = [column.described for column in found]
+        room = None
+        if slot is not None and self.slots is not None:
+            room = self.slots.room(slot, [column.size for column in found])
+        if room is None:
+            return Reply([False, described], [column.joined() for column in found], columns=True)
+        for column, place in zip(found, room, strict=True):
+            column.join_into(place)
+        return Reply([True, described], columns=True)
+
+    def _run(
+        self,
+        execution: Execution,
+        fill: Callable[[list[InferenceRequest]], None],
+        reply: Callable[[Sequence[InferenceRequest], list[InferenceResponse | None]], Reply],
+    ) -> Reply:
+        requests: list[InferenceRequest] = []
+        try:
+            fill(requests)
             if not hasattr(self._model, "execute"):
                 raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
             answers = self._model.execute(requests)
             if hasattr(answers, "__await__"):
                 if self.decoupled:
                     self._begin(execution, requests, answers)
-                    return None, []
+                    return Reply(None)
                 import asyncio  # only now: most models never need it, and it is large
 
                 answers = asyncio.run(_result_of(answers))
             if self.decoupled:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
-                return None, []
-            return _replies(requests, _checked(requests, answers))
+                return Reply(None)
+            return reply(requests, _checked(requests, answers))
         except BaseException as error:
             _close(requests)
             text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
@@ -260,6 +330,8 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
     for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        if type(answer) is InferenceResponse and request.outcome is None and not request.is_rescheduled():
+            continue  # as nearly always
         if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
             if answer is not None:
                 raise _WrongAnswer(
@@ -280,9 +352,7 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
     return answers
 
 
-def _replies(
-    requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
-) -> tuple[list[Any], list[Buffer]]:
+def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
     replies: list[Any] = []
     data: list[Buffer] = []
     for request, answer in zip(requests, answers, strict=True):
@@ -294,7 +364,7 @@ def _replies(
         reply, encoded = described(request.requested_output_names(), answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
-    return replies, data
+    return Reply(replies, data)
 
 
 def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:

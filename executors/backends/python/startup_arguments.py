@@ -13,23 +13,29 @@ TRACEBACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 
 @dataclass(frozen=True, slots=True)
 class StartupArguments:
-    """`descriptor` is the inherited socket, `parent` the executor's process id, `board` that of its metrics or -1."""
+    """`descriptor` is the inherited socket, `parent` the executor's process id.
+
+    `board` is the descriptor of its metrics, `slots` that of the memory it shares with its executor; -1 for none.
+    """
 
     model: str
     instance: str
     descriptor: int
     parent: int
     board: int = -1
+    slots: int = -1
 
     def words(self) -> list[str]:
         """The words after those that start the interpreter."""
-        return [f"{_TITLE}:{self.model}:{self.instance}", str(self.descriptor), str(self.parent), str(self.board)]
+        numbers = (self.descriptor, self.parent, self.board, self.slots)
+        return [f"{_TITLE}:{self.model}:{self.instance}", *map(str, numbers)]
 
     @staticmethod
     def of(arguments: list[str]) -> StartupArguments:
         """Read `words` back. Raises `ValueError`."""
-        title, descriptor, parent, board = arguments
+        title, *numbers = arguments
+        descriptor, parent, board, slots = map(int, numbers)
         word, model, instance = title.split(":", 2)
         if word != _TITLE:
             raise ValueError(f"not the title of a model process: {title}")
-        return StartupArguments(model, instance, int(descriptor), int(parent), int(board))
+        return StartupArguments(model, instance, descriptor, parent, board, slots)

@@ -21,7 +21,10 @@ from .channel import Channel, ChannelClosed
 from .frames import Frame, FrameError, Kind
 from .model_host import ModelFailure, ModelHost, ModelLocation, described
 from .parentage import die_with
+from .shared_slots import ModelSlots
 from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
+
+_EXECUTES = (Kind.EXECUTE, Kind.EXECUTE_COLUMNS)
 
 
 def main() -> None:
@@ -34,11 +37,12 @@ def main() -> None:
     if arguments.board >= 0:
         os.set_inheritable(arguments.board, False)
         write_to(arguments.board)
+    slots = _slots(arguments.slots)
     send_lines_to(lambda level, file, line, message: _send_line(channel, level, file, line, message))
     os.register_at_fork(after_in_child=_cut_off)
     try:
-        channel.send(Kind.READY, 0, os.getpid())
-        _serve(channel, arguments.instance)
+        channel.send(Kind.READY, 0, [os.getpid(), slots is not None])
+        _serve(channel, arguments.instance, slots)
     except (ChannelClosed, FrameError) as error:
         sys.stderr.write(f"model process ends: {error}\n")
         sys.stderr.flush()
@@ -46,7 +50,7 @@ def main() -> None:
         os._exit(1)
 
 
-def _serve(channel: Channel, instance_name: str) -> None:
+def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> None:
     host: ModelHost | None = None
     broker = Broker(channel)
     carry_with(broker)
@@ -54,15 +58,17 @@ def _serve(channel: Channel, instance_name: str) -> None:
     while True:
         frame = channel.receive()
         try:
-            if frame.kind is Kind.EXECUTE and host is not None:
+            if frame.kind in _EXECUTES and host is not None:
+                execute = host.execute if frame.kind is Kind.EXECUTE else host.execute_columns
                 execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
                 broker.begin(frame.call, execution.has_answered)
                 try:
-                    replies, data = host.execute(execution, frame.content(), frame.data)
+                    reply = execute(execution, frame.content(), frame.data)
                 finally:
                     broker.returned()
                     execution.returned()
-                channel.send(Kind.DONE, frame.call, replies, data)
+                channel.send(Kind.COLUMNS if reply.columns else Kind.DONE, frame.call, reply.content, reply.data)
+                del reply  # it may have views of the inputs, whose memory is waited for
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())
             elif frame.kind is Kind.FINALIZE:
@@ -72,7 +78,7 @@ def _serve(channel: Channel, instance_name: str) -> None:
                 channel.send(Kind.DONE, frame.call, None)
                 return
             else:
-                host = host or _host_of(frame, instance_name)
+                host = host or _host_of(frame, instance_name, slots)
                 broker.model = host.model
                 loaded = _load(host, frame)
                 broker.executes = frame.kind is Kind.INITIALIZE
@@ -89,9 +95,21 @@ def _cut_off() -> None:
     carry_with(None)
 
 
-def _host_of(frame: Frame, instance_name: str) -> ModelHost:
+def _host_of(frame: Frame, instance_name: str, slots: ModelSlots | None) -> ModelHost:
     location = frame.content()["location"]
-    return ModelHost(ModelLocation(*location), instance_name)
+    return ModelHost(ModelLocation(*location), instance_name, slots)
+
+
+def _slots(descriptor: int) -> ModelSlots | None:
+    if descriptor < 0:
+        return None
+    os.set_inheritable(descriptor, False)
+    try:
+        return ModelSlots(descriptor)
+    except (OSError, ValueError):  # there is not so much address space
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _load(host: ModelHost, frame: Frame) -> str | bool | None:

@@ -82,7 +82,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 def number_of(dtype: np.dtype[Any]) -> int:
     """The type number of an array to be sent. Raises `TritonModelException` for a dtype that has none."""
-    number = numpy_to_triton_type(dtype)
+    number = _NUMBER_BY_DTYPE.get(dtype) or numpy_to_triton_type(dtype)
     if number is None:
         raise TritonModelException(f"Tensor dtype '{dtype}' is not supported by the python backend.")
     return number

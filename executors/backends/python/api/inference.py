@@ -56,6 +56,16 @@ class Execution(Protocol):
 class InferenceRequest:
     """One request of a batch. Models also make them, to call other models (P13)."""
 
+    # What most requests never change lies in the class: a batch has many of them, made at once (`of_columns`).
+    _correlation_id: int | str = 0
+    _flags = 0
+    _preferred_memory: PreferredMemory | None = None
+    _trace: InferenceTrace | None = None
+    _rescheduled = False
+    _execution: Execution | None = None
+    _index = 0
+    _outcome: Outcome | None = None
+
     def __init__(
         self,
         model_name: str = "",
@@ -70,26 +80,54 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
-        where = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
-            raise TritonModelException(f"Input tensor {where}")
-        if any(name == "" for name in requested_output_names):
-            raise TritonModelException(f"Requested output name {where}")
         self._model_name = model_name
         self._outputs = list(requested_output_names)
         self._inputs = list(inputs)
+        if self._inputs and any(tensor is None for tensor in self._inputs):
+            raise TritonModelException(_empty("Input tensor", request_id, model_name))
+        if "" in self._outputs:
+            raise TritonModelException(_empty("Requested output name", request_id, model_name))
         self._id = request_id
         self._correlation_id = correlation_id
         self._model_version = model_version
         self._flags = flags
         self._timeout = timeout
-        self._preferred_memory = preferred_memory or PreferredMemory()
-        self._trace = trace or InferenceTrace()
-        self._rescheduled = False
-        self._execution: Execution | None = None
-        self._index = 0
-        self._outcome: Outcome | None = None
+        self._preferred_memory = preferred_memory
+        self._trace = trace
         self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
+
+    @classmethod
+    def of_columns(
+        cls,
+        execution: Execution,
+        count: int,
+        columns: Sequence[Sequence[Tensor]],
+        ids: Sequence[str] | None,
+        *,
+        model_name: str,
+        model_version: int,
+        outputs: Sequence[str],
+        timeout: int,
+        parameters: str,
+    ) -> list[InferenceRequest]:
+        """The requests of an EXECUTE of a model that is not decoupled, from their inputs; not for models.
+
+        A column has one input of every request. The rest is the same in all of them, but for their `ids` (None: "").
+        """
+        requests = []
+        for index, inputs in enumerate(zip(*columns, strict=True) if columns else ((),) * count):
+            request = cls.__new__(cls)
+            request._model_name = model_name
+            request._outputs = list(outputs)
+            request._inputs = list(inputs)
+            request._id = "" if ids is None else ids[index]
+            request._model_version = model_version
+            request._timeout = timeout
+            request._parameters = parameters
+            request._execution = execution
+            request._index = index
+            requests.append(request)
+        return requests
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -126,9 +164,13 @@ class InferenceRequest:
         return self._parameters
 
     def preferred_memory(self) -> PreferredMemory:
+        if self._preferred_memory is None:
+            self._preferred_memory = PreferredMemory()
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
+        if self._trace is None:
+            self._trace = InferenceTrace()
         return self._trace
 
     def belongs_to(self, execution: Execution, index: int) -> None:
@@ -202,7 +244,7 @@ class InferenceResponse:
                 raise TypeError(f"output_tensors must be Tensor objects, found type '{type(tensor)}'.")
         self._outputs = list(output_tensors)
         self._error = error
-        self.checked_parameters = _checked(parameters or {})
+        self.checked_parameters = _checked(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
@@ -216,6 +258,10 @@ class InferenceResponse:
     def parameters(self) -> str:
         """The parameters as the text of a JSON object."""
         return parameters_text(self.checked_parameters)
+
+
+def _empty(what: str, request_id: str, model_name: str) -> str:
+    return f"{what} for request with id '{request_id}' and model name '{model_name}' should not be empty."
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,30 @@ class Tensor:
         tensor._name, tensor._number, tensor._shape = name, number, shape
         tensor._array, tensor._encoded = None, data
         return tensor
+
+    @classmethod
+    def rows(cls, name: str, number: int, shape: tuple[int, ...], arrays: Iterable[Array]) -> list[Tensor]:
+        """Tensors that differ in their arrays alone, which are of this type and shape."""
+        tensors = []
+        for array in arrays:
+            tensor = cls.__new__(cls)
+            tensor._name, tensor._number, tensor._shape = name, number, shape
+            tensor._array, tensor._encoded = array, None
+            tensors.append(tensor)
+        return tensors
+
+    @property
+    def form(self) -> tuple[str, int, tuple[int, ...]]:
+        """Name, type and shape; not for models."""
+        return self._name, self._number, self._shape
+
+    @staticmethod
+    def plain_arrays(tensors: Sequence[Tensor]) -> list[Array] | None:
+        """The arrays of these tensors of one form when all are of numbers and of NumPy's own class, else None."""
+        arrays = [tensor._array for tensor in tensors]
+        if tensors[0]._number == BYTES or {*map(type, arrays)} != {np.ndarray}:
+            return None
+        return arrays  # type: ignore[return-value]
 
     def name(self) -> str:
         return self._name
