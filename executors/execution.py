@@ -238,6 +238,13 @@ class Batch:
             rows = sum(plan.rows for _, plan in sent)
             self._count(succeeded, rows, start_wall, (started, joined, inferred))
 
+    def take(self, responses: Sequence[ModelResponse], start_wall: int, marks: tuple[int, int, int]) -> Executed:
+        """Pack what a model answered to all planned requests elsewhere; `marks` as `_count` has them."""
+        succeeded = self._keep(self.planned, responses)
+        if succeeded:
+            self._count(succeeded, sum(plan.rows for _, plan in self.planned), start_wall, marks)
+        return self.executed
+
     def _requests_of(self, run: list[Planned]) -> tuple[list[Planned], list[ModelRequest]]:
         """What is to be asked of an instance, and for which requests: those with bad strings fail here."""
         sent: list[Planned] = []

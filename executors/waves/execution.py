@@ -9,19 +9,32 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, cast
 
-from charonia.backend import Array, BatchInstance, InstanceDied, RequestInstance
+from charonia.backend import (
+    Array,
+    BatchInstance,
+    ColumnInput,
+    ColumnInstance,
+    ColumnOutput,
+    InstanceDied,
+    ModelResponse,
+    RequestColumns,
+    RequestInstance,
+)
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
-from charonia.tensors import Buffer, check_bytes_elements, split_bytes_elements
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, split_bytes_elements
 from charonia.wire import RequestRecord, Wave, pack_failure, pack_response, pack_wave_reply, reply_meta
 from executors.accounting import BACKEND, OTHER, Executed, Execution, Failure
-from executors.answers import OutputPart
+from executors.answers import OutputPart, request_outputs
 from executors.assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
 from executors.execution import Batch
 
 _log = logging.getLogger(__name__)
+
+_WORTH_COLUMNS_BYTES = 32_768
 
 
 @dataclass(slots=True)
@@ -66,6 +79,9 @@ class WaveBatch:
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
         for run in self._runs():
+            if isinstance(instance, ColumnInstance) and instance.takes_columns and self._is_worth_columns(run):
+                await self._run_columns(instance, run)
+                continue
             batch = self._requests_of(run)
             try:
                 self._take(run, batch, await batch.run_requests_on(instance))
@@ -212,6 +228,96 @@ class WaveBatch:
         batch = self._requests_of(run)
         self._take(run, batch, batch.run_on(instance, workspace))
 
+    def _is_worth_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
+        """A single small request is cheaper by itself."""
+        wave = self._waves[run[0][0]]
+        return len(run) > 1 or wave.count > 1 or wave.meta.size_bytes >= _WORTH_COLUMNS_BYTES
+
+    async def _run_columns(self, instance: ColumnInstance, run: list[tuple[int, RequestPlan]]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        waves = [self._waves[index] for index, _ in run]
+        plan, first = run[0][1], waves[0]
+        count = sum([wave.count for wave in waves])
+        indices = [index for index, _ in run]
+        try:
+            inputs = [self._column_of(position, place, run, waves) for position, place in enumerate(plan.inputs)]
+        except CharoniaError:
+            batch = self._requests_of(run)  # only those whose own bytes are at fault may fail
+            self._take(run, batch, await batch.run_requests_on(cast(RequestInstance, instance)))
+            return
+        client_ids: list[str] = []
+        if any(wave.client_ids for wave in waves):
+            for wave in waves:
+                client_ids += wave.client_ids or [""] * wave.count
+        columns = RequestColumns(
+            *(count, inputs, plan.outputs, first.meta.parameters, client_ids or None, first.timeout_us),
+            _Origins(waves),
+        )
+        joined = monotonic_ns()
+        try:
+            answers = await instance.execute_columns(columns)
+            inferred = monotonic_ns()
+            if not answers or not isinstance(answers[0], ColumnOutput):
+                batch = self._requests_of(run)
+                responses = cast(Sequence[ModelResponse], answers)
+                if len(responses) != count:
+                    raise InternalError(f"model '{self._interface.name}' answered {len(responses)} of {count} requests")
+                self._take(run, batch, batch.take(responses, start_wall, (started, joined, inferred)))
+                return
+            self._answer_columns(run, waves, cast(list[ColumnOutput], answers), count, inferred - joined)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self._fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._interface.name)
+            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        ended = monotonic_ns()
+        durations = joined - started, inferred - joined, ended - inferred
+        rows = count * plan.rows
+        self.executed.executions.append(
+            Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
+        )
+
+    def _column_of(
+        self, position: int, place: InputPlan, run: list[tuple[int, RequestPlan]], waves: list[Wave]
+    ) -> ColumnInput:
+        """One input of all requests. Raises `InvalidArgument` for malformed BYTES."""
+        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        sizes: list[int] | None = None
+        if place.datatype is DataType.BYTES:
+            sizes = []
+            for column, wave in zip(columns, waves, strict=True):
+                expected = prod(place.shape) * wave.count
+                check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
+                sizes += _sizes(wave, place.name)
+        data = columns[0] if len(columns) == 1 else b"".join(columns)
+        return ColumnInput(place.name, place.datatype, place.shape, data, sizes)
+
+    def _answer_columns(
+        self,
+        run: list[tuple[int, RequestPlan]],
+        waves: list[Wave],
+        answers: list[ColumnOutput],
+        count: int,
+        infer_ns: int,
+    ) -> None:
+        """Answer waves with columns, after the checks that an answer of one request has to pass (H28)."""
+        by_name = {answer.name: answer for answer in answers}
+        first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
+        chosen = request_outputs(self._interface, run[0][1], first)
+        meta = reply_meta(
+            self._interface.name, self._version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
+        )
+        start = 0
+        for (index, _), wave in zip(run, waves, strict=True):
+            end = start + wave.count
+            columns = [by_name[t.name].data[start * len(t.data) : end * len(t.data)] for t in chosen]
+            self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+            start = end
+
     def _requests_of(self, run: list[tuple[int, RequestPlan]]) -> Batch:
         records: list[RequestRecord] = []
         for index, _ in run:
@@ -262,6 +368,30 @@ def _column(wave: Wave, plan: RequestPlan, position: int) -> Buffer:
         if place.name == name:
             return column
     raise InternalError(f"a wave without input '{name}'")
+
+
+def _sizes(wave: Wave, name: str) -> Sequence[int]:
+    """The bytes of an input in each request of a wave."""
+    for number, place in enumerate(wave.meta.inputs):
+        if place.name == name:
+            return wave.sizes[number] if wave.sizes else [place.size_bytes] * wave.count
+    return []
+
+
+class _Origins(Sequence[object]):
+    """The records of the requests of waves, made when one of them is asked for: few models call others."""
+
+    def __init__(self, waves: Sequence[Wave]) -> None:
+        self._waves = waves
+        self._records: list[RequestRecord] | None = None
+
+    def __len__(self) -> int:
+        return sum(wave.count for wave in self._waves)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._records is None:
+            self._records = [record for wave in self._waves for record in wave.requests()]
+        return self._records[index]
 
 
 def _too_many(limit: int, model: str) -> str:

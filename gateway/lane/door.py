@@ -1,7 +1,8 @@
 """Where requests of one kind gather and leave as waves.
 
-A lone request leaves at once. Where several callers are under way, a wave leaves with the first tick of the loop that
-brings no further request; while as many waves as the model has instances are under way, the next requests gather.
+A lone request leaves at once. Of several callers the requests gather while a wave is under way. When it is answered,
+those callers ask again at once or not at all: as long as they lately did, the next wave waits for them, for a
+millisecond at most. Each wave saved spares every process behind it a wake-up (docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ _CLOSED_NS = 30_000_000_000
 _LONE = 1.5
 _WEIGHT = 8
 _MOST_UNDER_WAY = 8
+_HOLD_S = 0.001
+_EXPECTED = 0.9
+"""The part of the callers answered last that is waited for."""
+_HOLDS = 0.5
+"""Waiting goes on while it was worth it so often."""
+_PROBES = 32
+"""Else it is tried with each so manieth wave."""
+_MEASURED = 16
+_PARALLEL_NS = 500_000
+"""A model that takes so long for a wave had better use all its instances."""
 
 
 class Door:
@@ -35,12 +46,18 @@ class Door:
 
     __slots__ = (
         "_admitted",
+        "_expected",
+        "_hold_timer",
+        "_holds",
         "_infer_ns",
+        "_least_ns",
         "_level",
         "_loop",
+        "_measured",
         "_meta",
         "_most",
         "_most_under_way",
+        "_number",
         "_scheduled",
         "_seen",
         "_stream",
@@ -85,7 +102,13 @@ class Door:
         self._seen = 0
         self._usual = 1.0
         """How many requests a wave had lately."""
-        self._infer_ns = 0
+        self._expected = 0
+        """How many requests the next wave waits for; 0: for none."""
+        self._holds = 1.0
+        """How often all came that were waited for, of late."""
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._number = 0
+        self._infer_ns = self._least_ns = self._measured = 0
         self.closed_until_ns = 0
         self.used_ns = 0
         self.touched = False
@@ -114,13 +137,36 @@ class Door:
 
     def ready(self) -> None:
         """The front has read what there was: send a wave now, soon, or when one of those under way is answered."""
-        if self._scheduled:
-            return
-        if self._under_way < self._most_under_way:
-            if (self._usual < _LONE and not self._under_way) or len(self._waiting) >= self._most:
+        count = len(self._waiting)
+        if count >= self._most:
+            self._flush()
+        elif self._hold_timer is not None:
+            if count >= self._expected:
+                self._end_hold(1.0)
+        elif not self._scheduled and self._has_turn:
+            if self._usual < _LONE:
                 self._flush()
             else:
                 self._schedule()
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether a wave that is not full may leave: another one would be behind it."""
+        return self._under_way < (self._most_under_way if self._infer_ns > _PARALLEL_NS else 1)
+
+    def _hold(self, answered: int) -> None:
+        """Callers were answered who may ask again: let the next wave wait for them, if that is worth it."""
+        self._number += 1
+        self._expected = min(self._most, int(_EXPECTED * (answered + len(self._waiting))))
+        self._hold_timer = self._loop.call_later(_HOLD_S, self._end_hold, 0.0)
+
+    def _end_hold(self, came: float) -> None:
+        assert self._hold_timer is not None
+        self._hold_timer.cancel()
+        self._hold_timer = None
+        self._holds += (came - self._holds) / _WEIGHT
+        if self._waiting:
+            self._flush()
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -139,7 +185,10 @@ class Door:
     def _flush(self) -> None:
         self._seen = 0
         waiting = self._waiting
-        while waiting and self._under_way < self._most_under_way:
+        while waiting and (self._has_turn or (len(waiting) >= self._most and self._under_way < _MOST_UNDER_WAY)):
+            if self._hold_timer is not None:
+                self._hold_timer.cancel()
+                self._hold_timer = None
             calls = waiting[: self._most]
             del waiting[: self._most]
             self._send(calls)
@@ -192,8 +241,7 @@ class Door:
 
     def answered(self, wave: PendingWave, reply: WaveReply) -> None:
         """A wave has its answers."""
-        infer_ns = reply.infer_ns
-        self._infer_ns += (infer_ns - self._infer_ns) // _WEIGHT if self._infer_ns else infer_ns
+        self._measure(reply.infer_ns)
         calls = wave.calls
         now_ns = monotonic_ns()
         self.counts.succeeded_together(len(calls) - wave.gone, now_ns - wave.sent_ns)
@@ -211,10 +259,22 @@ class Door:
                 calls[start].signature.answer(calls[start:end], start, reply)
                 start = end
 
-    def ended(self) -> None:
-        """A wave is over: the next may leave."""
+    def _measure(self, infer_ns: int) -> None:
+        """Note what the model took for a wave: the least of several, as a busy machine adds to single ones."""
+        self._least_ns = min(infer_ns, self._least_ns or infer_ns)
+        self._measured += 1
+        if self._measured >= _MEASURED:
+            self._infer_ns, self._least_ns, self._measured = self._least_ns, 0, 0
+
+    def ended(self, count: int) -> None:
+        """A wave of so many requests is over: the next may leave."""
         self._under_way -= 1
-        if self._waiting and not self._scheduled:
+        if self._hold_timer is not None or self._scheduled or not self._has_turn:
+            return
+        if count > 1 and self._infer_ns <= _PARALLEL_NS and (self._holds >= _HOLDS or not self._number % _PROBES):
+            self._hold(count)
+        elif self._waiting:
+            self._number += 1
             self._schedule()
 
     def leave_all(self) -> None:

@@ -190,7 +190,7 @@ class Waves:
         try:
             door.answered(wave, reply)
         finally:
-            door.ended()
+            door.ended(len(wave.calls))
 
     def on_response(self, response: ResponseRecord) -> bool:
         """The answer to one request; False when it is none of a wave's."""
@@ -211,7 +211,7 @@ class Waves:
         wave.left -= 1
         if not wave.left:
             self._forget(wave)
-            wave.door.ended()
+            wave.door.ended(len(wave.calls))
         if not call.gone:
             counts = wave.door.counts
             if response.error is None:
