@@ -43,13 +43,14 @@ from .errors import (
     JSON_CONTENT_TYPE,
     METHOD_NOT_ALLOWED_BODY,
     TEXT_CONTENT_TYPE,
-    Headers,
     HttpRefusal,
     error_body,
     render_error,
 )
 from .generate import Generation
+from .heads import response_head
 from .job_json import PREFERENCE_APPLIED, accepted
+from .lane import HttpLane
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .request_codec import RequestDecoder
 from .response_codec import HEADER_LENGTH, ResponseEncoder
@@ -63,6 +64,9 @@ RECEIVED = "charonia.received"
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """H22."""
+
+WHOLE = "charonia.whole"
+"""Key in the scope's state of the protocol's way to hand over all bytes of the request, or None."""
 
 _SINGLE_PIECE_BYTES = 65_536
 """A body that came in one piece and is no larger takes the short way past the bounded reader."""
@@ -91,6 +95,9 @@ class HttpApplication:
         self._deferral = Deferral(handler)
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
+        self.lane: HttpLane | None = None
+        if handler.lane is not None and not self._identifies:
+            self.lane = HttpLane(handler.lane, self._encoder)
         self._tracer = handler.tracer
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
@@ -161,8 +168,8 @@ class HttpApplication:
             check_declared(headers, self._max_input_size_bytes)
         state = scope.get("state", {})
         received = state.get(RECEIVED)
-        whole: bytes | None = received() if received is not None else None
-        message: Message = {"type": "http.request", "body": whole} if whole is not None else await receive()
+        come: bytes | None = received() if received is not None else None
+        message: Message = {"type": "http.request", "body": come} if come is not None else await receive()
         failpoints.hit("gateway.receiving")
         body: bytes = message.get("body", b"")
         # anything but a short body that came whole goes the long way
@@ -192,11 +199,13 @@ class HttpApplication:
                 await reply_whole(send, 202, *accepted(answer))
                 return
             response, applied = answer.response, answer.applied
+            state.pop(WHOLE, None)
         elif decoupled:
             raise Unsupported(DECOUPLED)
         else:
             response = await self._handler.infer(request)
-        reply_headers, reply = self._encoder.encode(response, form, served)
+        reply_headers, encoded = self._encoder.encode(response, form, served)
+        reply = encoded
         if applied:
             reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
         if b"accept-encoding" in headers:
@@ -206,8 +215,12 @@ class HttpApplication:
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         if trace is not None:
             trace.mark(HTTP_SEND_START)
+        if self.lane is not None and reply is encoded and trace is None and b"expect" not in headers:
+            whole_of = state.get(WHOLE)
+            if whole_of is not None and (whole := whole_of()) is not None:
+                self.lane.learn(whole, body, request, form, served)
         respond = state.get(RESPOND)
-        if respond is None or not respond(_head(reply_headers, len(reply)), reply):
+        if respond is None or not respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, reply)
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -277,9 +290,3 @@ class HttpApplication:
 def _restricted(header: str) -> HttpRefusal:
     """E9."""
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
-
-
-def _head(headers: Headers, size_bytes: int) -> bytes:
-    """The head of a successful HTTP/1.1 response."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (lines, size_bytes)

@@ -20,7 +20,8 @@ from uvicorn.server import ServerState
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS
 from .errors import error_body
-from .fastpath import RECEIVED, RESPOND
+from .fastpath import RECEIVED, RESPOND, WHOLE
+from .lane import HttpCall, HttpLane, HttpSignature
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -49,6 +50,9 @@ _PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
 """By request target: path, raw path and query of the ASGI scope."""
 
 _MOST_PLACES, _PLACE_BYTES = 1024, 256
+
+_WHOLE_BYTES = 65_536
+"""A request of more bytes is not recognised, and no more are kept behind one."""
 
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
@@ -82,6 +86,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._next: asyncio.Future[tuple[RequestResponseCycle, Any]] | None = None
         self._upgrading = False
         """The request whose headers came last asks for another protocol."""
+        self._lane: HttpLane | None = config.loaded_app.lane
+        self.signature: HttpSignature | None = None
+        self._call: HttpCall | None = None
+        """The request in the lane; while it is under way nothing else is read."""
+        self._held = b""
+        """What came behind it, or what may become one."""
+        self._whole: bytes | None = None
+        """All that came since the connection was idle, while that is not much."""
+        self._begun = 0
+        """Requests that began in it."""
+        self._leaves = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -90,6 +105,76 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- parser callbacks ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        lane = self._lane
+        if lane is None:
+            self._parse(data)
+        elif self._call is not None:
+            self._hold(data)
+        elif self._phase is not _IDLE or (self._task is not None and self._next is None):
+            if self._whole is not None:
+                self._whole = self._whole + data if len(self._whole) < _WHOLE_BYTES else None
+            self._parse(data)
+        else:
+            if self._held:
+                data, self._held = self._held + data, b""
+            if lane.is_open:
+                self._call = lane.read(self, data)
+                if self._call is not None:
+                    lane.ready()
+                    return
+                if len(data) < _WHOLE_BYTES and lane.may_become(data):
+                    self._held = data
+                    return
+            self._whole = data
+            self._begun = 0
+            self._parse(data)
+
+    # -- the express lane ----------------------------------------------------------------------------------------------
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what comes behind a request in the lane, as it comes after it."""
+        self._held += data
+        if len(self._held) > _WHOLE_BYTES:
+            self.flow.pause_reading()
+
+    def write_answer(self, response: bytes) -> None:
+        """The answer to the request in the lane."""
+        self._call = None
+        self._stalled_s = 0.0
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.transport.write(response)
+        if self._leaves:
+            self.transport.close()
+        elif self._held:
+            self.loop.call_soon(self._go_on)
+
+    def serve_fully(self, whole: bytes) -> None:
+        """Serve the request in the lane like any other."""
+        self._call = None
+        if not self.transport.is_closing():
+            held, self._held = self._held, b""
+            self._whole = None
+            self._parse(whole + held)
+            self.flow.resume_reading()
+
+    def _go_on(self) -> None:
+        """Read what came behind a request in the lane."""
+        if self._held and self._call is None and not self.transport.is_closing():
+            held, self._held = self._held, b""
+            self.flow.resume_reading()
+            self.data_received(held)
+
+    def shutdown(self) -> None:
+        if self._call is not None:
+            self._leaves = True
+        else:
+            super().shutdown()
+
+    # -- parsing -------------------------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
         cycle, phase = self.cycle, self._phase
         try:
             self.parser.feed_data(data)
@@ -135,6 +220,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._upgrading = False
+        self._begun += 1
         self._phase = _HEADERS
         self._header_bytes = 0
         self._stalled_s = 0.0
@@ -243,6 +329,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if cycle.keep_alive:
                 state = cycle.scope["state"]
                 state[RESPOND], state[RECEIVED] = self._respond, self._received
+                state[WHOLE] = self._whole_request
             await cycle.run_asgi(app)
             self._task_cycle = None
             if self.transport.is_closing():
@@ -259,6 +346,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             del cycle, app
             self._next = self.loop.create_future()
             cycle, app = await self._next
+
+    def _whole_request(self) -> bytes | None:
+        """All bytes of the request that is served, if it came by itself and is not large."""
+        return self._whole if self._begun == 1 and self._phase is _IDLE else None
 
     def _received(self) -> bytes | None:
         """The request's body, if it has come whole and nothing of it was read."""
@@ -297,6 +388,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._call is not None:
+            self._call.abandon()
+            self._call = None
         if self._task is None or self._task.done():
             return
         cycle = self._task_cycle
@@ -311,7 +405,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def sweep(self, elapsed_s: float) -> None:
         """End the connection if it has stalled; `elapsed_s` is the time since the last sweep."""
         phase = self._phase
-        if phase is _IDLE:
+        if self._call is not None:
+            self._stalled_s = 0.0
+            return
+        if self._held:  # it has not become a request that is recognised
+            held, self._held = self._held, b""
+            self._parse(held)
+        elif phase is _IDLE:
             if self._task is not None and not self._task.done() and self._next is None:
                 self._stalled_s = 0.0
                 return

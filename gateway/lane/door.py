@@ -68,6 +68,7 @@ class Door:
         "_waves",
         "closed_until_ns",
         "counts",
+        "is_closed",
         "key",
         "served",
         "touched",
@@ -110,6 +111,7 @@ class Door:
         self._number = 0
         self._infer_ns = self._least_ns = self._measured = 0
         self.closed_until_ns = 0
+        self.is_closed = False
         self.used_ns = 0
         self.touched = False
         most = 1

@@ -135,6 +135,7 @@ class Lane:
     def _forget(self, door: Door) -> None:
         if self._doors.get(door.key) is door:
             del self._doors[door.key]
+        door.is_closed = True
         if door.closed_until_ns:
             if len(self._slow) >= _MOST_DOORS:
                 self._slow.clear()
