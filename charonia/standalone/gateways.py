@@ -1,4 +1,4 @@
-"""Several gateways of one `serve` (`--gateways`): which ports they share, and what each of them is told.
+"""Several gateways of one `serve` (`--gateways`): holds the ports they share and makes the option values of each.
 
 Every gateway listens on the same port by SO_REUSEPORT, and the kernel gives each new connection to one of them. The
 supervisor holds the port by a socket that is bound and never listens: the kernel gives it no connection, and no other
@@ -44,7 +44,7 @@ def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:
 def hold_port(address: str, port: int, *, service: str, with_others: bool = False) -> socket.socket:
     """A bound socket that never listens and keeps a port for this user's listeners with SO_REUSEPORT.
 
-    Port 0 picks a free one. The port must be nobody else's now, unless it is shared `with_others`
+    Port 0 picks a free one. No other process may have the port, unless it is shared `with_others`
     (`--reuse-http-port`). Raises `StartupError`.
     """
     from gateway.listening import bound, listen
@@ -54,8 +54,8 @@ def hold_port(address: str, port: int, *, service: str, with_others: bool = Fals
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return held
     try:
-        # Linux lets sockets with SO_REUSEADDR bind one port as long as none listens: only listening, here for an
-        # instant, shows that no other supervisor holds it
+        # Linux lets several sockets with SO_REUSEADDR bind one port as long as none listens. Only a listener, here for
+        # an instant, shows that no other supervisor holds the port
         probe = listen(address, held.getsockname()[1], service=service)
     except BaseException:
         held.close()

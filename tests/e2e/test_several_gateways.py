@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -23,8 +24,10 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from e2e_asking import Gate, inputs, pending, until
 from e2e_models import WIDTH, gated, scaling
+from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
+import charonia
 from charonia.eventlog.embedded import short_directory
 from charonia.standalone.metrics import _scrape
 
@@ -46,8 +49,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of two gateways, shared by tests that end nothing."""
-    from e2e_server import serving
-
     with serving(models, tmp_path_factory.mktemp("two"), "--gateways=2") as running:
         yield running
 
@@ -83,7 +84,6 @@ def successes(page: str) -> int:
 
 def by_gateway(server: Any) -> list[int]:
     """The answered requests of each gateway, by its own page."""
-    import asyncio
 
     async def look() -> list[str]:
         sockets = sorted(short_directory(server.state_dir).glob("gateway-*.metrics"))
@@ -188,6 +188,22 @@ def test_what_no_gateway_can_start_with_is_said_once(models: Path, tmp_path: Pat
     assert "--gateways must be between 1 and 64, got '65'" in _fails(models, tmp_path, "--gateways=65")
 
 
+def test_bound_functions_may_have_several_gateways(tmp_path: Path) -> None:
+    def times(tensors: dict[str, np.ndarray]) -> np.ndarray:
+        return 2 * tensors["INPUT0"]
+
+    specs = {name: [charonia.TensorSpec(name, np.float32, [WIDTH])] for name in ("INPUT0", "OUTPUT0")}
+    double = charonia.bind(
+        times, name="double", max_batch_size=8, style="dict", inputs=specs["INPUT0"], outputs=specs["OUTPUT0"]
+    )
+    ports: Any = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    with charonia.Server(double, gateways=2, state_dir=tmp_path / "state", **ports) as server:
+        server.state_dir = tmp_path / "state"  # type: ignore[attr-defined]
+        sent = ask_over_many_connections(server)
+        until("every answer is counted", lambda: sum(by_gateway(server)) == sent)
+        assert min(by_gateway(server)) > 0
+
+
 def _fails(models: Path, directory: Path, *flags: str) -> str:
     """What is said on stderr by a server that cannot start."""
     words = [CHARONIA, "serve", f"--model-repository={models}", f"--state-dir={directory / 'state'}"]
@@ -265,8 +281,8 @@ def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
         until("it serves", lambda: server.log().count("gateway is up, ") == 3)
         disturbed = [errors for errors in load.errors if errors]
         assert len(disturbed) <= shares[victim], disturbed
-        # a client with several connections to make may meet the end twice, as gRPC's does
-        assert all(len(errors) <= 3 for errors in disturbed), [(len(e), e[-1]) for e in disturbed]
+        if front == "native":  # a listener of grpcio may take new connections with it, and gRPC clients then hesitate
+            assert all(len(errors) == 1 for errors in disturbed), [(len(e), e[-1]) for e in disturbed]
 
         def reaches_both() -> bool:
             with ExitStack() as stack:
