@@ -282,7 +282,8 @@ def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
         disturbed = [errors for errors in load.errors if errors]
         assert len(disturbed) <= shares[victim], disturbed
         if front == "native":  # a listener of grpcio may take new connections with it, and gRPC clients then hesitate
-            assert all(len(errors) == 1 for errors in disturbed), [(len(e), e[-1]) for e in disturbed]
+            # one error, or a few until gRPC has noticed; a client whose new connection is reset has hundreds
+            assert all(len(errors) < 10 for errors in disturbed), [(len(e), e[-1]) for e in disturbed]
 
         def reaches_both() -> bool:
             with ExitStack() as stack:
