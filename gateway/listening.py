@@ -30,7 +30,7 @@ def listen(address: str, port: int, *, service: str, reuse_port: bool = False) -
 
 
 def _released_first(listener: socket.socket) -> socket.socket:
-    """The listening socket under a high descriptor.
+    """The listening socket, under a high descriptor where one is free.
 
     Linux releases the files of a process that was killed from the highest descriptor to the lowest. A client whose
     connection goes at once makes another: when the listener is still there then, it may take that one, too, and reset
@@ -38,7 +38,10 @@ def _released_first(listener: socket.socket) -> socket.socket:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _HIGHEST_DESCRIPTOR if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST_DESCRIPTOR)
-    descriptor = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, max(0, most - _ROOM_FOR_LISTENERS))
+    try:
+        descriptor = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, max(0, most - _ROOM_FOR_LISTENERS))
+    except OSError:  # none is free up there: it serves as well under the one it has
+        return listener
     listener.close()
     return socket.socket(fileno=descriptor)
 

@@ -32,11 +32,17 @@ def test_a_shared_listener_is_above_its_connections() -> None:
         listener.close()
 
 
-def test_few_descriptors_are_enough() -> None:
+@pytest.mark.parametrize("free", [1, 2, 8])
+def test_few_descriptors_are_enough(free: int) -> None:
+    """With one alone there is none for the copy: the listener stays as it is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as lowest:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 8, hard))
-        try:
-            listen("127.0.0.1", 0, service="HTTP", reuse_port=True).close()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    held = [socket.socket() for _ in range(16)]  # above the gaps that others have left
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(each.fileno() for each in held) + 1, hard))
+        for each in held[-free:]:
+            each.close()
+        listen("127.0.0.1", 0, service="HTTP", reuse_port=True).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in held:
+            each.close()
