@@ -80,6 +80,13 @@ OPTIONS: tuple[Option, ...] = (
         "where serve keeps its log, sockets and process list, and an executor unpacked python environments",
     ),
     Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
+    Option(
+        "gateways",
+        "int",
+        1,
+        _S,
+        "gateway processes on the same HTTP and gRPC ports, a core each: 1 for up to 4 cores, 3 for 8, 6 for 16",
+    ),
     Option("executors", "int", 1, _S, "executor processes to start"),
     Option("batcher", "str", "auto", _S, "auto, separate or colocated (inside the one executor process)"),
     Option("config", "str", "", _ALL, "TOML file of option values"),
@@ -280,6 +287,7 @@ ALIASES = {"model-store": "model-repository"}
 
 ANY = (-(2**63), 2**63 - 1)
 RANGES = {
+    "gateways": (1, 64),
     "executors": (1, 1024),
     "exit-timeout-secs": (0, ANY[1]),
     "metrics-interval-ms": (0, ANY[1]),

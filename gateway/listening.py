@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import resource
 import socket
 
 from charonia.errors import StartupError
 
 BACKLOG = 2048
+
+_HIGHEST_DESCRIPTOR = 65_536
+_ROOM_FOR_LISTENERS = 64
 
 
 def listen(address: str, port: int, *, service: str, reuse_port: bool = False) -> socket.socket:
@@ -15,11 +20,30 @@ def listen(address: str, port: int, *, service: str, reuse_port: bool = False) -
     listener = bound(address, port, service=service, reuse_port=reuse_port)
     try:
         listener.listen(BACKLOG)
+        if reuse_port:
+            listener = _released_first(listener)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise _unusable(address, port, service, error) from None
     return listener
+
+
+def _released_first(listener: socket.socket) -> socket.socket:
+    """The listening socket, under a high descriptor where one is free.
+
+    Linux releases the files of a process that was killed from the highest descriptor to the lowest. A client whose
+    connection goes at once makes another: when the listener is still there then, it may take that one, too, and reset
+    it, though other processes listen on the port (a fifth of all such clients, without this).
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _HIGHEST_DESCRIPTOR if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST_DESCRIPTOR)
+    try:
+        descriptor = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, max(0, most - _ROOM_FOR_LISTENERS))
+    except OSError:  # none is free up there: it serves as well under the one it has
+        return listener
+    listener.close()
+    return socket.socket(fileno=descriptor)
 
 
 def bound(address: str, port: int, *, service: str, reuse_port: bool = False) -> socket.socket:

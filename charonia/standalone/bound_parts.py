@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from charonia import options
-from charonia.options import EXECUTOR, GATEWAY, Values
+from charonia.options import EXECUTOR, Values
 
 from .binding import Binding
 from .supervisor import Supervisor, reachable
@@ -94,7 +94,7 @@ class BoundPart:
 
 
 class BoundStack(Supervisor):
-    """The supervisor of a private log and a gateway, whose executor is in this process. Nobody sends it signals."""
+    """The supervisor of a private log and its gateways, whose executor is in this process. Nobody sends it signals."""
 
     def __init__(self, values: Values, part: BoundPart, ready: Callable[[Mapping[str, str]], None]) -> None:
         super().__init__(values)
@@ -115,7 +115,7 @@ class BoundStack(Supervisor):
 
     def _start_children(self) -> None:
         values = self._part_values()
-        self._add(GATEWAY, GATEWAY, values)
+        self._add_gateways(values)
         self._start_all(values)
 
     async def _start_here(self) -> None:

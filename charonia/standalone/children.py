@@ -40,7 +40,10 @@ def backoff_s(failures: int) -> float:
 
 
 class Child:
-    """One part as a process. `on_report` gets every JSON line it reports, `on_exit` its exit status once."""
+    """One part as a process. `on_report` gets every JSON line it reports, `on_exit` its exit status once.
+
+    `ready` is a part that has started, `serving` a gateway whose readiness has been true.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,9 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._report = b""
         self._reader = -1
+        self.metrics_socket = Path()
         self.exited = asyncio.Event()
-        self.ready = self.was_ready = False
+        self.ready = self.was_ready = self.serving = False
         self.status: int | None = None
         self.failures = 0
         self.reason = ""
@@ -97,7 +101,7 @@ class Child:
             os.close(writer)
         os.set_blocking(reader, False)
         self._report, self._reader = b"", reader
-        self.ready = False
+        self.ready = self.serving = False
         self.exited.clear()
         self.started_at_s = self._loop.time()
         self._loop.add_reader(reader, self._read, reader)
@@ -126,7 +130,7 @@ class Child:
     def _ended(self, status: int) -> None:
         if self._reader >= 0:  # its last words, which tell why, may not have been read yet
             self._read(self._reader)
-        self.ready = False
+        self.ready = self.serving = False
         self.status = status
         self.exited.set()
         self._on_exit(self, status)

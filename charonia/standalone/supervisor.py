@@ -1,4 +1,4 @@
-"""`charonia serve`: private log, gateway, executors, their batcher, webhooks: started and stopped together.
+"""`charonia serve`: private log, gateways, executors, their batcher, webhooks: started and stopped together.
 
 The supervisor imports no service and no library beyond the standard one, so that it starts at once and stays small. A
 part that dies is started again, with back-off; one that cannot start at all ends the server with its own sentence.
@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from charonia.options import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, rende
 from charonia.telemetry import MetricsEndpoint
 
 from .children import STABLE_S, Child, backoff_s, descendants
+from .gateways import share_ports, values_of_each
 from .metrics import MetricsUnion
 from .metrics_options import metrics_settings
 from .private_log import PrivateLog
@@ -56,10 +58,11 @@ class Supervisor:
         self._stop_wanted = asyncio.Event()
         self._hurry = asyncio.Event()
         self._started = asyncio.Event()
-        self._ready = False
+        self._held_ports: list[socket.socket] = []
         self._failed = ""
         self._endpoints: dict[str, str] = {}
         self._metrics: MetricsEndpoint | None = None
+        self._metrics_union: MetricsUnion | None = None
         self._census: list[dict[str, Any]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -139,12 +142,18 @@ class Supervisor:
         if batcher == "colocated" and executors > 1:
             raise StartupError("--batcher colocated needs --executors 1: several executors share one batcher process")
         colocated = batcher != "separate" and executors == 1
-        self._add(GATEWAY, GATEWAY, values)
+        self._add_gateways(values)
         if not colocated:
             self._add(BATCHER, BATCHER, values)
         for _ in range(executors):
             self._add(EXECUTOR, "executor+batcher" if colocated else EXECUTOR, {**values, "with_batcher": colocated})
         self._start_all(values)
+
+    def _add_gateways(self, values: Values) -> None:
+        """Add `--gateways` gateways; several share the ports that this process holds."""
+        shared, self._held_ports = share_ports(values)
+        for each in values_of_each(shared):
+            self._add(GATEWAY, GATEWAY, each)
 
     async def _start_here(self) -> None:
         """For who hosts a part in this process: it executes."""
@@ -180,12 +189,14 @@ class Supervisor:
     def _add(self, role: str, name: str, values: Values) -> None:
         socket_path = str(self._runtime_dir / f"{role}-{len(self._children)}.metrics")
         argv = [role, *render(role, {**values, "metrics_socket": socket_path if values["allow_metrics"] else ""})]
-        self._children.append(Child(name, argv, self._on_report, self._on_exit))
+        child = Child(name, argv, self._on_report, self._on_exit)
+        child.metrics_socket = Path(socket_path)
+        self._children.append(child)
 
     async def _start_metrics(self) -> None:
         if not self._values["allow_metrics"]:
             return
-        union = MetricsUnion(self._runtime_dir, HostMetrics(metrics_settings(self._values)))
+        union = self._metrics_union = MetricsUnion(self._runtime_dir, HostMetrics(metrics_settings(self._values)))
         address = self._values["metrics_address"] or self._values["http_address"]
         self._metrics = MetricsEndpoint(union.render, address=address, port=self._values["metrics_port"])
         await self._metrics.start()
@@ -197,16 +208,24 @@ class Supervisor:
             child.ready = child.was_ready = True
             if child.role == GATEWAY:
                 self._endpoints.update(report["endpoints"])
-                self._write_endpoints()
+                if all(gateway.was_ready for gateway in self._gateways()):
+                    self._write_endpoints()
                 # a free port was asked for once: a gateway that is started again must be found where it was
                 ports = {name: where.rpartition(":")[2] for name, where in report["endpoints"].items()}
                 child.pin(*(f"--{name}-port={port}" for name, port in ports.items()))
         if report.get("serving"):
-            self._ready = True
+            child.serving = True
         # what an executor of before left in the log may look ready: the start is over when these parts say so
         parts = [c for c in self._children if c.role != WEBHOOKS]
-        if all(c.ready for c in parts) and (self._ready or not self._values["exit_on_error"]):
+        if all(c.ready for c in parts) and (self._ready() or not self._values["exit_on_error"]):
             self._started.set()
+
+    def _gateways(self) -> list[Child]:
+        return [child for child in self._children if child.role == GATEWAY]
+
+    def _ready(self) -> bool:
+        """Whether every gateway has said that it serves: a client may reach any of them."""
+        return all(gateway.serving for gateway in self._gateways())
 
     def _write_endpoints(self) -> None:
         where = {name: reachable(address) for name, address in self._endpoints.items()}
@@ -218,7 +237,7 @@ class Supervisor:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
             print(f"webhooks are signed with {self._state.webhook_secret}", flush=True)  # noqa: T201
-        state = "ready" if self._ready else "up, not every model is ready"
+        state = "ready" if self._ready() else "up, not every model is ready"
         print(f"{state}: Ctrl-C stops the server", flush=True)  # noqa: T201
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -234,6 +253,8 @@ class Supervisor:
 
     def _on_exit(self, child: Child, status: int) -> None:
         self._take_census_once()
+        if self._metrics_union is not None:
+            self._metrics_union.ended(child.metrics_socket)
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
         loop = asyncio.get_running_loop()
@@ -300,7 +321,7 @@ class Supervisor:
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     async def _stop(self) -> bool:
-        """Gateway first (it finishes what is open), then those who execute, then the log. True: all drained in time."""
+        """Gateways first, which finish what is open, then executors, then the log. True: all drained in time."""
         self._stopping = True
         if self._private_log is not None:
             self._private_log.leave()
@@ -338,6 +359,8 @@ class Supervisor:
                 await child.exited.wait()
         if self._private_log is not None:
             await self._private_log.stop()
+        for held in self._held_ports:
+            held.close()
         self._state.clear()
 
     def _spawn(self, coroutine: Any) -> None:

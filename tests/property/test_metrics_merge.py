@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from charonia.exposition import merge
+from charonia.exposition import counters, merge
 
 FAMILIES = ["nv_a", "nv_b", "charonia_c"]
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
@@ -64,3 +64,33 @@ def test_a_bad_line_costs_only_itself() -> None:
 
 def test_infinities_are_written_as_prometheus_reads_them() -> None:
     assert merge(["a +Inf\nb -Inf\nc NaN\nd 0.5\n"]) == b"a +Inf\nb -Inf\nc NaN\nd 0.5\n"
+
+
+def test_what_only_grows() -> None:
+    page = """# TYPE c_total counter
+c_total{model="a b"} 2
+# TYPE g gauge
+g 5
+# TYPE h histogram
+h_count 3
+h_bucket{le="1"} 3
+# TYPE s summary
+s_count{model="m"} 4
+s_sum{model="m"} 40
+s{model="m",quantile="0.5"} 9
+s_within{model="m",range="3"} 4
+unknown 7
+"""
+    assert counters(page) == {
+        'c_total{model="a b"}': 2,
+        "h_count": 3,
+        'h_bucket{le="1"}': 3,
+        's_count{model="m"}': 4,
+        's_sum{model="m"}': 40,
+    }
+
+
+def test_earlier_counts_are_added_to_what_is_still_there() -> None:
+    head = "# TYPE c counter\n"
+    joint = merge([head + 'c{m="a"} 1\n', head + 'c{m="a"} 2\n'], earlier={'c{m="a"}': 10, 'c{m="gone"}': 5})
+    assert joint == b'# TYPE c counter\nc{m="a"} 13\n'
