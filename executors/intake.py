@@ -101,6 +101,8 @@ class Intake:
         """Take batches from now on. A local stream's entries are gone once they are handed over."""
         self._reader.start(self._on_entries)
         self._reader.add(self.stream, consume=self._local)
+        if self._local:  # where processes other than the batcher in this one reach it
+            self._reader.add(keys.batches(self._executor), consume=True)
         if isinstance(self._log, ColocatedLog):
             self._log.take_over(self.stream, self._take)
 

@@ -295,7 +295,7 @@ class ExecutorService:
             self._joined = False
             await self._membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
-                await self._log.delete_stream(self._intake.stream)
+                await self._log.delete_stream(keys.batches(self._me))
         self._directory.close()
         await asyncio.to_thread(self._repository.close)
 

@@ -44,6 +44,7 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs import Jobs
+from .lane.counted import CountedWaves
 from .lane.lane import Lane
 from .metadata import metadata_of, parse_version
 from .metrics import GatewayMetrics, RequestCounts
@@ -113,6 +114,8 @@ class GatewayService:
         self.lane = Lane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation)
         )
+        self._counted = CountedWaves(log, settings.incarnation)
+        self._dataplane.pending.on_facts = self._counted.on_facts
         self._dataplane.pending.on_wave = self.lane.waves.on_reply
         self._dataplane.pending.on_response_of_wave = self.lane.waves.on_response
 
@@ -382,6 +385,7 @@ class GatewayService:
         else:
             versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
         await self._refused.flush()
+        await self._counted.written({executor for v in versions if v.takes_waves for executor in v.slots})
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )

@@ -161,8 +161,9 @@ class Lane:
     async def close(self) -> None:
         self.begin_drain()
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            watch, self._watch = self._watch, None
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
             self._catalog.listeners.remove(self._changed)
             self._catalog.process_listeners.remove(self._on_process)
         for task in self._reserving.values():

@@ -50,6 +50,7 @@ class Echo:
     """Only what an inference needs; answers every input under its own name."""
 
     identifies = False
+    lane = None
     tracer = None
 
     def served_model(self, name: str, version: str) -> ServedModel:

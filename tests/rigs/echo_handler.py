@@ -224,6 +224,10 @@ class EchoHandler(EchoJobs):
         return await self.trace_settings(model)
 
     @property
+    def lane(self) -> None:
+        return None
+
+    @property
     def identifies(self) -> bool:
         return bool(self.tenants)
 

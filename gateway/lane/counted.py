@@ -1,0 +1,55 @@
+"""Statistics that include every answer a caller has: executors are asked to write what they have counted of waves.
+
+They write it once a second by themselves; a caller who asks for statistics does not wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+
+from charonia import keys
+from charonia.errors import CharoniaError
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import Entry, EventLog
+from charonia.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
+
+_PATIENCE_S = 0.5
+"""An executor that is lost or stalled writes nothing; what it counted is then what it wrote last."""
+
+
+class CountedWaves:
+    """Asks executors for a gateway; `on_facts` takes what comes in its reply stream."""
+
+    def __init__(self, log: EventLog, endpoint: str) -> None:
+        self._log = log
+        self._endpoint = endpoint
+        self._waiting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}
+
+    async def written(self, executors: Iterable[str]) -> None:
+        """Returns when these executors have written what they counted so far, or do not answer."""
+        waiting = set(executors)
+        if not waiting:
+            return
+        token = secrets.token_hex(8)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = (waiting, done)
+        fact = [FIELD_FACT, pack_fact(StatisticsWanted(self._endpoint, token))]
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await asyncio.gather(*(self._log.append(keys.batches(executor), fact) for executor in set(waiting)))
+                await done
+        except (TimeoutError, CharoniaError):
+            pass
+        finally:
+            del self._waiting[token]
+
+    def on_facts(self, entry: Entry) -> None:
+        """Facts in the reply stream."""
+        for fact in facts_of(entry):
+            if isinstance(fact, StatisticsWritten) and fact.token in self._waiting:
+                waiting, done = self._waiting[fact.token]
+                waiting.discard(fact.executor)
+                if not waiting and not done.done():
+                    done.set_result(None)
