@@ -257,7 +257,8 @@ class OwnedModel:
                 queued.remove(request)
                 self.spawn(self._burst(BurstWave(request)))
         now = monotonic_ns()
-        decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
+        cancels = self._early_cancels.of(queued)
+        decisions = self.scheduler.observe_all([*queued, *cancels] if cancels else queued, now)
         if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)

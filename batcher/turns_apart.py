@@ -26,6 +26,8 @@ class TurnsApart:
 
     def give(self, batch_id: str) -> None:
         """A batch ended, or is not to be sent any more; batches without a turn change nothing."""
+        if not self._holders and not self._waiting:
+            return
         for executor, waiting in list(self._waiting.items()):
             for entry in [entry for entry in waiting if entry[0] == batch_id]:
                 waiting.remove(entry)

@@ -83,6 +83,8 @@ class Planner:
         self._all_outputs = tuple(interface.outputs)
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
+        self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
+        """Requests cannot be joined or cut apart as columns: each one's shapes count."""
 
     def plan(self, record: RequestRecord | Wave) -> RequestPlan:
         """The plan of a request, or of each request of a wave.

@@ -101,6 +101,8 @@ class ExecutorMetrics(Collector):
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
+        self.before_collecting: Callable[[], None] = lambda: None
+        """Brings what is counted elsewhere up to date (`executors.waves.settling`)."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -234,6 +236,7 @@ class ExecutorMetrics(Collector):
         return tagged(self._collect(), lambda model, version: self._tags.get((model, version), {}))
 
     def _collect(self) -> Iterator[Metric]:
+        self.before_collecting()
         for totals in self._totals.values():
             totals.add_up()
         for name, what, increment, divisor in _TRITON_COUNTERS:

@@ -27,6 +27,11 @@ class Arrivals:
         self._decide = decide
         self._next_order = 0
 
+    def number(self, request: QueuedRequest) -> None:
+        """Note its place in the order of arrival."""
+        request.order = self._next_order
+        self._next_order += 1
+
     def enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
         """Queue one request, or end it where it may not be queued."""
         ledger = self._state.ledger
@@ -48,8 +53,7 @@ class Arrivals:
             if ledger.levels.get(level, 0) >= limit:
                 ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
                 return
-        request.order = self._next_order
-        self._next_order += 1
+        self.number(request)
         # The other reasons do not exist for a new request, and one row always fits.
         if request.deadline_ns or request.rows > 1:
             ledger.has_deadlines |= request.deadline_ns > 0

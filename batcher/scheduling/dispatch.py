@@ -51,6 +51,30 @@ class Dispatching:
             if version.is_idle():
                 del self._state.versions[number]
 
+    def give_at_once(self, wave: QueuedRequest, now_ns: int) -> DispatchBatch | None:
+        """Give a wave that has just arrived to a free instance, where nothing waits and nothing can join it.
+
+        None where more has to be looked at: then it is queued like any request. It skips the queue and nothing else.
+        """
+        state = self._state
+        rules, version = state.ledger.batching, state.versions.get(wave.version)
+        if rules is None or version is None or version.adaptive is not None or not version.is_quiet():
+            return None
+        if state.changed or state.paused or state.kept or state.fresh_waits or self.waits_for:
+            return None
+        level, policy = state.ledger.queueing.place(wave.level)
+        if not state.ledger.takes(wave, now_ns, policy.max_queue_size) or wave.deadline_ns:
+            return None
+        if rules.delay_ns and wave.rows < rules.largest_preferred:
+            return None
+        seat = version.instances.best()
+        if seat is None or seat.free_slots <= 0 or wave.id in state.ledger.known:
+            return None
+        wave.queue_level = level
+        state.ledger.has_waves = True
+        state.ledger.known[wave.id] = wave
+        return self._give(version, seat, [wave], rules, now_ns)
+
     def _waits(self) -> bool:
         if self._state.ledger.queued >= self.waits_for:
             self.waits_for = 0

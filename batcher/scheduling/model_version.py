@@ -54,6 +54,10 @@ class ModelVersion:
         self.pause: Formation | None = None
         """The queue was looked at and nothing is to be done before one of these conditions holds."""
 
+    def is_quiet(self) -> bool:
+        """Whether a free instance changes nothing: nothing waits, and the version is still served."""
+        return bool(self.instances) and not (self.queue.size or self.isolation.size or self.releases)
+
     def is_idle(self) -> bool:
         return not (self.queue.size or self.isolation.size or self.instances or self.releases)
 

@@ -99,8 +99,14 @@ class ModelScheduler:
         due = state.ledger.due
         if due.nearest_ns <= now_ns:
             self._endings.expire(now_ns, decisions)
-        if type(events) is list and len(events) > 1:  # most of what arrives together is alike
-            events = events[self._arrivals.enqueue_alike(events) :]
+        if type(events) is list:
+            if len(events) > 1:  # most of what arrives together is alike
+                events = events[self._arrivals.enqueue_alike(events) :]
+            elif events and type(events[0]) is RequestQueued and events[0].wave:
+                given = self._dispatching.give_at_once(events[0], now_ns)
+                if given is not None:
+                    self._arrivals.number(events[0])
+                    return [given]
         for event in events:
             if type(event) is RequestQueued:
                 self._arrivals.enqueue(event, now_ns, decisions)
@@ -260,7 +266,8 @@ class ModelScheduler:
         if batch.via_owner:
             version.releases.finish(batch.first)
             state.held.add(event.batch_id)
-        state.touch(batch.version)
+        if not version.is_quiet():
+            state.touch(batch.version)
 
     def _free(self, event: SlotFreed) -> None:
         batch = self._state.batches.get(event.batch_id)

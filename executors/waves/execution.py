@@ -65,7 +65,7 @@ class WaveBatch:
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`, then unanswered waves are left to the caller."""
         for run in self._runs():
-            if self._needs_requests:
+            if self._planner.needs_requests:
                 batch = self._requests_of(run)
                 try:
                     self._take(run, batch, batch.run_on(instance, workspace))
@@ -99,13 +99,6 @@ class WaveBatch:
 
     def cancel(self, _ids: Collection[bytes], _instance: RequestInstance) -> None:
         """A wave that runs goes on: models whose executions are worth stopping get no waves."""
-
-    @property
-    def _needs_requests(self) -> bool:
-        interface = self._interface
-        return bool(interface.batch_inputs or interface.scattered_outputs) or any(
-            spec.allow_ragged_batch for spec in interface.inputs.values()
-        )
 
     def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
         """The parts of the batch that one execution can take: all of it, unless the model was loaded anew meanwhile."""

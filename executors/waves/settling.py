@@ -17,20 +17,21 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import EventLog, Reply
 from charonia.wire import FIELD_WAVE, Wave, record_fields
-from executors.accounting import Execution
 from executors.announcing import insist
 from executors.job import Job
 from executors.loading import Incarnation
 from executors.metrics import ExecutorMetrics
 from executors.settlement import batch_died, batch_finished, batch_finished_here
 
+from .counting import WaveCounts, merge
 from .execution import ExecutedWaves
 from .replies import ReplySockets
 
 _log = logging.getLogger(__name__)
 
-_GATHER_S = 0.004
-_MOST_GATHERED = 16
+_GATHER_S = 0.01
+"""Waves answered within so long are settled together: one by one it costs the log server as much as accepting
+them. What was answered and not settled runs again should this process die, and those answers find no caller."""
 _FOLD_S = 1.0
 _RETRY_S = 0.2
 
@@ -54,9 +55,11 @@ class WaveSettler:
         self._gathered: dict[bytes, list[bytes]] = {}
         self._told: set[str] = set()
         """The endpoints that those gathered were answered through their sockets."""
-        self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._counted: dict[bytes, dict[str, int]] = {}
+        self._counts: dict[Incarnation, WaveCounts] = {}
+        self._unwritten: dict[bytes, dict[str, int]] = {}
+        """Increments by statistics key that the log does not have."""
+        metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._folding: asyncio.Task[None] | None = None
         self.unsettled = 0
@@ -111,7 +114,6 @@ class WaveSettler:
 
     def _gather(self, stream: bytes, entry_id: bytes) -> None:
         self._gathered.setdefault(stream, []).append(entry_id)
-        self._count += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
@@ -123,7 +125,6 @@ class WaveSettler:
             return
         gathered, self._gathered = self._gathered, {}
         self._told.clear()
-        self._count = 0
         for stream, entry_ids in gathered.items():
             self._end(stream, entry_ids, ())
 
@@ -165,23 +166,29 @@ class WaveSettler:
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def _account(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
-        counted = wave_increments(job.waves, executed)
-        self._metrics.executed(incarnation.model, incarnation.version, executed)
-        if not counted:
-            return
-        self._metrics.settled(incarnation.model, incarnation.version, counted)
-        if self._metrics.measures:
+        metrics, model, version = self._metrics, incarnation.model, incarnation.version
+        metrics.executed(model, version, executed)
+        counts = self._counts.get(incarnation)
+        if counts is None:
+            counts = self._counts[incarnation] = WaveCounts()
+        for execution in executed.executions:
+            counts.executed(execution, job.waves, executed.failed)
+        if executed.failures:
+            counts.failed(executed.failures, job.waves)
+        if metrics.measures:
             self._measure(job, executed, incarnation)
-        key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
-        totals = self._counted.get(key)
-        if totals is None:
-            self._counted[key] = dict(counted)  # the metrics keep the other
-        else:
-            for name, amount in counted.items():
-                known = totals.get(name, 0)
-                totals[name] = max(known, amount) if name.startswith("last_") else known + amount
         if self._fold_timer is None:
             self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
+
+    def count(self) -> None:
+        """Tell this process's metrics what was counted so far, and keep it for the log."""
+        for incarnation, counts in self._counts.items():
+            if not counts:
+                continue
+            increments = counts.take()
+            self._metrics.settled(incarnation.model, incarnation.version, increments)
+            key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+            merge(self._unwritten.setdefault(key, {}), increments)
 
     def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
         for execution in executed.executions:
@@ -205,66 +212,14 @@ class WaveSettler:
         await self._write_statistics()
 
     async def _write_statistics(self) -> None:
-        counted, self._counted = self._counted, {}
-        for key, increments in counted.items():
+        self.count()
+        unwritten, self._unwritten = self._unwritten, {}
+        for key, increments in unwritten.items():
             try:
                 await self._log.add_statistics(key, increments)
             except CharoniaError as error:
                 _log.warning("statistics cannot be written, trying again: %s", error)
-                kept = self._counted.setdefault(key, {})
-                for name, amount in increments.items():
-                    known = kept.get(name, 0)
-                    kept[name] = max(known, amount) if name.startswith("last_") else known + amount
-                if self._fold_timer is None:
-                    self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
-
-
-def wave_increments(waves: Sequence[Wave], executed: ExecutedWaves) -> dict[str, int]:
-    """What executed waves add to their model's statistics, as `accounting.increments` has it for requests."""
-    totals: dict[str, int] = {}
-    for execution in executed.executions:
-        _add_execution(totals, waves, execution, executed)
-    if executed.failures:
-        for failure in executed.failures:
-            waited_ns = max(0, failure.end_ns - waves[failure.index].accepted_ns)
-            for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
-                totals[name] = totals.get(name, 0) + amount
-    return totals
-
-
-def _add_execution(
-    totals: dict[str, int], waves: Sequence[Wave], execution: Execution, executed: ExecutedWaves
-) -> None:
-    count = queued_ns = whole_ns = rows = 0
-    for index in execution.indices:
-        wave = waves[index]
-        succeeded = wave.count - executed.failed.get(index, 0) if executed.failed else wave.count
-        count += succeeded
-        rows += succeeded * wave.rows
-        queued_ns += succeeded * max(0, execution.start_ns - wave.accepted_ns)
-        whole_ns += succeeded * max(0, execution.end_ns - wave.accepted_ns)
-    size = f"b{execution.rows}"
-    added = {
-        "success_count": count,
-        "success_ns": whole_ns,
-        "queue_count": count,
-        "queue_ns": queued_ns,
-        "compute_input_count": count,
-        "compute_input_ns": count * execution.input_ns,
-        "compute_infer_count": count,
-        "compute_infer_ns": count * execution.infer_ns,
-        "compute_output_count": count,
-        "compute_output_ns": count * execution.output_ns,
-        "inference_count": rows,
-        "execution_count": 1,
-        size + "_count": 1,
-        size + "_input_ns": execution.input_ns,
-        size + "_infer_ns": execution.infer_ns,
-        size + "_output_ns": execution.output_ns,
-    }
-    if totals:
-        for name, amount in added.items():
-            totals[name] = totals.get(name, 0) + amount
-    else:
-        totals.update(added)
-    totals["last_inference_ms"] = max(totals.get("last_inference_ms", 0), execution.start_ns // 1_000_000)
+                merge(self._unwritten.setdefault(key, {}), increments)
+        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
+        if self._unwritten and self._fold_timer is None:
+            self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
