@@ -1,8 +1,8 @@
 """Where requests of one kind gather and leave as waves.
 
 A lone request leaves at once. Of several callers the requests gather while a wave is under way. When it is answered,
-those callers ask again at once or not at all: as long as they lately did, the next wave waits for them, for a
-millisecond at most. Each wave saved spares every process behind it a wake-up (docs/adr/0015).
+those callers ask again at once or not at all: as long as they lately did, the next wave waits for them, for two
+milliseconds at most. Each wave saved spares every process behind it a wake-up (docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLOSED_NS = 30_000_000_000
 _LONE = 1.5
 _WEIGHT = 8
 _MOST_UNDER_WAY = 8
-_HOLD_S = 0.001
+_HOLD_S = 0.002
 _EXPECTED = 0.9
 """The part of the callers answered last that is waited for."""
 _HOLDS = 0.5
@@ -64,7 +64,6 @@ class Door:
         "_timeout_us",
         "_under_way",
         "_usual",
-        "_waiting",
         "_waves",
         "closed_until_ns",
         "counts",
@@ -73,6 +72,7 @@ class Door:
         "served",
         "touched",
         "used_ns",
+        "waiting",
     )
 
     def __init__(
@@ -97,7 +97,7 @@ class Door:
         self._level = level
         self._stream = stream
         self._timeout_us = timeout_us
-        self._waiting: list[Call] = []
+        self.waiting: list[Call] = []
         self._under_way = 0
         self._scheduled = False
         self._seen = 0
@@ -132,14 +132,14 @@ class Door:
 
     def add(self, call: Call) -> None:
         """Take a recognised request; `Waves.ready` follows when the front has read what there is."""
-        self._waiting.append(call)
+        self.waiting.append(call)
         if not self.touched:
             self.touched = True
             self._waves.touched.append(self)
 
     def ready(self) -> None:
         """The front has read what there was: send a wave now, soon, or when one of those under way is answered."""
-        count = len(self._waiting)
+        count = len(self.waiting)
         if count >= self._most:
             self._flush()
         elif self._hold_timer is not None:
@@ -159,7 +159,7 @@ class Door:
     def _hold(self, answered: int) -> None:
         """Callers were answered who may ask again: let the next wave wait for them, if that is worth it."""
         self._number += 1
-        self._expected = min(self._most, int(_EXPECTED * (answered + len(self._waiting))))
+        self._expected = min(self._most, int(_EXPECTED * (answered + len(self.waiting))))
         self._hold_timer = self._loop.call_later(_HOLD_S, self._end_hold, 0.0)
 
     def _end_hold(self, came: float) -> None:
@@ -167,7 +167,7 @@ class Door:
         self._hold_timer.cancel()
         self._hold_timer = None
         self._holds += (came - self._holds) / _WEIGHT
-        if self._waiting:
+        if self.waiting:
             self._flush()
 
     def _schedule(self) -> None:
@@ -176,7 +176,7 @@ class Door:
 
     def _quiet(self) -> None:
         """Send what waits, unless the last tick brought more requests: then the next one may, too."""
-        count = len(self._waiting)
+        count = len(self.waiting)
         if self._seen < count < self._most:
             self._seen = count
             self._loop.call_soon(self._quiet)
@@ -186,7 +186,7 @@ class Door:
 
     def _flush(self) -> None:
         self._seen = 0
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and (self._has_turn or (len(waiting) >= self._most and self._under_way < _MOST_UNDER_WAY)):
             if self._hold_timer is not None:
                 self._hold_timer.cancel()
@@ -236,8 +236,8 @@ class Door:
         """A caller has gone."""
         self.counts.failures["CANCELED"] += 1
         if call.wave is None:
-            if call in self._waiting:
-                self._waiting.remove(call)
+            if call in self.waiting:
+                self.waiting.remove(call)
         else:
             self._waves.abandoned(call)
 
@@ -275,12 +275,12 @@ class Door:
             return
         if count > 1 and self._infer_ns <= _PARALLEL_NS and (self._holds >= _HOLDS or not self._number % _PROBES):
             self._hold(count)
-        elif self._waiting:
+        elif self.waiting:
             self._number += 1
             self._schedule()
 
     def leave_all(self) -> None:
         """Send what waits the full way."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for call in waiting:
             call.signature.leave(call)

@@ -19,7 +19,7 @@ class Layout:
     `fixed` are (start, bytes) of what lies between and behind them.
     """
 
-    __slots__ = ("_cut", "fixed", "head", "id_bytes", "parts")
+    __slots__ = ("fixed", "head", "id_bytes", "only", "parts")
 
     def __init__(
         self, head: bytes, parts: Sequence[tuple[int, int]], fixed: Sequence[tuple[int, bytes]], id_bytes: int
@@ -28,6 +28,8 @@ class Layout:
         self.parts = tuple(parts)
         self.fixed = tuple(fixed)
         self.id_bytes = id_bytes
+        self.only = 0 if fixed or id_bytes or len(parts) != 1 else parts[0][0]
+        """Where the one raw input begins that all behind `head` is; 0 where there is more to it."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):

@@ -60,6 +60,7 @@ class LaneCall(Call):
         self.gone = False
         self.wave = None
         self.data = ()
+        self.client_id = b""
 
     @property
     def ended(self) -> bool:
@@ -280,6 +281,7 @@ class GrpcLane:
         initial_window = out.initial_window
         used = 0
         begun = at
+        touched = self._waves.touched
         while size - at >= HEAD_BYTES:
             found = by_head.get(data[at : at + 5])
             if found is None:
@@ -308,6 +310,9 @@ class GrpcLane:
                 for signature in signatures:
                     layout = signature.layout
                     if data.startswith(layout.head, start):
+                        if layout.only:
+                            call.data = (data[start + layout.only : end],)
+                            break
                         parts = layout.cut(data, start)
                         if parts is not None:
                             call.data, call.client_id = parts
@@ -316,7 +321,11 @@ class GrpcLane:
                     used -= length - HEAD_BYTES
                     break
                 call.signature = signature
-                signature.door.add(call)
+                door = signature.door
+                door.waiting.append(call)
+                if not door.touched:
+                    door.touched = True
+                    touched.append(door)
             at = end
         if at != begun:
             connection.took(last_id, used)
