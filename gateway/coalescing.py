@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from charonia import failpoints
@@ -58,6 +58,8 @@ class AppendCounts:
 
     requests: int = 0
     entries: int = 0
+    lanes: set[tuple[str, int, int]] = field(default_factory=set)
+    """Model, level and lane of the queues that took any: those are open."""
 
 
 class Coalescer:
@@ -251,6 +253,7 @@ class Coalescer:
                 outgoing.accepted = True
             self._counts.entries += 1
             self._counts.requests += len(entry)
+            self._counts.lanes.add((self._model, self._level, terms.lane))
         except ResourceExhausted as error:
             if len(entry) == 1:
                 entry[0].failed(error)

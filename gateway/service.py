@@ -44,6 +44,7 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs import Jobs
+from .lane.awaited import Awaited
 from .lane.counted import CountedWaves
 from .lane.lane import Lane
 from .metadata import metadata_of, parse_version
@@ -269,9 +270,31 @@ class GatewayService:
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
             return self._coming(self._cache.answer(request, served, rules, tenant, send, counts))
+        if options is None and request.trace is None and rules is None:
+            way = self.lane.way(served, counts, admitted, level, request.timeout_us)
+            if way is not None:
+                return self._in_wave(way, request, admitted, level, served, flush_interval_s)
         if options is None or not is_job(options):
             return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
         return self._coming(self.jobs.infer(request, admitted, level, served, options))
+
+    async def _in_wave(
+        self,
+        way: Awaited,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        flush_interval_s: float,
+    ) -> ResponseRecord:
+        """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""
+        with self._dataplane.pending.coming():
+            data = tuple([tensor.data for tensor in request.inputs])
+            client_id = request.id.encode() if request.id else b""
+            record = await way.infer(data, client_id, request.deadline_ns)
+            if record is None:
+                record = await self._dataplane.infer(request, admitted, level, served, flush_interval_s)
+            return record
 
     async def _coming(self, answer: Awaitable[_Answer]) -> _Answer:
         """What is waited for while nothing of it may be pending here, as a job is that is on its way into the log."""

@@ -7,10 +7,12 @@ on an idle connection is compared with those that went the full way; anything el
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord, WaveReply
 from gateway.handler import ServedModel
 from gateway.lane.calls import Call
 from gateway.lane.door import Door
@@ -20,9 +22,6 @@ from gateway.lane.layout import Layout, is_plain
 from .errors import Headers, render_error
 from .heads import response_head
 from .response_codec import ReplyForm, ResponseEncoder
-
-if TYPE_CHECKING:
-    from charonia.wire import ResponseRecord, WaveReply
 
 _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16
@@ -58,6 +57,8 @@ class HttpSignature:
     """What requests of one layout have in common; see `gateway.lane.calls.Signature`."""
 
     __slots__ = ("_encoder", "_fixed", "_form", "_outputs", "_served", "_version", "door", "layout", "size")
+
+    counts_itself = True
 
     def __init__(
         self, door: Door, layout: Layout, size: int, encoder: ResponseEncoder, form: ReplyForm, served: ServedModel
@@ -125,6 +126,9 @@ class HttpSignature:
             response = InferenceResponse(name, record.version, record.outputs, client_id, record.parameters)
             headers, body = self._encoder.encode(response, self._form, self._served)
         call.connection.write_answer(response_head(headers, len(body), status) + body)
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
     def leave(self, call: Call) -> None:
         assert isinstance(call, HttpCall)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from charonia.errors import CharoniaError
+    from charonia.tensors import Buffer
     from charonia.wire import ResponseRecord, WaveReply
 
     from .door import Door
@@ -14,16 +16,18 @@ if TYPE_CHECKING:
 class Call:
     """A recognised request. `data` holds the raw bytes of its inputs, in the order of the signature.
 
+    `deadline_ns` is wall clock, 0 for none.
     `wave` is None until it has left its door, `index` its place there; `gone` once nobody waits for the answer.
     """
 
-    __slots__ = ("client_id", "data", "gone", "index", "signature", "wave")
+    __slots__ = ("client_id", "data", "deadline_ns", "gone", "index", "signature", "wave")
 
-    def __init__(self, signature: Signature, data: tuple[bytes, ...], client_id: bytes = b"") -> None:
+    def __init__(self, signature: Signature, data: tuple[Buffer, ...], client_id: bytes = b"") -> None:
         self.signature = signature
         self.data = data
         self.client_id = client_id
         self.gone = False
+        self.deadline_ns = 0
         self.index = 0
         self.wave: PendingWave | None = None
 
@@ -38,12 +42,17 @@ class Signature(Protocol):
     """What requests that look alike have in common, as one front sees it."""
 
     door: Door
+    counts_itself: bool
+    """Whether the lane counts these requests in the gateway's metrics: no one else does."""
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
         """Answer calls that are neighbours in a wave, the first at index `start`; those gone get none."""
 
     def respond(self, call: Call, record: ResponseRecord) -> None:
         """Answer one call by itself, with an error or with outputs unlike the others'."""
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        """End a call of which nothing is known but an error of this gateway's."""
 
     def leave(self, call: Call) -> None:
         """Send a call the full way: nothing of it is in the log."""

@@ -8,13 +8,15 @@ milliseconds at most. Each wave saved spares every process behind it a wake-up (
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.models.served import ServedVersion
+from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
 
-from .calls import Call
+from .calls import Call, Signature
 
 if TYPE_CHECKING:
     from charonia.calls.admission import Admitted
@@ -29,6 +31,8 @@ _CLOSED_NS = 30_000_000_000
 _LONE = 1.5
 _WEIGHT = 8
 _MOST_UNDER_WAY = 8
+_MOST_UNPROVEN = 1024
+_MOST_WAITING = 8192
 _HOLD_S = 0.002
 _EXPECTED = 0.9
 """The part of the callers answered last that is waited for."""
@@ -36,7 +40,7 @@ _HOLDS = 0.5
 """Waiting goes on while it was worth it so often."""
 _PROBES = 32
 """Else it is tried with each so manieth wave."""
-_MEASURED = 16
+_MEASURED = 4
 _PARALLEL_NS = 500_000
 """A model that takes so long for a wave had better use all its instances."""
 
@@ -50,9 +54,11 @@ class Door:
         "_hold_timer",
         "_holds",
         "_infer_ns",
+        "_is_proven",
         "_least_ns",
         "_level",
         "_loop",
+        "_may_gather",
         "_measured",
         "_meta",
         "_most",
@@ -64,7 +70,7 @@ class Door:
         "_timeout_us",
         "_under_way",
         "_usual",
-        "_waves",
+        "_varies",
         "closed_until_ns",
         "counts",
         "is_closed",
@@ -73,6 +79,7 @@ class Door:
         "touched",
         "used_ns",
         "waiting",
+        "waves",
     )
 
     def __init__(
@@ -87,7 +94,7 @@ class Door:
         stream: bytes,
         timeout_us: int,
     ) -> None:
-        self._waves = waves
+        self.waves = waves
         self._loop = asyncio.get_running_loop()
         self.key = key
         self.served = served
@@ -114,16 +121,19 @@ class Door:
         self.is_closed = False
         self.used_ns = 0
         self.touched = False
+        self._varies = bool(admitted.bytes_inputs)
+        """Requests differ in the bytes of their inputs."""
+        self._is_proven = False
+        """The model was seen to be quick; until then every request goes to the log at once."""
         most = 1
-        if served.interface.dynamic_batching is not None:
+        block = served.interface.dynamic_batching
+        if block is not None:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
+        # where a queue is bounded, or many instances could run, requests wait in the log and not here (S7)
+        bounded = block is not None and block.queue_policy(level).max_queue_size > 0
+        self._may_gather = block is not None and not bounded
         self._most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
         self._most_under_way = max(1, min(_MOST_UNDER_WAY, sum(served.slots.values())))
-
-    @property
-    def request_bytes(self) -> int:
-        """The tensor bytes of a request."""
-        return self._meta.size_bytes
 
     @property
     def most(self) -> int:
@@ -135,12 +145,24 @@ class Door:
         self.waiting.append(call)
         if not self.touched:
             self.touched = True
-            self._waves.touched.append(self)
+            self.waves.touched.append(self)
+
+    def come(self) -> None:
+        """A request was added by itself: others may come with this tick."""
+        if not self._scheduled and self._hold_timer is None and self._has_turn:
+            if self._usual < _LONE and not self._under_way:
+                self._flush()
+            else:
+                self._schedule()
+        elif len(self.waiting) >= self._most or (self._hold_timer is not None and len(self.waiting) >= self._expected):
+            self.ready()
 
     def ready(self) -> None:
         """The front has read what there was: send a wave now, soon, or when one of those under way is answered."""
         count = len(self.waiting)
-        if count >= self._most:
+        if count > _MOST_WAITING:
+            self.leave_all()  # there they are counted
+        elif count >= self._most:
             self._flush()
         elif self._hold_timer is not None:
             if count >= self._expected:
@@ -154,6 +176,8 @@ class Door:
     @property
     def _has_turn(self) -> bool:
         """Whether a wave that is not full may leave: another one would be behind it."""
+        if not (self._may_gather and self._is_proven):
+            return self._under_way < _MOST_UNPROVEN
         return self._under_way < (self._most_under_way if self._infer_ns > _PARALLEL_NS else 1)
 
     def _hold(self, answered: int) -> None:
@@ -198,14 +222,19 @@ class Door:
     def _send(self, calls: list[Call]) -> None:
         count = len(calls)
         self._usual += (count - self._usual) / _WEIGHT
-        waves = self._waves
-        wave = waves.begin(self, calls)
+        waves = self.waves
+        if self._varies:
+            size_bytes = sum([len(part) for call in calls for part in call.data])
+        else:
+            size_bytes = count * self._meta.size_bytes
+        wave = waves.begin(self, calls, size_bytes)
         if wave is None:
             for call in calls:
                 call.signature.leave(call)
             return
         meta = self._meta
         client_ids = [call.client_id for call in calls]
+        deadlines = [call.deadline_ns for call in calls]
         head = wave_head(
             wave.prefix,
             count,
@@ -217,13 +246,17 @@ class Door:
             accepted_ns=wall_ns(),
             timeout_us=self._timeout_us,
             client_ids=client_ids if any(client_ids) else (),
+            deadlines=deadlines if any(deadlines) else (),
+            sizes=[[len(part) for part in column] for column in _columns(calls)] if self._varies else (),
         )
         if len(meta.inputs) == 1:
-            pieces = [head, *[call.data[0] for call in calls]]
+            pieces: list[Buffer] = [head, *[call.data[0] for call in calls]]
         else:
             pieces = [head]
-            for column in zip(*[call.data for call in calls], strict=True):
+            for column in _columns(calls):
                 pieces += column
+        if any(deadlines):
+            wave.pieces = pieces
         self._under_way += 1
         self.used_ns = wave.sent_ns
         if not waves.send(wave, self._stream, pieces):
@@ -234,39 +267,47 @@ class Door:
 
     def abandoned(self, call: Call) -> None:
         """A caller has gone."""
-        self.counts.failures["CANCELED"] += 1
+        if call.signature.counts_itself:
+            self.counts.failures["CANCELED"] += 1
         if call.wave is None:
             if call in self.waiting:
                 self.waiting.remove(call)
         else:
-            self._waves.abandoned(call)
+            self.waves.abandoned(call)
 
     def answered(self, wave: PendingWave, reply: WaveReply) -> None:
         """A wave has its answers."""
         self._measure(reply.infer_ns)
         calls = wave.calls
-        now_ns = monotonic_ns()
-        self.counts.succeeded_together(len(calls) - wave.gone, now_ns - wave.sent_ns)
-        if self._infer_ns > SLOW_NS:
-            self.closed_until_ns = now_ns + _CLOSED_NS
-            self._infer_ns = 0
-            self._waves.close_door(self)
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
+            self._count(first, len(calls) - wave.gone, wave)
             first.answer(calls, 0, reply)
             return
         start = 0
         for end in range(1, len(calls) + 1):
             if end == len(calls) or calls[end].signature is not calls[start].signature:
-                calls[start].signature.answer(calls[start:end], start, reply)
+                neighbours = calls[start:end]
+                self._count(calls[start].signature, sum([not call.gone for call in neighbours]), wave)
+                calls[start].signature.answer(neighbours, start, reply)
                 start = end
+
+    def _count(self, signature: Signature, count: int, wave: PendingWave) -> None:
+        if signature.counts_itself:
+            self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
 
     def _measure(self, infer_ns: int) -> None:
         """Note what the model took for a wave: the least of several, as a busy machine adds to single ones."""
         self._least_ns = min(infer_ns, self._least_ns or infer_ns)
         self._measured += 1
-        if self._measured >= _MEASURED:
-            self._infer_ns, self._least_ns, self._measured = self._least_ns, 0, 0
+        if self._measured < _MEASURED:
+            return
+        self._infer_ns, self._least_ns, self._measured = self._least_ns, 0, 0
+        if self._infer_ns <= SLOW_NS:
+            self._is_proven = True
+        else:
+            self.closed_until_ns = monotonic_ns() + _CLOSED_NS
+            self.waves.close_door(self)
 
     def ended(self, count: int) -> None:
         """A wave of so many requests is over: the next may leave."""
@@ -279,8 +320,20 @@ class Door:
             self._number += 1
             self._schedule()
 
+    def send_all(self) -> None:
+        """Send what waits at once: the door closes."""
+        while self.waiting:
+            calls = self.waiting[: self._most]
+            del self.waiting[: self._most]
+            self._send(calls)
+
     def leave_all(self) -> None:
         """Send what waits the full way."""
         waiting, self.waiting = self.waiting, []
         for call in waiting:
             call.signature.leave(call)
+
+
+def _columns(calls: list[Call]) -> Iterable[tuple[Buffer, ...]]:
+    """The bytes of each input of all these calls."""
+    return zip(*[call.data for call in calls], strict=True)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from charonia import keys
+from charonia.calls.admission import Admitted
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.port import EventLog
@@ -19,11 +20,13 @@ from charonia.models.catalog import Catalog
 from charonia.models.served import ServedVersion
 from gateway.dataplane import DataPlane
 from gateway.entrances import Entrances
+from gateway.metrics import RequestCounts
 from gateway.pending import EPOCH_CHANGED
 from gateway.request_rules import SERVER_EXITING
 from gateway.terms import TermsBook
 from gateway.tracing.tracer import Tracer
 
+from .awaited import Awaited
 from .door import Door
 from .waves import ReplyServer, Waves
 
@@ -54,7 +57,7 @@ class Lane:
         self.waves.on_close = self._forget
         self.replies = ReplyServer(self.waves)
         self.fronts: list[Callable[[Door], None]] = []
-        self._doors: dict[object, Door] = {}
+        self._ways: dict[object, Awaited] = {}
         self._slow: dict[object, int] = {}
         """Doors that closed because their model took its time, until when."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
@@ -65,44 +68,74 @@ class Lane:
     def start(self) -> None:
         self._catalog.listeners.append(self._changed)
         self._catalog.process_listeners.append(self._on_process)
-        self._watch = asyncio.get_running_loop().create_task(self.waves.watch(lambda: list(self._doors.values())))
+        self._watch = asyncio.get_running_loop().create_task(self.waves.watch(self._doors))
+
+    def _doors(self) -> list[Door]:
+        return [way.door for way in self._ways.values()]
 
     @property
     def is_open(self) -> bool:
         """Whether any request may be recognised."""
-        return bool(self._doors)
+        return bool(self._ways)
 
     def door_for(self, request: InferenceRequest) -> Door | None:
-        """The door for requests like this one, which went the full way; None where they have to go that way."""
-        if self._is_closed or self._tracer.on or request.deadline_ns or request.sequence_id or not request.inputs:
+        """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""
+        if self._tracer.on or request.deadline_ns or request.sequence_id or not request.inputs:
             return None
         try:
             served = self._catalog.find(request.model, request.version)
-            if not served.takes_waves:
-                return None
             counts, admission = self._entrances.entrance(served)
             if admission.caching is not None:
                 return None
             admitted = admission.admit(request)
         except CharoniaError:
             return None
-        if admitted.bytes_inputs or admitted.sequential or not 0 < admitted.meta.size_bytes <= MAX_REQUEST_BYTES:
+        if admitted.bytes_inputs:
             return None
-        level = admission.level(request.priority)
-        key = (served.model, served.version, admitted.meta.packed, level, request.timeout_us)
-        door = self._doors.get(key)
-        if door is not None and door.served is served:
-            return door
+        way = self.way(served, counts, admitted, admission.level(request.priority), request.timeout_us)
+        return way.door if way is not None else None
+
+    def way(
+        self, served: ServedVersion, counts: RequestCounts, admitted: Admitted, level: int, timeout_us: int
+    ) -> Awaited | None:
+        """The way into waves for admitted requests; None where they have to go by themselves."""
+        meta = admitted.meta
+        if not served.takes_waves or self._is_closed or admitted.sequential:
+            return None
+        if not 0 < meta.size_bytes <= MAX_REQUEST_BYTES:
+            return None
+        key: tuple[object, ...]
+        if admitted.bytes_inputs:  # all of it but the sizes, which differ from request to request
+            inputs = tuple([(place.name, place.datatype, place.shape) for place in meta.inputs])
+            key = (served.model, served.version, inputs, meta.outputs, repr(meta.parameters), level, timeout_us)
+        else:
+            key = (served.model, served.version, meta.packed, level, timeout_us)
+        way = self._ways.get(key)
+        if way is not None and way.door.served is served:
+            return way
+        return self._open(key, served, counts, admitted, level, timeout_us)
+
+    def _open(
+        self,
+        key: tuple[object, ...],
+        served: ServedVersion,
+        counts: RequestCounts,
+        admitted: Admitted,
+        level: int,
+        timeout_us: int,
+    ) -> Awaited | None:
+        lane = self._terms.lane
+        if (served.model, level, lane) not in self._dataplane.counts.lanes:
+            return None
         if self._slow.get(key, 0) > monotonic_ns() or not self._is_reserved(served) or not self._batchers_read_waves():
             return None
-        if len(self._doors) >= _MOST_DOORS:
+        if len(self._ways) >= _MOST_DOORS:
             self.close_all()
-        stream = keys.queue(served.model, level, self._terms.lane)
-        timeout_us = request.timeout_us
+        stream = keys.queue(served.model, level, lane)
         door = Door(self.waves, key, served, admitted, counts, level=level, stream=stream, timeout_us=timeout_us)
         door.used_ns = monotonic_ns()
-        self._doors[key] = door
-        return door
+        way = self._ways[key] = Awaited(door)
+        return way
 
     def _is_reserved(self, served: ServedVersion) -> bool:
         """Whether room for a model's waves is leased; if not, it is asked for."""
@@ -129,12 +162,13 @@ class Lane:
         self.close_all()
 
     def _on_process(self, fact: Fact) -> None:
-        if isinstance(fact, ProcessJoined) and self._doors and not self._batchers_read_waves():
+        if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
             self.close_all()
 
     def _forget(self, door: Door) -> None:
-        if self._doors.get(door.key) is door:
-            del self._doors[door.key]
+        way = self._ways.get(door.key)
+        if way is not None and way.door is door:
+            del self._ways[door.key]
         door.is_closed = True
         if door.closed_until_ns:
             if len(self._slow) >= _MOST_DOORS:
@@ -145,7 +179,7 @@ class Lane:
 
     def close_all(self) -> None:
         """Forget everything that was learned; waves under way are answered."""
-        for door in list(self._doors.values()):
+        for door in self._doors():
             self.waves.close_door(door)
 
     def begin_drain(self) -> None:
@@ -155,6 +189,7 @@ class Lane:
 
     def begin_anew(self) -> None:
         """The log is another one, which knows nothing of these waves."""
+        self._dataplane.counts.lanes.clear()
         self.close_all()
         self.waves.lose_all(LogUnavailable(EPOCH_CHANGED))
 

@@ -6,6 +6,9 @@ Requests with the same layout are one request but for those parts: the rest is c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
+
+from charonia.tensors import Buffer
 
 _ID = 3
 _RAW = 7
@@ -83,12 +86,12 @@ class Layout:
         # what an id may hold is the full way's to judge, but for what most ids are
         return (tuple(values[1:]), request_id) if is_plain(request_id) else None
 
-    def join(self, inputs: Sequence[bytes], request_id: bytes) -> bytes:
+    def join(self, inputs: Sequence[Buffer], request_id: bytes) -> bytes:
         """The bytes that `cut` cut."""
-        values = [request_id, *inputs] if self.id_bytes else list(inputs)
-        pieces = [(0, self.head), *self.fixed]
+        values: list[Buffer] = [request_id, *inputs] if self.id_bytes else list(inputs)
+        pieces: list[tuple[int, Buffer]] = [(0, self.head), *self.fixed]
         pieces += [(start, value) for (start, _), value in zip(self.parts, values, strict=True)]
-        return b"".join([part for _, part in sorted(pieces)])
+        return b"".join([part for _, part in sorted(pieces, key=itemgetter(0))])
 
 
 _PLAIN = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")

@@ -15,13 +15,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints, keys
+from charonia.calls.refused import failure_reason
 from charonia.calls.replies import OUTCOME_UNKNOWN
-from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InvalidRecord, LogUnavailable, ResourceExhausted
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import EventLog, Limits
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
-from charonia.tensors import Buffer
-from charonia.wire import PREFIX_BYTES, ResponseRecord, WaveReply, unpack_wave_reply
+from charonia.tensors import Buffer, Tensor
+from charonia.wire import PREFIX_BYTES, ResponseRecord, WaveReply, record_fields, unpack_wave, unpack_wave_reply
+from gateway.deadlines import EXPIRED
+from gateway.endings import end_requests
+from gateway.job_outcomes import DEADLINE_EXCEEDED
 
 from .calls import Call
 from .door import Door
@@ -37,6 +41,8 @@ _MOST_REPLY_BYTES = 1 << 28
 _LOOK_S = 1.0
 _IDLE_NS = 10_000_000_000
 _IDS_AT_ONCE = 64
+_LOG_PATIENCE_S = 1.0
+_ASK_AGAIN_S = 0.02
 
 
 class PendingWave:
@@ -50,6 +56,7 @@ class PendingWave:
         "gone",
         "left",
         "model",
+        "pieces",
         "prefix",
         "reply",
         "sent_ns",
@@ -70,6 +77,8 @@ class PendingWave:
         self.accepted = False
         self.entry_id = b""
         self.stream = b""
+        self.pieces: list[Buffer] | None = None
+        """The record in pieces, where it may have to be taken apart here."""
         self.reply: WaveReply | None = None
         """Its reply, while it is not known to have reached its durability level."""
         self.was_missing = False
@@ -103,10 +112,9 @@ class Waves:
             door.touched = False
             door.ready()
 
-    def begin(self, door: Door, calls: list[Call]) -> PendingWave | None:
+    def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None:
         """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why."""
         count = len(calls)
-        size_bytes = count * door.request_bytes
         lease = self._leases.get(door.served.model)
         if lease is None or not lease.take(count, size_bytes):
             if lease is not None and lease.is_short:
@@ -134,7 +142,7 @@ class Waves:
         self._ids_at = end = at + PREFIX_BYTES
         return self._ids[at:end]
 
-    def send(self, wave: PendingWave, stream: bytes, pieces: list[bytes]) -> bool:
+    def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool:
         """Append a wave to its queue; False when the log takes nothing now: it is as if it had not begun."""
         wave.stream = stream
         failpoints.hit("gateway.parsed")
@@ -176,7 +184,7 @@ class Waves:
         if wave is None or wave.reply is not None:
             self.duplicates += 1
             return
-        if reply.count != len(wave.calls) or wave.left != len(wave.calls):
+        if reply.count != len(wave.calls):
             _log.error("dropped a reply of %d answers to a wave of %d requests", reply.count, len(wave.calls))
             return
         if wave.accepted:
@@ -186,7 +194,13 @@ class Waves:
 
     def _answer(self, wave: PendingWave, reply: WaveReply) -> None:
         door = wave.door
+        if wave.left < len(wave.calls):  # some were answered one by one
+            for call in [call for call in wave.calls if call.wave is wave]:
+                self._one(wave, call, response_in(reply, call.index))
+            return
         self._forget(wave)
+        for call in wave.calls:
+            call.wave = None
         try:
             door.answered(wave, reply)
         finally:
@@ -207,22 +221,90 @@ class Waves:
 
     def _one(self, wave: PendingWave, call: Call, response: ResponseRecord) -> None:
         """Answer one call of a wave by itself."""
+        self._take_out(wave, call)
+        if call.gone:
+            return
+        if call.signature.counts_itself:
+            counts = wave.door.counts
+            if response.error is None:
+                counts.succeeded(monotonic_ns() - wave.sent_ns)
+            else:
+                counts.failures[failure_reason(response.error, executed=True)] += 1
+        call.signature.respond(call, response)
+
+    def _take_out(self, wave: PendingWave, call: Call) -> None:
+        """A call of a wave is answered by itself."""
         call.wave = None
         wave.left -= 1
         if not wave.left:
             self._forget(wave)
             wave.door.ended(len(wave.calls))
-        if not call.gone:
-            counts = wave.door.counts
-            if response.error is None:
-                counts.succeeded(monotonic_ns() - wave.sent_ns)
-            call.signature.respond(call, response)
 
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
-        """Answer what is left of a wave with an error."""
-        model, version = wave.model, wave.door.served.version
+        """End what is left of a wave with an error of ours."""
         for call in [call for call in wave.calls if call.wave is wave]:
-            self._one(wave, call, ResponseRecord(b"", model, version, [], {}, error))
+            self._fail_one(wave, call, error)
+
+    def _fail_one(self, wave: PendingWave, call: Call, error: CharoniaError) -> None:
+        self._take_out(wave, call)
+        if not call.gone:
+            if call.signature.counts_itself:
+                wave.door.counts.failures[failure_reason(error, executed=False)] += 1
+            call.signature.fail(call, error)
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def arm(self, call: Call) -> asyncio.TimerHandle:
+        """A timer for a call's deadline, to be cancelled once it has its answer."""
+        armed_ns = wall_ns()
+        delay_s = max(0.0, (call.deadline_ns - armed_ns) / 1e9)
+        return asyncio.get_running_loop().call_later(delay_s, self._expire, call, armed_ns)
+
+    def _expire(self, call: Call, armed_ns: int) -> None:
+        door, wave = call.signature.door, call.wave
+        if wave is not None:
+            self._dataplane.spawn(self._expire_in_log(wave, call, armed_ns))
+        elif call in door.waiting:
+            door.waiting.remove(call)
+            self._dataplane.deadlines.expired += 1
+            call.signature.fail(call, DeadlineExceeded(DEADLINE_EXCEEDED))
+
+    async def _expire_in_log(self, wave: PendingWave, call: Call, armed_ns: int) -> None:
+        """Settle a request of a wave as expired, for which the wave is taken apart; only who wins that is told so."""
+        served = wave.door.served
+        key = keys.statistics(served.model, served.version, served.content_hash)
+        increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
+        request_id = wave.prefix + bytes((call.index,))
+        try:
+            async with asyncio.timeout(_LOG_PATIENCE_S):
+                while call.wave is wave and not wave.accepted:  # noqa: ASYNC110  (it is on its way into the log)
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                if call.wave is wave:
+                    await self._burst(wave)
+                    won = await end_requests(
+                        self._log,
+                        wave.model,
+                        [request_id],
+                        EXPIRED,
+                        are_jobs=False,
+                        journalled=False,
+                        statistics=(key, increments),
+                    )
+                    if won[0] and call.wave is wave:
+                        self._dataplane.deadlines.expired += 1
+                        self._fail_one(wave, call, DeadlineExceeded(DEADLINE_EXCEEDED))
+        except (CharoniaError, TimeoutError):
+            if call.wave is wave:
+                self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
+
+    async def _burst(self, wave: PendingWave) -> None:
+        """Take a wave apart in the log, unless that was done or it is settled."""
+        pieces, wave.pieces = wave.pieces, None
+        if pieces is not None:
+            record = unpack_wave(b"".join(pieces))
+            sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
+            fields = record_fields([request.record for request in record.requests()])
+            await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
 
     def _forget(self, wave: PendingWave) -> None:
         if self._under_way.pop(wave.prefix, None) is None:
@@ -263,7 +345,7 @@ class Waves:
     def close_door(self, door: Door) -> None:
         """Requests of a door go the full way from now on."""
         self.on_close(door)
-        door.leave_all()
+        door.send_all()
 
     def lose_all(self, error: CharoniaError) -> None:
         """The log is another one, or the gateway ends: nothing under way is answered any more."""
@@ -299,8 +381,7 @@ class Waves:
                 continue
             for call in lost:
                 if call.wave is wave:
-                    error = LogUnavailable(OUTCOME_UNKNOWN)
-                    self._one(wave, call, ResponseRecord(b"", wave.model, 0, [], {}, error))
+                    self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
 
     async def _end_idle(self, doors: Iterable[Door]) -> None:
         since_ns = monotonic_ns() - _IDLE_NS
@@ -316,6 +397,15 @@ class Waves:
         for lease in leases.values():
             with contextlib.suppress(CharoniaError):
                 await lease.end()
+
+
+def response_in(reply: WaveReply, index: int) -> ResponseRecord:
+    """The response to one request of a wave."""
+    outputs = []
+    for column, place in zip(reply.columns, reply.outputs, strict=True):
+        data = column[index * place.size_bytes : (index + 1) * place.size_bytes]
+        outputs.append(Tensor(place.name, place.datatype, place.shape, data))
+    return ResponseRecord(b"", reply.model, reply.version, outputs, {}, None)
 
 
 class ReplyServer:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from charonia.errors import CharoniaError
 from charonia.inference import LATEST_VERSION, InferenceResponse
 from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord, WaveReply
 from gateway.grpc.convert import ResponseEncoder, infer_request, varint
 from gateway.grpc.errors import refusal
 from gateway.handler import Handler
@@ -30,8 +31,6 @@ from .messages import PREFIX, PREFIX_BYTES
 from .outbox import ANSWER, DONE, ENDS, Outbox
 
 if TYPE_CHECKING:
-    from charonia.wire import ResponseRecord, WaveReply
-
     from .connection import Connection
 
 _NUMBER = Struct(">L")
@@ -61,6 +60,7 @@ class LaneCall(Call):
         self.wave = None
         self.data = ()
         self.client_id = b""
+        self.deadline_ns = 0
 
     @property
     def ended(self) -> bool:
@@ -72,6 +72,8 @@ class GrpcSignature:
     """What calls of one layout have in common; see `gateway.lane.calls.Signature`."""
 
     __slots__ = ("_encoder", "_fixed", "_outputs", "_version", "_whole", "_write", "door", "layout")
+
+    counts_itself = True
 
     def __init__(self, door: Door, layout: Layout, encoder: ResponseEncoder) -> None:
         self.door = door
@@ -165,6 +167,9 @@ class GrpcSignature:
             self.door.served.interface.name, record.version, record.outputs, client_id, record.parameters
         )
         call.connection.answer_slowly(call, self._encoder.encode(response, {}, None))
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
     def leave(self, call: Call) -> None:
         assert isinstance(call, LaneCall)
