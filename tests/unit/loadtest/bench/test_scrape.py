@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.scrape import Executions, parse_executions, sum_metric
+from loadtest.bench.scrape import Executions, parse_commands, parse_executions, sum_metric
 
 TEXT = """# HELP charonia_log_entries_appended_total Entries
 # TYPE charonia_log_entries_appended_total counter
@@ -40,3 +40,8 @@ def test_executions_since() -> None:
 def test_another_document_is_no_statistics() -> None:
     with pytest.raises(ValueError, match="statistics"):
         parse_executions({"name": "identity"})
+
+
+def test_commands_are_summed_without_the_question_itself() -> None:
+    info = "# Commandstats\r\ncmdstat_xadd:calls=3,usec=9,usec_per_call=3.00\r\ncmdstat_info:calls=8,usec=1\r\n"
+    assert parse_commands(info + "cmdstat_config|get:calls=2,usec=1\r\n") == 5

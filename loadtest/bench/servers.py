@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .model import LoadTestError
+from loadtest.model import LoadTestError
+
 from .scrape import fetch
 
 READY_WITHIN_S = 60
@@ -28,6 +31,7 @@ class Endpoints:
     grpc: str | None = None
     metrics: str | None = None
     processes_file: Path | None = None
+    log_url: str | None = None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -44,19 +48,28 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 class Charonia:
     """`charonia serve` on free ports with a state directory of its own; a context manager.
 
-    `ready_s` is the time from its start to readiness. Raises LoadTestError with the server's last lines when it ends
-    or does not become ready.
+    `checkout` is the source tree to serve from, by default the installed package; `environment` is added to the
+    server's. `ready_s` is the time from its start to readiness. Raises LoadTestError with the server's last lines
+    when it ends or does not become ready.
     """
 
-    def __init__(self, model_repository: Path, extra: list[str]) -> None:
+    def __init__(
+        self,
+        model_repository: Path,
+        extra: Sequence[str] = (),
+        checkout: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="charonia-bench-"))
-        beside = Path(sys.executable).with_name("charonia")
-        program = str(beside) if beside.exists() else shutil.which("charonia")
-        if program is None:
-            raise LoadTestError(f"no charonia command beside {sys.executable} or on PATH: run `make install`")
-        self._command = [program, "serve", "--model-repository", str(model_repository)]
+        self._command = [sys.executable, "-m", "charonia.cli", "serve"]
+        self._command += ["--model-repository", str(model_repository.resolve())]
         self._command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self._command += ["--state-dir", str(self._state), *extra]
+        self._checkout = checkout
+        path = [os.environ.get("PYTHONPATH", "")] if checkout is None else [str(checkout)]
+        given = dict(environment or {})
+        path.insert(0, given.pop("PYTHONPATH", ""))
+        self._environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         self._log = self._state / "bench-serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.ready_s = 0.0
@@ -65,7 +78,14 @@ class Charonia:
     def __enter__(self) -> Charonia:
         started = time.monotonic()
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._checkout,
+                env=self._environment,
+            )
         try:
             while not self._is_ready():
                 if self._process.poll() is not None:
@@ -86,7 +106,7 @@ class Charonia:
         except (OSError, ValueError, KeyError, LoadTestError):
             return False
         self.endpoints = Endpoints(
-            ports["http"], ports.get("grpc"), ports.get("metrics"), self._state / "processes.json"
+            ports["http"], ports.get("grpc"), ports.get("metrics"), self._state / "processes.json", ports.get("log")
         )
         return status == 200
 
