@@ -111,3 +111,15 @@ def load(message: Message, address: str, in_flight: int, warm_s: float, measured
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+def send(message: Message, address: str, in_flight: int, requests: int) -> None:
+    """Sends exactly so many requests. Raises LoadTestError when not all of them were answered."""
+    with tempfile.TemporaryDirectory(prefix="loadtest-h2load-") as home:
+        (Path(home) / "body").write_bytes(message.body)
+        words = command(require(), message, address, in_flight, (0, 0), Path(home))
+        start = words.index("--warm-up-time")
+        words[start : start + 4] = ["-n", str(requests)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if f" {requests} succeeded" not in done.stdout:
+            raise LoadTestError(f"not all of {requests} requests were answered: {done.stdout[-600:].strip()}")

@@ -1,4 +1,4 @@
-"""Starts and stops what the bench measures, as child processes: `charonia serve` and the two echo baselines."""
+"""Starts and stops `charonia serve` of any checkout as a child process, on free ports and with its own state."""
 
 from __future__ import annotations
 
@@ -119,27 +119,3 @@ class Charonia:
         if self._process is not None:
             stop(self._process)
         shutil.rmtree(self._state, ignore_errors=True)
-
-
-class Echo:
-    """One of the echo servers (`loadtest.echo_http`, `loadtest.echo_grpc`); a context manager with its `address`."""
-
-    def __init__(self, module: str) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", module, "--port", "0"], stdout=subprocess.PIPE)
-        self.pid = self._process.pid
-        self.address = ""
-
-    def __enter__(self) -> Echo:
-        assert self._process.stdout is not None
-        word, _, self.address = self._process.stdout.readline().decode().strip().partition(" ")
-        if word != "listening":
-            self.__exit__(None, None, None)
-            raise LoadTestError("an echo server did not start; its own message is above")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        stop(self._process)
-        if self._process.stdout is not None:
-            self._process.stdout.close()

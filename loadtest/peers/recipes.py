@@ -7,8 +7,10 @@ a shared libpython (its python backend's stub links libpython3.11.so.1.0).
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +28,7 @@ from loadtest.bench.processes import members
 from loadtest.bench.scrape import fetch
 from loadtest.bench.servers import Endpoints, stop
 from loadtest.model import LoadTestError
-
-from .triton import write_triton_repository
+from loadtest.peers.triton import max_batch, write_triton_repository
 
 LAUNCHERS = Path(__file__).with_name("servers")
 READY_WITHIN_S = 180
@@ -104,10 +105,61 @@ def _launch_triton(
     return Launch(command, environment)
 
 
+def _python_peer(script: str, *words: str) -> Callable[[Path, Path, Sequence[Case], Path, tuple[int, int]], Launch]:
+    """Launches a script of `servers/` with the peer's interpreter; "http", "grpc", "spare" become ports, "scratch"
+    the scratch directory."""
+
+    def launch(home: Path, scratch: Path, cases: Sequence[Case], repository: Path, ports: tuple[int, int]) -> Launch:
+        known = {"http": str(ports[0]), "grpc": str(ports[1]), "spare": str(_free_port()), "scratch": str(scratch)}
+        first = [str(python_of(home)), str(LAUNCHERS / script)]
+        if script == "bento_service:Peer":
+            first = [str(python_of(home).with_name("bentoml")), "serve", script, "--host", "127.0.0.1", "--port"]
+        return Launch([*first, *(known[word] for word in words)], _peer_environment(cases, repository))
+
+    return launch
+
+
+def _peer_environment(cases: Sequence[Case], repository: Path) -> dict[str, str]:
+    document = {
+        case.name: {
+            "input": case.input,
+            "output": case.output,
+            "shape": case.shape,
+            "path": None if case.path is None else str(repository / case.path),
+            "max_batch": max_batch(case),
+        }
+        for case in cases
+    }
+    quiet = {"BENTOML_DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {"LOADTEST_CASES": json.dumps(document), "PYTHONPATH": str(LAUNCHERS), **quiet}
+
+
 RECIPES: dict[str, Recipe] = {
     # numpy 2 breaks the stub's old pybind11: every output is empty and gRPC still answers OK
     "triton": Recipe(("numpy<2", "onnxruntime"), _launch_triton, "v2bin", True, after_install=_unpack_triton),
-}
+    "mlserver": Recipe(
+        ("mlserver==1.7.1", "onnxruntime", "uvloop<0.22"),  # with newer uvloop its parallel worker dies at start
+        _python_peer("mlserver_server.py", "http", "grpc", "spare"), "v2json", True,
+    ),
+    "kserve": Recipe(
+        ("kserve==0.21.0", "onnxruntime"), _python_peer("kserve_server.py", "http", "grpc"), "v2bin", True
+    ),
+    "bentoml": Recipe(
+        ("bentoml==1.4.39", "onnxruntime"),
+        _python_peer("bento_service:Peer", "http"), "model+list", False, "/readyz",
+    ),
+    "litserve": Recipe(
+        ("litserve==0.2.19", "onnxruntime"), _python_peer("litserve_server.py", "http"), "model+b64", False, "/health"
+    ),
+    "rayserve": Recipe(
+        ("ray[serve]==2.60.0", "onnxruntime"),
+        _python_peer("ray_server.py", "http", "scratch"), "model+same", False, "/ready",
+    ),
+    "fastapi": Recipe(
+        ("fastapi", "uvicorn", "httptools", "uvloop", "onnxruntime"),
+        _python_peer("fastapi_server.py", "http"), "model+raw", False, "/ready",
+    ),
+}  # fmt: skip
 
 
 def set_up(name: str, peers: Path) -> None:
@@ -175,12 +227,27 @@ class _Started:
         if self.process is None:
             return {}
         root = self.process.pid
-        return {pid: _role(pid, root) for pid in members({root: "server"})}
+        listed = {root: "server"} | dict.fromkeys(self._strays(), "server")
+        return {pid: _role(pid, root) for pid in members(listed)}
+
+    def _strays(self) -> list[int]:
+        """Processes that left the tree, as Ray's daemons do: they name this run's scratch directory."""
+        mark, found = str(self._log.parent).encode(), []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
 
     def stop(self) -> None:
-        """Stops the process, if it runs."""
+        """Stops the process, if it runs, and whatever of it left its tree."""
         if self.process is not None:
             stop(self.process)
+            for pid in self._strays():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -189,7 +256,7 @@ def running(name: str, peers: Path, cases: Sequence[Case], repository: Path) -> 
     home, recipe = peers / name, RECIPES[name]
     if not (home / "complete").exists():
         raise LoadTestError(f"{name} is not set up: make peers-setup PEERS={peers} PEER={name}")
-    with tempfile.TemporaryDirectory(prefix=f"loadtest-{name}-") as scratch_name:
+    with tempfile.TemporaryDirectory(prefix="lt-") as scratch_name:
         scratch = Path(scratch_name)
         ports = _free_port(), _free_port()
         launch = recipe.launch(home, scratch, cases, repository, ports)

@@ -48,6 +48,11 @@ _OUTPUTS = {"mlp": [10], "resnet18": [1000], "ocr_rec": [-1, 18710]}
 _INPUTS = {"ocr_rec": [3, 48, -1]}
 
 
+def max_batch(case: Case) -> int:
+    """The largest batch that every server may form of a case."""
+    return _MAX_BATCH.get(case.name, 64)
+
+
 def write_triton_repository(target: Path, cases: Sequence[Case], repository: Path) -> None:
     """Writes one python model per case; `repository` holds the ONNX files."""
     for case in cases:
@@ -57,7 +62,7 @@ def write_triton_repository(target: Path, cases: Sequence[Case], repository: Pat
         dims = _INPUTS.get(case.name, list(case.shape[1:]))
         outputs = _OUTPUTS.get(case.name, dims)
         text = (
-            f'name: "{case.name}"\nbackend: "python"\nmax_batch_size: {_MAX_BATCH.get(case.name, 64)}\n'
+            f'name: "{case.name}"\nbackend: "python"\nmax_batch_size: {max_batch(case)}\n'
             f'input [ {{ name: "{case.input}" data_type: TYPE_FP32 dims: {dims} }} ]\n'
             f'output [ {{ name: "{case.output}" data_type: TYPE_FP32 dims: {outputs} }} ]\n'
             f"dynamic_batching {{ max_queue_delay_microseconds: {_DELAY_US.get(case.name, 0)} }}\n"
