@@ -39,8 +39,8 @@ def print_walk(walk: Mapping[tuple[str, calls.Function], float], every: bool) ->
     rows = [["package", "files", "functions", "calls"]]
     by_package: dict[str, dict[calls.Function, float]] = {}
     for (_, one), count in walk.items():
-        package = by_package.setdefault(calls.package_of(one.file, PACKAGES), {})
-        package[one] = package.get(one, 0.0) + count
+        functions = by_package.setdefault(calls.package_of(one.file, PACKAGES), {})
+        functions[one] = functions.get(one, 0.0) + count
     own: dict[calls.Function, float] = {}
     for package in sorted(by_package, key=lambda name: (name not in PACKAGES, name)):
         functions = by_package[package]

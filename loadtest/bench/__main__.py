@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from loadtest.peers.recipes import RECIPES, running
 
 from . import h2load
 from .cases import find, write_repository
-from .points import Server, charonia_server, favour, run_rounds
+from .points import Calls, Results, Server, charonia_server, count_calls, favour, run_rounds
 from .report import print_report
 from .servers import Charonia
 
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", metavar="REV|DIR", help="another revision or checkout, measured in turn")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where `make peers-setup` put the peers")
     parser.add_argument("--peer", action="append", default=[], choices=sorted(RECIPES), help="may be repeated")
+    parser.add_argument("--no-calls", action="store_true", help="do not count Python calls afterwards")
     parser.add_argument("--serve-option", action="append", default=[], metavar="OPTION", help="for charonia serve")
     parser.add_argument("--examples", type=Path, default=ROOT / "examples" / "models", metavar="DIR")
     parser.add_argument("--repository", type=Path, metavar="DIR", help="keep the generated models there")
@@ -98,31 +100,40 @@ def repository_of(options: argparse.Namespace) -> Iterator[Path]:
         yield path
 
 
-def start(stack: ExitStack, options: argparse.Namespace, repository: Path) -> list[Server]:
-    """Starts every server of the run; they stop with the stack."""
-    servers = []
-    trees = [] if options.no_own else [("own", options.checkout.resolve())]
+def trees_of(stack: ExitStack, options: argparse.Namespace) -> dict[str, Path]:
+    """The source trees to serve, by the name of their server."""
+    trees = {} if options.no_own else {"own": options.checkout.resolve()}
     if options.base:
-        trees.append(("base", stack.enter_context(checkout_of(options.base))))
-    for name, tree in trees:
-        server = stack.enter_context(Charonia(repository, options.serve_option, tree))
-        servers.append(charonia_server(name, server.endpoints))
+        trees["base"] = stack.enter_context(checkout_of(options.base))
+    return trees
+
+
+@contextmanager
+def servers_of(options: argparse.Namespace, trees: dict[str, Path], repository: Path) -> Iterator[list[Server]]:
+    """Every server of the run, while they run. Raises LoadTestError when one does not start."""
     if options.peer and options.peers is None:
         raise LoadTestError("--peer needs --peers DIR")
-    for name in options.peer:
-        servers.append(stack.enter_context(running(name, options.peers.resolve(), find(options.models), repository)))
-    if not servers:
+    if not trees and not options.peer:
         raise LoadTestError("nothing to measure: --no-own without --base or --peer")
-    return servers
+    with ExitStack() as stack:
+        servers = []
+        for name, tree in trees.items():
+            server = stack.enter_context(Charonia(repository, options.serve_option, tree))
+            servers.append(charonia_server(name, server.endpoints))
+        for name in options.peer:
+            peer = running(name, options.peers.resolve(), find(options.models), repository)
+            servers.append(stack.enter_context(peer))
+        yield servers
 
 
-def run(options: argparse.Namespace) -> None:
-    """The whole bench. Raises LoadTestError."""
+def run(options: argparse.Namespace) -> tuple[Results, Calls]:
+    """All rounds, then the counts of calls. Raises LoadTestError."""
     h2load.require()
-    levels, protocols = levels_of(options.in_flight), options.protocols.split(",")
+    cases, levels, protocols = find(options.models), levels_of(options.in_flight), options.protocols.split(",")
     if options.rounds < 1 or options.duration <= 0 or not set(protocols) <= {"grpc", "http"}:
         raise LoadTestError("--rounds and --duration must be positive, --protocols of grpc and http")
     favour()
+    calls: Calls = {}
     with ExitStack() as stack:
         repository = stack.enter_context(repository_of(options))
         out = stack.enter_context(options.out.open("a")) if options.out else None
@@ -131,23 +142,26 @@ def run(options: argparse.Namespace) -> None:
             if out is not None:
                 print(json.dumps(document), file=out, flush=True)
 
-        servers = start(stack, options, repository)
-        names = [server.name for server in servers]
-        results = run_rounds(
-            servers, find(options.models), protocols, levels, repository, options.rounds, options.duration, record
-        )
-    base = "base" if "base" in names else next((name for name in names if name in options.peer), None)
-    print_report(results, base)
+        trees = trees_of(stack, options)
+        with servers_of(options, trees, repository) as servers:
+            rounds = (options.rounds, options.duration)
+            results = run_rounds(servers, cases, protocols, levels, repository, *rounds, record)
+        for name, tree in {}.items() if options.no_calls else trees.items():
+            calls |= count_calls(name, tree, options.serve_option, repository, cases, protocols, levels)
+        for (key, name), by_role in calls.items():
+            record({**asdict(key), "server": name, "calls": by_role})
+    return results, calls
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 2 when the bench could not run."""
     options = parser().parse_args(arguments)
     try:
-        run(options)
+        results, calls = run(options)
     except (LoadTestError, OSError, ValueError) as error:
         print(f"loadtest.bench: {error}", file=sys.stderr)
         return 2
+    print_report(results, calls, "base" if options.base else next(iter(options.peer), None))
     return 0
 
 

@@ -24,6 +24,7 @@ class Case:
     """One benched model: its tensors, the shape of one request, and the CPU seconds that one request takes.
 
     `path` is the ONNX file below a repository made by `write_repository`; None for a model that returns its input.
+    `identity_levels` has two priority levels; `mixed` is no model but the trace of `mixed.py` over several of them.
     `cost_s` stretches the measured window, so that it holds several answers of every caller.
     """
 
@@ -44,8 +45,12 @@ CASES = {
         Case("identity_py", (1, 16)),
         Case("identity_big", (1, 3, 224, 224), cost_s=0.005),
         Case("resnet18", (1, 3, 224, 224), path="resnet18/1/model.onnx", cost_s=0.025),
+        Case("identity_levels", (1, 16)),
+        Case("mixed", (1, 16)),
     )
 }
+
+MIXED_MODELS = ("identity", "identity_levels", "mlp", "identity_py")
 
 PYTHON_IDENTITY = '''"""Returns its input."""
 
@@ -62,11 +67,19 @@ class TritonPythonModel:
 def find(names: str) -> list[Case]:
     """The cases of a comma-separated list; "all" is every case. Raises LoadTestError for an unknown name."""
     if names == "all":
-        return list(CASES.values())
+        return [case for name, case in CASES.items() if name != "identity_levels"]
     unknown = set(names.split(",")) - CASES.keys()
     if unknown:
         raise LoadTestError(f"unknown model {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
     return [CASES[name] for name in names.split(",")]
+
+
+def models_of(cases: list[Case]) -> list[Case]:
+    """The cases that are models, with those that the mixed trace asks for."""
+    names = [case.name for case in cases if case.name != "mixed"]
+    if len(names) < len(cases):
+        names += MIXED_MODELS
+    return [CASES[name] for name in dict.fromkeys(names)]
 
 
 def content(case: Case) -> Array:
@@ -86,6 +99,9 @@ def expected(case: Case, repository: Path) -> Array:
     return answer
 
 
+LEVELS = "priority_levels: 2 default_priority_level: 2"
+
+
 def config(
     name: str, backend: str, dims: tuple[list[int], list[int]], max_batch_size: int = 64, parameters: str = ""
 ) -> str:
@@ -94,7 +110,7 @@ def config(
         f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {max_batch_size}\n'
         f'input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: {dims[0]} }} ]\n'
         f'output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: {dims[1]} }} ]\n'
-        f"dynamic_batching {{ }}\n{parameters}"
+        f"dynamic_batching {{ {LEVELS if name == 'identity_levels' else ''} }}\n{parameters}"
     )
 
 
@@ -184,12 +200,13 @@ def write_repository(repository: Path, cases: list[Case], examples: Path) -> Non
     two = "instance_group [ { kind: KIND_CPU count: 2 } ]\n"
     configs = {
         "identity": config("identity", "onnxruntime", ([16], [16])),
+        "identity_levels": config("identity_levels", "onnxruntime", ([16], [16])),
         "identity_big": config("identity_big", "onnxruntime", (image, image)),
         "identity_py": config("identity_py", "python", ([16], [16])),
         "mlp": config("mlp", "onnxruntime", ([784], [10]), parameters=threads),
         "resnet18": config("resnet18", "onnxruntime", (image, [1000]), 8, two + threads),
     }
-    for case in cases:
+    for case in models_of(cases):
         home = repository / case.name
         if (home / "config.pbtxt").exists():
             continue

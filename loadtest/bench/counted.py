@@ -51,7 +51,7 @@ class CountedServer:
         load()
         seconds = time.monotonic() - started
         net = self.background.taken_from(calls.since(calls.read(self.directory), before), seconds)
-        roles, found = self.roles(), {}
+        roles, found = self.roles(), dict[str, dict[str, float]]()
         for pid, functions in net.items():
             role = found.setdefault(roles.get(pid, "other"), {})
             for name, count in functions.items():

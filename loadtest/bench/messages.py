@@ -19,7 +19,7 @@ import numpy as np
 
 from loadtest.model import LoadTestError
 
-from .cases import Array, Case, content, expected
+from .cases import CASES, Array, Case, content, expected
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 CHECK_TIMEOUT_S = 60
@@ -103,6 +103,11 @@ def http_message(case: Case, style: str) -> Message:
         text = json.dumps({"reqs": [document]}).encode()
         return Message("http", path, json_type, text, lambda body, _: _json_values(json.loads(body)[0]))
     return Message("http", path, json_type, json.dumps(document).encode(), lambda b, _: _json_values(json.loads(b)))
+
+
+def mixed_message(protocol: str) -> Message:
+    """Stands for the mixed trace, whose generator makes and checks its own requests."""
+    return Message(protocol, "", {}, b"", lambda *_: content(CASES["mixed"]))
 
 
 def ask(message: Message, address: str) -> tuple[Array, int]:

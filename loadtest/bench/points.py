@@ -7,6 +7,7 @@ round in reverse, so that work of others on the machine meets them alike.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -19,15 +20,17 @@ from loadtest.measurement import percentile
 from loadtest.model import LoadTestError
 
 from .cases import Case
-from .h2load import load
-from .messages import Message, check, grpc_message, http_message
+from .counted import counted
+from .h2load import load, send
+from .messages import Message, check, grpc_message, http_message, mixed_message
 from .processes import load_roles, machine_busy_ns, members, usage_by_role, usage_of
 from .scrape import read_appends, read_commands
 from .servers import Endpoints
 
 WARM_S = 0.35
-EDGE_S = 0.05
-"""Between h2load's own warm-up and the window, and between the window and h2load's end."""
+EDGES_S = (0.05, 0.25)
+"""Between the generator's own warm-up and the window, and between the window and the generator's end."""
+ATTEMPTS = 3
 IDLE_S = 1.5
 ENOUGH_ANSWER = 0.98
 """h2load counts a gRPC error as a success, so the mean answer must have this share of the checked answer's size."""
@@ -49,6 +52,9 @@ class Server:
 
     def message(self, case: Case, protocol: str) -> tuple[Message, str] | None:
         """The request of a case and the address for it; None when the server does not speak the protocol."""
+        if case.name == "mixed":
+            address = self.endpoints.grpc if protocol == "grpc" else self.endpoints.http
+            return (mixed_message(protocol), address) if address and self.http_style == "v2bin" else None
         if protocol == "grpc":
             return (grpc_message(case), self.endpoints.grpc) if self.endpoints.grpc else None
         return (http_message(case, self.http_style), self.endpoints.http) if self.endpoints.http else None
@@ -115,18 +121,22 @@ def measure(server: Server, case: Case, message: Message, address: str, in_fligh
     warm_s, measured_s = window_s(case, in_flight, duration_s)
     appends_before = read_appends(ends.metrics) if ends.metrics else None
     roles = members(server.roles())
-    with load(message, address, in_flight, warm_s, measured_s + 2 * EDGE_S) as run:
-        time.sleep(warm_s + EDGE_S)
+    with load(message, address, in_flight, warm_s, measured_s + sum(EDGES_S)) as run:
+        run.wait_started()
+        time.sleep(warm_s + EDGES_S[0])
         commands = read_commands(ends.log_url) if ends.log_url else 0
         usage, generator, busy_ns, start_ns = usage_by_role(roles), usage_of(run.pid), machine_busy_ns(), time.time_ns()
         time.sleep(measured_s)
         end_ns, busy_ns = time.time_ns(), machine_busy_ns() - busy_ns
         used = {role: total.since(usage[role]) for role, total in usage_by_role(roles).items()}
+        ended_early = not run.alive
         generated = usage_of(run.pid).since(generator)
         commands = read_commands(ends.log_url) - commands if ends.log_url else 0
         outcome = run.outcome(warm_s + measured_s + 30)
     appends = read_appends(ends.metrics) if ends.metrics else None
     inside = [s for s in outcome.samples if start_ns <= (s.start_us + s.latency_us) * 1000 < end_ns]
+    if ended_early:
+        raise LoadTestError(f"the load generator ended early: {outcome.text[-200:].strip()}")
     if not inside:
         raise LoadTestError(f"{server.name}: no answer within {measured_s:g} s")
     if outcome.answer_bytes < answer_bytes * ENOUGH_ANSWER:
@@ -160,6 +170,31 @@ def keys(cases: Sequence[Case], protocols: Sequence[str], levels: Sequence[int])
                 yield case, Key(case.name, protocol, level)
 
 
+def count_calls(
+    name: str, checkout: Path, options: Sequence[str], repository: Path, cases: Sequence[Case],
+    protocols: Sequence[str], levels: Sequence[int],
+) -> Calls:  # fmt: skip
+    """Serves a checkout once more with its calls counted, and counts them at every point."""
+    found: Calls = {}
+    with counted(repository, (), checkout, tuple(options)) as counting:
+        server = Server(name, counting.endpoints, counting.roles)
+        for case, key in keys(cases, protocols, levels):
+            what = server.message(case, key.protocol)
+            if what is None or not what[0].body:
+                continue
+            requests = max(20, 2 * key.in_flight) if case.cost_s else max(200, 16 * key.in_flight)
+            try:
+                send(*what, key.in_flight, requests)  # what is done once for new connections and shapes
+                by_role = counting.count(functools.partial(send, *what, key.in_flight, requests), requests)
+            except LoadTestError as error:
+                print(f"calls not counted: {key.case} {key.protocol} {key.in_flight} {name}: {error}", file=sys.stderr)
+                continue
+            found[key, name] = {role: sum(functions.values()) for role, functions in by_role.items()}
+            total = sum(found[key, name].values())
+            print(f"calls {key.case} {key.protocol} {key.in_flight} {name}: {total:.0f} a request", file=sys.stderr)
+    return found
+
+
 def favour() -> bool:
     """Asks the scheduler to favour this session (nice -10 where that is allowed), which its children inherit."""
     try:
@@ -168,6 +203,9 @@ def favour() -> bool:
         return False
     return True
 
+
+Calls = dict[tuple[Key, str], dict[str, float]]
+"""By key and server: calls of Python functions per request, by role."""
 
 Results = dict[Key, dict[str, list[Point | None]]]
 """By key and server, one entry per round; None for a point that failed."""
@@ -185,7 +223,7 @@ def checked(servers: Sequence[Server], cases: Sequence[Case], protocols: Sequenc
                 if found is None:
                     continue
                 try:
-                    size = check(*found, case, repository)
+                    size = check(*found, case, repository) if found[0].body else 0
                 except LoadTestError as error:
                     print(f"left out: {server.name}, {case.name}, {protocol}: {error}", file=sys.stderr)
                     continue
@@ -196,16 +234,18 @@ def checked(servers: Sequence[Server], cases: Sequence[Case], protocols: Sequenc
 def _attempt(
     servers: list[Server], index: int, case: Case, what: tuple[Message, str, int], in_flight: int, duration_s: float
 ) -> tuple[Point | None, str]:
-    """A point and its line for the user; a server that died meanwhile, or before, is revived for a second attempt."""
-    while True:
+    """A point and its line for the user; one that fails is tried again, a server that died is revived for it."""
+    for attempt in range(ATTEMPTS):
         server = servers[index]
         try:
             point = measure(server, case, what[0], what[1], in_flight, duration_s, what[2])
             return point, f"{point.rate:8.0f}/s  p50 {point.p50_us:7.0f} us  server {point.server_us:7.1f} us"
         except LoadTestError as error:
-            if server.revive is None or any(Path(f"/proc/{pid}").exists() for pid in server.roles()):
+            if server.revive is not None and not any(Path(f"/proc/{pid}").exists() for pid in server.roles()):
+                servers[index] = server.revive()
+            elif attempt + 1 == ATTEMPTS:
                 return None, f"FAILED: {error}"
-            servers[index] = server.revive()
+    return None, f"FAILED: {servers[index].name} died {ATTEMPTS} times"
 
 
 def run_rounds(

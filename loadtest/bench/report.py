@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loadtest.measurement import median
 
-from .points import Key, Point, Results
+from .points import Calls, Key, Point, Results
 
 Figure = Callable[[Point], float | None]
 
@@ -66,33 +66,36 @@ def _label(key: Key) -> list[str]:
     return [key.case, key.protocol, str(key.in_flight)]
 
 
-def roles_text(points: Sequence[Point | None], least: float = 0.05) -> str:
-    """CPU us (and voluntary context switches) per request of every role that used any."""
+def roles_text(points: Sequence[Point | None], calls: Mapping[str, float], least: float = 0.05) -> str:
+    """Per request of every role that used any CPU: its us, its voluntary context switches, its Python calls."""
     roles = sorted({role for point in points if point for role in point.cpu_us})
     parts = []
     for role in roles:
         cpu = median_of(points, lambda p, role=role: p.cpu_us.get(role, 0.0))  # type: ignore[misc]
         switches = median_of(points, lambda p, role=role: p.switches.get(role, 0.0))  # type: ignore[misc]
         if cpu is not None and cpu >= least:
-            parts.append(f"{role} {cpu:.1f} ({switches or 0:.2f})")
-    return ", ".join(parts)
+            counted = f", {calls[role]:.0f} calls" if calls.get(role, 0) >= 1 else ""
+            parts.append(f"{role} {cpu:.1f} us, {switches or 0:.2f} sw{counted}")
+    return "; ".join(parts)
 
 
-def print_report(results: Results, base: str | None = None) -> None:
+def print_report(results: Results, calls: Calls, base: str | None = None) -> None:
     """Three tables: figures, figures by role, and medians of ratios against the server `base`."""
     head = ["model", "protocol", "in flight", "server"]
-    rows = [[*head, *FIGURES, "rounds"]]
-    roles = [[*head, "CPU us (voluntary switches) per request by role"]]
+    rows = [[*head, *FIGURES, "calls", "rounds"]]
+    roles = [[*head, "per request by role: CPU, voluntary context switches, Python calls"]]
     ratios = [[*head, *(f"x {name}" for name in RATIOS)]]
     for key, by_server in results.items():
         for name, points in by_server.items():
             good = sum(point is not None for point in points)
             label = [*_label(key), name]
             figures = [text(median_of(points, figure), digits) for figure, digits in FIGURES.values()]
+            counts = calls.get((key, name), {})
+            figures.append(text(sum(counts.values()) if counts else None, 0))
             wrong = sum(point.wrong for point in points if point)
             note = f"{good}/{len(points)}" + (f", {wrong} wrong answers" if wrong else "")
             rows.append([*label, *figures, note])
-            roles.append([*label, roles_text(points)])
+            roles.append([*label, roles_text(points, counts)])
             if base in by_server and name != base:
                 factors = [text(ratio_of(points, by_server[base], FIGURES[column][0]), 2) for column in RATIOS]
                 ratios.append([*label, *factors])

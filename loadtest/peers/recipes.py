@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.bench.cases import Case
+from loadtest.bench.cases import Case, models_of
 from loadtest.bench.points import Server
 from loadtest.bench.processes import members
 from loadtest.bench.scrape import fetch
@@ -128,7 +128,7 @@ def _peer_environment(cases: Sequence[Case], repository: Path) -> dict[str, str]
             "path": None if case.path is None else str(repository / case.path),
             "max_batch": max_batch(case),
         }
-        for case in cases
+        for case in models_of(list(cases))
     }
     quiet = {"BENTOML_DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     return {"LOADTEST_CASES": json.dumps(document), "PYTHONPATH": str(LAUNCHERS), **quiet}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.bench.cases import PYTHON_IDENTITY, Case
+from loadtest.bench.cases import LEVELS, PYTHON_IDENTITY, Case, models_of
 
 ONNX_MODEL = '''"""Runs an ONNX file; requests of one batch run as one."""
 
@@ -55,17 +55,18 @@ def max_batch(case: Case) -> int:
 
 def write_triton_repository(target: Path, cases: Sequence[Case], repository: Path) -> None:
     """Writes one python model per case; `repository` holds the ONNX files."""
-    for case in cases:
+    for case in models_of(list(cases)):
         home = target / case.name
         (home / "1").mkdir(parents=True)
         (home / "1" / "model.py").write_text(PYTHON_IDENTITY if case.path is None else ONNX_MODEL)
         dims = _INPUTS.get(case.name, list(case.shape[1:]))
         outputs = _OUTPUTS.get(case.name, dims)
+        levels = LEVELS if case.name == "identity_levels" else ""
         text = (
             f'name: "{case.name}"\nbackend: "python"\nmax_batch_size: {max_batch(case)}\n'
             f'input [ {{ name: "{case.input}" data_type: TYPE_FP32 dims: {dims} }} ]\n'
             f'output [ {{ name: "{case.output}" data_type: TYPE_FP32 dims: {outputs} }} ]\n'
-            f"dynamic_batching {{ max_queue_delay_microseconds: {_DELAY_US.get(case.name, 0)} }}\n"
+            f"dynamic_batching {{ max_queue_delay_microseconds: {_DELAY_US.get(case.name, 0)} {levels} }}\n"
             f"instance_group [ {{ kind: KIND_CPU count: {_INSTANCES.get(case.name, 1)} }} ]\n"
         )
         if case.path is not None:
