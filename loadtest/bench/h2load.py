@@ -56,7 +56,7 @@ def parse_log(text: str) -> list[Sample]:
     samples = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3:
+        if len(words) == 3 and words[0].isdigit() and words[2].isdigit():
             samples.append(Sample(int(words[0]), int(words[2]), words[1] == "200"))
     return samples
 

@@ -141,6 +141,8 @@ def measure(server: Server, case: Case, message: Message, address: str, in_fligh
         raise LoadTestError(f"{server.name}: no answer within {measured_s:g} s")
     if outcome.answer_bytes < answer_bytes * ENOUGH_ANSWER:
         raise LoadTestError(f"{server.name}: answers of {outcome.answer_bytes:.0f} bytes, {answer_bytes} expected")
+    if not message.body and not all(sample.ok for sample in inside):
+        print(f"{server.name}: {outcome.text.strip()}", file=sys.stderr)
     seconds, count = (end_ns - start_ns) / 1e9, len(inside)
     latencies = sorted(sample.latency_us for sample in inside)
     total_ns = sum(one.cpu_ns for one in used.values()) + generated.cpu_ns

@@ -45,7 +45,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One peer: pip requirements, the dialect of its HTTP front, its readiness path and what starts it.
+    """One peer: pip requirements, what starts it, the dialect of its HTTP front, whether it speaks gRPC, what it is
+    in the page's words, and its readiness path.
 
     `launch` is called with the peer's home, a scratch directory for configuration, the cases and the repository of
     their model files, and the HTTP and gRPC ports. `after_install` finishes a set-up that pip alone cannot do.
@@ -55,6 +56,7 @@ class Recipe:
     launch: Callable[[Path, Path, Sequence[Case], Path, tuple[int, int]], Launch]
     http_style: str
     grpc: bool
+    what: str
     ready_path: str = "/v2/health/ready"
     after_install: Callable[[Path], None] = lambda _: None
 
@@ -135,31 +137,61 @@ def _peer_environment(cases: Sequence[Case], repository: Path) -> dict[str, str]
 
 
 RECIPES: dict[str, Recipe] = {
-    # numpy 2 breaks the stub's old pybind11: every output is empty and gRPC still answers OK
-    "triton": Recipe(("numpy<2", "onnxruntime"), _launch_triton, "v2bin", True, after_install=_unpack_triton),
+    "triton": Recipe(
+        ("numpy<2", "onnxruntime"),  # numpy 2 breaks the stub's old pybind11: outputs are empty and gRPC answers OK
+        _launch_triton,
+        "v2bin",
+        True,
+        "tritonserver 2.51.0 with its python backend",
+        after_install=_unpack_triton,
+    ),
     "mlserver": Recipe(
         ("mlserver==1.7.1", "onnxruntime", "uvloop<0.22"),  # with newer uvloop its parallel worker dies at start
-        _python_peer("mlserver_server.py", "http", "grpc", "spare"), "v2json", True,
+        _python_peer("mlserver_server.py", "http", "grpc", "spare"),
+        "v2json",
+        True,
+        "MLServer 1.7.1, one inference worker, JSON over HTTP",
     ),
     "kserve": Recipe(
-        ("kserve==0.21.0", "onnxruntime"), _python_peer("kserve_server.py", "http", "grpc"), "v2bin", True
+        ("kserve==0.21.0", "onnxruntime"),
+        _python_peer("kserve_server.py", "http", "grpc"),
+        "v2bin",
+        True,
+        "KServe SDK 0.21.0, which does not batch",
     ),
     "bentoml": Recipe(
         ("bentoml==1.4.39", "onnxruntime"),
-        _python_peer("bento_service:Peer", "http"), "model+list", False, "/readyz",
+        _python_peer("bento_service:Peer", "http"),
+        "model+list",
+        False,
+        "BentoML 1.4.39, JSON",
+        "/readyz",
     ),
     "litserve": Recipe(
-        ("litserve==0.2.19", "onnxruntime"), _python_peer("litserve_server.py", "http"), "model+b64", False, "/health"
+        ("litserve==0.2.19", "onnxruntime"),
+        _python_peer("litserve_server.py", "http"),
+        "model+b64",
+        False,
+        "LitServe 0.2.19, JSON",
+        "/health",
     ),
     "rayserve": Recipe(
         ("ray[serve]==2.60.0", "onnxruntime"),
-        _python_peer("ray_server.py", "http", "scratch"), "model+same", False, "/ready",
+        _python_peer("ray_server.py", "http", "scratch"),
+        "model+same",
+        False,
+        "Ray Serve 2.60.0, JSON or raw bytes",
+        "/ready",
     ),
     "fastapi": Recipe(
         ("fastapi", "uvicorn", "httptools", "uvloop", "onnxruntime"),
-        _python_peer("fastapi_server.py", "http"), "model+raw", False, "/ready",
+        _python_peer("fastapi_server.py", "http"),
+        "model+raw",
+        False,
+        "FastAPI and uvicorn in one process, which does not batch, JSON or raw bytes",
+        "/ready",
     ),
-}  # fmt: skip
+}
 
 
 def set_up(name: str, peers: Path) -> None:

@@ -22,8 +22,8 @@ class Peer(Model):
         else:
             result = await asyncio.get_running_loop().run_in_executor(self.slow, self.run, tensor)
         output = InferOutput(benched_models.CASES[self.name]["output"], list(result.shape), "FP32")
-        output.set_data_from_numpy(result, binary_data=not payload.inputs[0].data)
-        return InferResponse(payload.id or "", self.name, [output])
+        output.set_data_from_numpy(result, binary_data=True)
+        return InferResponse(payload.id or "", self.name, [output], use_binary_outputs=payload.use_binary_outputs)
 
 
 if __name__ == "__main__":
