@@ -8,6 +8,10 @@ Compare it with another revision and with Triton (`make peers-setup PEERS=dir PE
 
     python -m loadtest.bench --base 73a13c3 --peers dir --peer triton --models identity --rounds 5 --duration 1
 
+Load a server that already runs, as with a profiler attached (it must serve the models; `--repository` keeps them):
+
+    python -m loadtest.bench --no-own --repository /tmp/models --models identity --state-dir /tmp/state
+
 `--base` takes a revision (checked out into a temporary git worktree) or a directory that holds a checkout. `--checkout`
 serves another directory than the one of this module. `--no-own` leaves this checkout out. The ratios at the end are
 medians over rounds of figure / figure of the base, or of the first peer without one. h2load is in Debian's package
@@ -34,7 +38,7 @@ from . import h2load
 from .cases import find, write_repository
 from .points import Calls, Results, Server, charonia_server, count_calls, favour, run_rounds
 from .report import print_report
-from .servers import Charonia
+from .servers import Charonia, endpoints_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--duration", type=float, default=1.0, metavar="S", help="seconds per point (default 1)")
     parser.add_argument("--checkout", type=Path, default=ROOT, metavar="DIR", help="source tree to serve")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="load the `charonia serve` with this state as well"
+    )
     parser.add_argument("--no-own", action="store_true", help="serve only --base and --peer")
     parser.add_argument("--base", metavar="REV|DIR", help="another revision or checkout, measured in turn")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where `make peers-setup` put the peers")
@@ -113,13 +120,15 @@ def servers_of(options: argparse.Namespace, trees: dict[str, Path], repository: 
     """Every server of the run, while they run. Raises LoadTestError when one does not start."""
     if options.peer and options.peers is None:
         raise LoadTestError("--peer needs --peers DIR")
-    if not trees and not options.peer:
-        raise LoadTestError("nothing to measure: --no-own without --base or --peer")
+    if not (trees or options.peer or options.state_dir):
+        raise LoadTestError("nothing to measure: --no-own without --base, --peer or --state-dir")
     with ExitStack() as stack:
         servers = []
         for name, tree in trees.items():
             server = stack.enter_context(Charonia(repository, options.serve_option, tree))
             servers.append(charonia_server(name, server.endpoints))
+        if options.state_dir:
+            servers.append(charonia_server("running", endpoints_of(options.state_dir)))
         for name in options.peer:
             peer = running(name, options.peers.resolve(), find(options.models), repository)
             servers.append(stack.enter_context(peer))
@@ -158,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         results, calls = run(options)
-    except (LoadTestError, OSError, ValueError) as error:
+    except (LoadTestError, OSError, ValueError, KeyError) as error:
         print(f"loadtest.bench: {error}", file=sys.stderr)
         return 2
     print_report(results, calls, "base" if options.base else next(iter(options.peer), None))

@@ -1,9 +1,7 @@
-"""A server that counts its calls, loaded by the generator of this package (`python -m loadtest`), without h2load."""
+"""A server that counts its calls, and the load for it in waves, without h2load."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench import calls
+from loadtest.bench.cases import CASES
 from loadtest.bench.processes import load_roles
 from loadtest.bench.servers import Charonia, Endpoints
+from loadtest.bench.waves import send_waves
 from loadtest.model import LoadTestError
 
 WARM_REQUESTS = 200
@@ -21,15 +21,11 @@ IDLE_S = 2.0
 
 
 def ask(endpoints: Endpoints, model: str, protocol: str, in_flight: int, requests: int) -> None:
-    """Sends requests to an identity model and compares the answers. Raises LoadTestError when one was wrong."""
+    """Sends requests to an identity model in waves and compares the answers. Raises LoadTestError."""
     address = endpoints.http if protocol == "http" else endpoints.grpc
-    command = [
-        sys.executable, "-m", "loadtest", "--protocol", protocol, "--url", str(address), "--model", model,
-        "--concurrency", str(in_flight), "--requests", str(requests), "--verify", "identity", "--quiet",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LoadTestError(f"{requests} requests over {protocol}: {done.stderr.strip() or done.stdout.strip()}")
+    if address is None:
+        raise LoadTestError(f"the server has no {protocol} front")
+    send_waves(address, CASES[model], protocol, in_flight, requests)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,9 @@
-"""Reads a server's own counters: Prometheus text, model statistics and the log server's command statistics."""
+"""Reads a server's own counters: Prometheus text and the log server's command statistics."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from loadtest.model import CONTROL_TIMEOUT_S, LoadTestError
 
@@ -38,51 +34,6 @@ def sum_metric(text: str, name: str) -> float | None:
         rest = line[line.rindex("}") + 1 :] if line[len(name)] == "{" else line[len(name) :]
         total = (total or 0.0) + float(rest.split()[0])
     return total
-
-
-@dataclass(frozen=True)
-class Executions:
-    """Of one model: inferences and executions so far, and the backend's own time in nanoseconds (X1, X3)."""
-
-    inferences: int
-    executions: int
-    compute_infer_ns: int
-
-    def since(self, before: Executions) -> Executions:
-        """What happened after `before`."""
-        return Executions(
-            self.inferences - before.inferences,
-            self.executions - before.executions,
-            self.compute_infer_ns - before.compute_infer_ns,
-        )
-
-
-def parse_executions(document: Mapping[str, Any]) -> Executions:
-    """Sums over the versions of a statistics answer. Raises ValueError when it is none.
-
-    `inference_stats` counts a batch's duration once for every request in it, `batch_stats` once per execution, so the
-    latter is the backend's time.
-    """
-    inferences = executions = compute_ns = 0
-    try:
-        for version in document["model_stats"]:
-            inferences += int(version.get("inference_count", 0))
-            executions += int(version.get("execution_count", 0))
-            compute_ns += sum(int(batch["compute_infer"]["ns"]) for batch in version.get("batch_stats", ()))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a statistics answer: {error!r}") from None
-    return Executions(inferences, executions, compute_ns)
-
-
-def read_executions(http_address: str, model: str) -> Executions | None:
-    """The model's counters; None when the server does not keep them. Raises LoadTestError when it does not answer."""
-    status, body = fetch(http_address, f"/v2/models/{model}/stats")
-    if status != 200:
-        return None
-    try:
-        return parse_executions(json.loads(body))
-    except ValueError:
-        return None
 
 
 def read_appends(metrics_address: str) -> tuple[float, float] | None:

@@ -34,6 +34,13 @@ class Endpoints:
     log_url: str | None = None
 
 
+def endpoints_of(state_dir: Path) -> Endpoints:
+    """What a running `charonia serve` wrote into its state directory. Raises OSError, ValueError or KeyError."""
+    ports = json.loads((state_dir / "endpoints.json").read_bytes())
+    processes = state_dir / "processes.json"
+    return Endpoints(ports["http"], ports.get("grpc"), ports.get("metrics"), processes, ports.get("log"))
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM, and SIGKILL when the process has not ended after `STOP_WITHIN_S`."""
     if process.poll() is None:
@@ -101,13 +108,11 @@ class Charonia:
 
     def _is_ready(self) -> bool:
         try:
-            ports = json.loads((self._state / "endpoints.json").read_bytes())
-            status, _ = fetch(ports["http"], "/v2/health/ready")
+            endpoints = endpoints_of(self._state)
+            status, _ = fetch(str(endpoints.http), "/v2/health/ready")
         except (OSError, ValueError, KeyError, LoadTestError):
             return False
-        self.endpoints = Endpoints(
-            ports["http"], ports.get("grpc"), ports.get("metrics"), self._state / "processes.json", ports.get("log")
-        )
+        self.endpoints = endpoints
         return status == 200
 
     def _last_lines(self) -> str:

@@ -1,10 +1,8 @@
-"""Counters are found among their neighbours, and the backend's time is taken per execution."""
+"""Counters are found among their neighbours."""
 
 from __future__ import annotations
 
-import pytest
-
-from loadtest.bench.scrape import Executions, parse_commands, parse_executions, sum_metric
+from loadtest.bench.scrape import parse_commands, sum_metric
 
 TEXT = """# HELP charonia_log_entries_appended_total Entries
 # TYPE charonia_log_entries_appended_total counter
@@ -19,27 +17,6 @@ def test_metrics_add_up_over_labels() -> None:
     assert sum_metric(TEXT, "charonia_log_entries_appended_total") == 7.0
     assert sum_metric(TEXT, "plain_total") == 2500.0
     assert sum_metric(TEXT, "charonia_log_entries") is None
-
-
-def test_executions_since() -> None:
-    version = {
-        "name": "identity",
-        "inference_count": "10",
-        "execution_count": 4,
-        "inference_stats": {"compute_infer": {"count": 10, "ns": 99999}},
-        "batch_stats": [
-            {"batch_size": 1, "compute_infer": {"count": 2, "ns": 200}},
-            {"batch_size": 4, "compute_infer": {"count": 2, "ns": 300}},
-        ],
-    }
-    after = parse_executions({"model_stats": [version, {"name": "identity", "version": "2"}]})
-    assert after == Executions(10, 4, 500)
-    assert after.since(Executions(4, 1, 100)) == Executions(6, 3, 400)
-
-
-def test_another_document_is_no_statistics() -> None:
-    with pytest.raises(ValueError, match="statistics"):
-        parse_executions({"name": "identity"})
 
 
 def test_commands_are_summed_without_the_question_itself() -> None:
