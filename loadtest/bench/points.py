@@ -198,9 +198,9 @@ def count_calls(
 
 
 def favour() -> bool:
-    """Asks the scheduler to favour this session (nice -10 where that is allowed), which its children inherit."""
+    """Favours this process and what it starts, servers and generators alike (nice -10), where that is allowed."""
     try:
-        os.nice(-10)
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     except OSError:
         return False
     return True

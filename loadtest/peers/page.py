@@ -61,7 +61,7 @@ def section(name: str, recipe: Recipe, results: Results, rounds: int, duration_s
             words.append(word)
     other = [p.other_cores for servers in results.values() for points in servers.values() for p in points if p]
     counts = ", ".join(f"{words.count(word)} {label}" for word, label in
-                       (("win", "wins"), ("level", "level"), ("loss", "losses")))  # fmt: skip
+                       (("win", "won"), ("level", "level"), ("loss", "lost")))  # fmt: skip
     busy = f"{sorted(other)[len(other) // 2]:.2f}" if other else "-"
     return "\n".join(
         [

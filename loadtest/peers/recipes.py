@@ -33,6 +33,8 @@ from loadtest.peers.triton import max_batch, write_triton_repository
 LAUNCHERS = Path(__file__).with_name("servers")
 READY_WITHIN_S = 180
 POLL_S = 0.1
+RUN = "LOADTEST_RUN"
+"""Environment variable that marks all processes of one started peer; Ray's and LitServe's outlive their parents."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +239,10 @@ class _Started:
         """Starts the process and waits until it is ready. Raises LoadTestError with its last words."""
         self.stop()
         self.deaths += 1
+        marked = {**os.environ, "OMP_NUM_THREADS": "1", **self._launch.environment, RUN: str(self._log.parent)}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._launch.command, env={**os.environ, "OMP_NUM_THREADS": "1", **self._launch.environment},
+                self._launch.command, env=marked,
                 cwd=self._log.parent, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         give_up_s = time.monotonic() + READY_WITHIN_S
@@ -263,11 +266,11 @@ class _Started:
         return {pid: _role(pid, root) for pid in members(listed)}
 
     def _strays(self) -> list[int]:
-        """Processes that left the tree, as Ray's daemons do: they name this run's scratch directory."""
-        mark, found = str(self._log.parent).encode(), []
+        """Every process of this run, those that left the tree included: all have inherited its mark."""
+        mark, found = f"{RUN}={self._log.parent}".encode(), []
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdigit() and mark in (entry / "cmdline").read_bytes():
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue

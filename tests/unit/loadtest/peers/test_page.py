@@ -26,7 +26,7 @@ def test_a_section_counts_wins_and_losses() -> None:
         Key("mixed", "http", 1): {"own": [slow]},
     }
     text = section("triton", RECIPES["triton"], results, 1, 1.0)
-    assert "**1 wins, 0 level, 1 losses** of 2 points" in text
+    assert "**1 won, 0 level, 1 lost** of 2 points" in text
     assert "| identity | grpc | 1 | 200 | 100 |" in text
     assert text.splitlines()[-1].endswith("| 0.50 | loss |")
 
