@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.bench.__main__ import checkout_of
 from loadtest.bench.__main__ import main as bench
 from loadtest.bench.budget import count_calls, count_log
 from loadtest.bench.cases import find, write_repository
 from loadtest.bench.counted import counted
+from loadtest.model import LoadTestError
 from loadtest.walk import main as walk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,3 +63,30 @@ def test_a_walk_is_printed_by_package(capsys: pytest.CaptureFixture[str]) -> Non
     lines = capsys.readouterr().out.splitlines()
     assert {"gateway", "batcher", "executors"} <= {line.split()[0] for line in lines}
     assert any("gateway/http/" in line for line in lines)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_a_revision_is_checked_out_and_removed_again() -> None:
+    with checkout_of("HEAD") as tree:
+        assert (tree / "charonia" / "cli").exists() or (tree / "charonia" / "cli.py").exists()
+    assert not tree.exists()
+    with pytest.raises(LoadTestError, match="no-such-revision"), checkout_of("no-such-revision"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--models", "nothing"], "unknown model nothing"),
+        (["--in-flight", "1,x"], "--in-flight must be"),
+        (["--no-own"], "nothing to measure"),
+        (["--peer", "triton"], "--peer needs --peers DIR"),
+    ],
+)
+def test_options_that_do_not_fit(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("loadtest.bench.__main__.favour", lambda: True)
+    monkeypatch.setattr("loadtest.bench.h2load.require", lambda: "h2load")
+    assert bench(["--models", "identity", *arguments]) == 2
+    assert words in capsys.readouterr().err
