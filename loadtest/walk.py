@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadtest.bench import calls
+from loadtest.bench.calls import ask, counted
 from loadtest.bench.cases import find, write_repository
-from loadtest.bench.counted import ask, counted
 from loadtest.bench.report import table
 from loadtest.model import LoadTestError
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.bench.calls import CountedServer, ask, counted
 from loadtest.bench.cases import find, write_repository
-from loadtest.bench.counted import CountedServer, ask, counted
 from loadtest.bench.report import table
 from loadtest.bench.scrape import read_appends, read_commands
 from loadtest.bench.servers import Charonia, Endpoints

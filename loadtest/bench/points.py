@@ -19,8 +19,8 @@ from typing import Any
 from loadtest.measurement import percentile
 from loadtest.model import LoadTestError
 
+from .calls import counted
 from .cases import Case
-from .counted import counted
 from .h2load import load, send
 from .messages import Message, check, grpc_message, http_message, mixed_message
 from .processes import load_roles, machine_busy_ns, members, usage_by_role, usage_of

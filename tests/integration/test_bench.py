@@ -11,8 +11,8 @@ import pytest
 from loadtest.bench.__main__ import checkout_of
 from loadtest.bench.__main__ import main as bench
 from loadtest.bench.budget import count_calls, count_log
+from loadtest.bench.calls import counted
 from loadtest.bench.cases import find, write_repository
-from loadtest.bench.counted import counted
 from loadtest.model import LoadTestError
 from loadtest.walk import main as walk
 
