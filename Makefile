@@ -6,9 +6,15 @@ SERVE_FLAGS ?=
 DRILL_FLAGS ?=
 STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
+BENCH_FLAGS ?=
+BASE ?= HEAD~1
+PEERS ?=
+PEER ?=
+PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
+NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test topologies lint format types contracts protos bench drill stack-test clean ci
+.PHONY: help install models serve test topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -63,8 +69,25 @@ protos: $(VENV)/.made         ## regenerate protos/*_pb2*
 	$(VENV)/protoc/bin/python -m pip install -q 'grpcio-tools==1.81.1'
 	$(VENV)/protoc/bin/python protos/generate.py
 
-bench: $(VENV)/.tested models ## CPU per request, requests per entry and rates of the whole stack
-	$(BIN)/python -m loadtest.bench
+bench: $(VENV)/.tested models ## what a request costs, over gRPC and HTTP, with h2load (apt-get install nghttp2-client); BENCH_FLAGS=--help
+	$(BIN)/python -m loadtest.bench $(BENCH_FLAGS)
+
+bench-compare: $(VENV)/.tested models ## this checkout and BASE=revision in turns, point by point, with medians of ratios
+	$(BIN)/python -m loadtest.bench --base '$(BASE)' $(BENCH_FLAGS)
+
+bench-budget: $(VENV)/.tested ## fail when a request costs more log commands or Python calls than loadtest/bench/budgets.toml allows
+	$(BIN)/python -m loadtest.bench.budget $(BENCH_FLAGS)
+
+peers-setup: $(VENV)/.tested ## set other model servers up in PEERS=directory; PEER="triton mlserver ..." for some
+	@$(NO_PEERS)
+	$(BIN)/python -m loadtest.peers setup $(PEER_FLAGS)
+
+bench-peers: $(VENV)/.tested models ## measure them beside this checkout and write docs/performance.md
+	@$(NO_PEERS)
+	$(BIN)/python -m loadtest.peers run $(PEER_FLAGS) --page docs/performance.md $(BENCH_FLAGS)
+
+walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP request passes
+	$(BIN)/python -m loadtest.walk
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)

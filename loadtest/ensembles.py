@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpcclient  # type: ignore[import-untyped]
 
-from .server_under_test import Charonia
+from .bench.servers import Charonia
 
 WIDTH = 16
 _IO = """

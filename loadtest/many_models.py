@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .bench.processes import load_roles, pss_bytes_by_role
+from .bench.servers import Charonia
 from .model import LoadTestError, split_url
-from .processes import load_roles, pss_bytes_by_role
-from .server_under_test import Charonia
 
 WIDTH = 4
 _ASK_TIMEOUT_S = 120

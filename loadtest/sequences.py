@@ -25,8 +25,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2  # type: ignore[import-untyped]
 
+from .bench.servers import Charonia
 from .model import LoadTestError
-from .server_under_test import Charonia
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 FACTOR, MODULUS = 31, 65521

@@ -1,4 +1,4 @@
-"""The generator and the bench against real echo servers: counts are exact, and wrong servers are found out."""
+"""The generator against real echo servers: counts are exact, and wrong servers are found out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,34 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench import main as bench
-from loadtest.server_under_test import Echo
+from loadtest.bench.servers import stop
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Echo:
+    """One of the echo servers (`echo_http`, `echo_grpc`); a context manager with its `address`."""
+
+    def __init__(self, module: str) -> None:
+        script = ROOT / "tests" / "rigs" / f"{module}.py"
+        self._process = subprocess.Popen([sys.executable, str(script), "--port", "0"], stdout=subprocess.PIPE)
+        self.address = ""
+
+    def __enter__(self) -> Echo:
+        assert self._process.stdout is not None
+        word, _, self.address = self._process.stdout.readline().decode().strip().partition(" ")
+        assert word == "listening", "an echo server did not start; its own message is above"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop(self._process)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def echo(request: pytest.FixtureRequest) -> Iterator[tuple[str, Echo]]:
-    with Echo(f"loadtest.echo_{request.param}") as server:
+    with Echo(f"echo_{request.param}") as server:
         yield request.param, server
 
 
@@ -85,7 +104,7 @@ def test_no_server_is_one_sentence(protocol: str) -> None:
     ],
 )
 def test_options_that_do_not_fit(arguments: tuple[str, ...], words: str) -> None:
-    with Echo("loadtest.echo_http") as server:
+    with Echo("echo_http") as server:
         done = _loadtest("--url", server.address, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -141,24 +160,3 @@ def test_a_server_that_never_answers_times_out() -> None:
         done = _loadtest("--url", address, "--requests", "1", "--timeout", "0.2", "--json")
         thread.join(timeout=10)
     assert json.loads(done.stdout)["errors"] == {"no answer within 0.2 s": 1}
-
-
-def test_the_bench_runs_rounds_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    roles, document = tmp_path / "processes.json", tmp_path / "bench.json"
-    with Echo("loadtest.echo_http") as http, Echo("loadtest.echo_grpc") as grpc:
-        roles.write_text(json.dumps([{"role": "gateway", "pid": http.pid}, {"role": "executor", "pid": grpc.pid}]))
-        fronts = ["--url", http.address, "--grpc-url", grpc.address, "--processes-file", str(roles)]
-        length = ["--rounds", "1", "--duration", "0.3", "--in-flight", "2,64", "--no-baselines"]
-        status = bench([*fronts, *length, "--json", str(document), "--check"])
-    assert status == 1  # an echo has no Redis and counts no entries
-    report = json.loads(document.read_text())
-    assert [(cell["target"], cell["in_flight"]) for cell in report["cells"]] == [
-        ("charonia http", 2), ("charonia grpc", 2), ("charonia http", 64), ("charonia grpc", 64),
-    ]  # fmt: skip
-    over_http = report["cells"][2]
-    assert over_http["cpu_us"]["gateway"]["median"] > 0
-    assert over_http["throughput_per_s"]["median"] > 0
-    assert over_http["verdicts"]["gateway"]["budget"] == 50
-    assert report["pss_idle_bytes"]["gateway"] > 1 << 20
-    assert "charonia http at 64 in flight: requests per entry not measured" in report["missed"]

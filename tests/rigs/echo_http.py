@@ -66,7 +66,7 @@ def main() -> None:
     """Serves on loopback and prints "listening HOST:PORT"."""
     import uvicorn
 
-    parser = argparse.ArgumentParser(prog="loadtest.echo_http")
+    parser = argparse.ArgumentParser(prog="echo_http")
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     # IPPROTO_TCP is named so that the loop sets TCP_NODELAY on what it accepts.

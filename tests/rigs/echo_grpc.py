@@ -17,10 +17,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc  # type: ignore[impo
 class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Metadata, readiness and inference."""
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
 
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
         tensor = service_pb2.ModelMetadataResponse.TensorMetadata
         return service_pb2.ModelMetadataResponse(
             name=request.name,
@@ -30,7 +30,7 @@ class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             outputs=[tensor(name="OUTPUT0", datatype="FP32", shape=[-1, 16])],
         )
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
         answer = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
         for tensor in request.inputs:
             answer.outputs.add(
@@ -55,7 +55,7 @@ async def serve(port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="loadtest.echo_grpc")
+    parser = argparse.ArgumentParser(prog="echo_grpc")
     parser.add_argument("--port", type=int, default=0)
     asyncio.run(serve(parser.parse_args().port))
 

@@ -1,18 +1,21 @@
-"""Starts and stops what the bench measures, as child processes: `charonia serve` and the two echo baselines."""
+"""Starts and stops `charonia serve` of any checkout as a child process, on free ports and with its own state."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .model import LoadTestError
+from loadtest.model import LoadTestError
+
 from .scrape import fetch
 
 READY_WITHIN_S = 60
@@ -28,6 +31,14 @@ class Endpoints:
     grpc: str | None = None
     metrics: str | None = None
     processes_file: Path | None = None
+    log_url: str | None = None
+
+
+def endpoints_of(state_dir: Path) -> Endpoints:
+    """What a running `charonia serve` wrote into its state directory. Raises OSError, ValueError or KeyError."""
+    ports = json.loads((state_dir / "endpoints.json").read_bytes())
+    processes = state_dir / "processes.json"
+    return Endpoints(ports["http"], ports.get("grpc"), ports.get("metrics"), processes, ports.get("log"))
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -44,19 +55,28 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 class Charonia:
     """`charonia serve` on free ports with a state directory of its own; a context manager.
 
-    `ready_s` is the time from its start to readiness. Raises LoadTestError with the server's last lines when it ends
-    or does not become ready.
+    `checkout` is the source tree to serve from, by default the installed package; `environment` is added to the
+    server's. `ready_s` is the time from its start to readiness. Raises LoadTestError with the server's last lines
+    when it ends or does not become ready.
     """
 
-    def __init__(self, model_repository: Path, extra: list[str]) -> None:
+    def __init__(
+        self,
+        model_repository: Path,
+        extra: Sequence[str] = (),
+        checkout: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="charonia-bench-"))
-        beside = Path(sys.executable).with_name("charonia")
-        program = str(beside) if beside.exists() else shutil.which("charonia")
-        if program is None:
-            raise LoadTestError(f"no charonia command beside {sys.executable} or on PATH: run `make install`")
-        self._command = [program, "serve", "--model-repository", str(model_repository)]
+        self._command = [sys.executable, "-m", "charonia.cli", "serve"]
+        self._command += ["--model-repository", str(model_repository.resolve())]
         self._command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self._command += ["--state-dir", str(self._state), *extra]
+        self._checkout = checkout
+        path = [os.environ.get("PYTHONPATH", "")] if checkout is None else [str(checkout)]
+        given = dict(environment or {})
+        path.insert(0, given.pop("PYTHONPATH", ""))
+        self._environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         self._log = self._state / "bench-serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.ready_s = 0.0
@@ -65,7 +85,14 @@ class Charonia:
     def __enter__(self) -> Charonia:
         started = time.monotonic()
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._checkout,
+                env=self._environment,
+            )
         try:
             while not self._is_ready():
                 if self._process.poll() is not None:
@@ -81,13 +108,11 @@ class Charonia:
 
     def _is_ready(self) -> bool:
         try:
-            ports = json.loads((self._state / "endpoints.json").read_bytes())
-            status, _ = fetch(ports["http"], "/v2/health/ready")
+            endpoints = endpoints_of(self._state)
+            status, _ = fetch(str(endpoints.http), "/v2/health/ready")
         except (OSError, ValueError, KeyError, LoadTestError):
             return False
-        self.endpoints = Endpoints(
-            ports["http"], ports.get("grpc"), ports.get("metrics"), self._state / "processes.json"
-        )
+        self.endpoints = endpoints
         return status == 200
 
     def _last_lines(self) -> str:
@@ -99,27 +124,3 @@ class Charonia:
         if self._process is not None:
             stop(self._process)
         shutil.rmtree(self._state, ignore_errors=True)
-
-
-class Echo:
-    """One of the echo servers (`loadtest.echo_http`, `loadtest.echo_grpc`); a context manager with its `address`."""
-
-    def __init__(self, module: str) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", module, "--port", "0"], stdout=subprocess.PIPE)
-        self.pid = self._process.pid
-        self.address = ""
-
-    def __enter__(self) -> Echo:
-        assert self._process.stdout is not None
-        word, _, self.address = self._process.stdout.readline().decode().strip().partition(" ")
-        if word != "listening":
-            self.__exit__(None, None, None)
-            raise LoadTestError("an echo server did not start; its own message is above")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        stop(self._process)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
