@@ -25,6 +25,9 @@ class MemoryWaves:
         asyncio.get_running_loop().call_soon(done, entry_id)
         return True
 
+    def flush(self) -> None:
+        pass
+
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
         for reply in replies:
             self._streams.append_here(reply.stream, reply.fields)

@@ -105,12 +105,15 @@ class Waves(Protocol):
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         """Append a wave, given in pieces, to a queue stream, at the server's own durability level.
 
-        It is written before this returns; `done` is called later. False when it cannot be written now: then nothing
-        was done.
+        It is written with the next `flush`, or at the end of the tick; `done` is called later. False when it cannot be
+        written now: then nothing was done.
         """
 
+    def flush(self) -> None:
+        """Write what was sent now, in one go."""
+
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        """Append `replies`, then delete these waves: they are settled. As `send` otherwise."""
+        """Append `replies`, then delete these waves: they are settled. Written at once; as `send` otherwise."""
 
     async def burst(
         self,

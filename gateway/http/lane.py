@@ -203,7 +203,11 @@ class HttpLane:
             return None
         connection.signature = signature
         call = HttpCall(connection, signature, *parts)
-        signature.door.add(call)
+        door = signature.door
+        door.waiting.append(call)
+        if not door.touched:
+            door.touched = True
+            self._waves.touched.append(door)
         return call
 
     def ready(self) -> None:

@@ -43,8 +43,8 @@ class Awaited:
         """
         call = AwaitedCall(self, data, client_id, deadline_ns)
         door = self.door
-        door.add(call)
-        door.come()
+        door.waiting.append(call)
+        door.gathering.came(door)
         timer = door.waves.arm(call) if deadline_ns else None
         try:
             return await call.future

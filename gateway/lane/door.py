@@ -1,13 +1,7 @@
-"""Where requests of one kind gather and leave as waves.
-
-A lone request leaves at once. Of several callers the requests gather while a wave is under way. When it is answered,
-those callers ask again at once or not at all: as long as they lately did, the next wave waits for them, for two
-milliseconds at most. Each wave saved spares every process behind it a wake-up (docs/adr/0015).
-"""
+"""Where requests of one signature wait and are packed into waves; when they leave is `gathering`'s."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,6 +11,7 @@ from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
 
 from .calls import Call, Signature
+from .gathering import Gathering
 
 if TYPE_CHECKING:
     from charonia.calls.admission import Admitted
@@ -25,56 +20,26 @@ if TYPE_CHECKING:
     from .waves import PendingWave, Waves
 
 MOST_WAVE_BYTES = 262_144
-SLOW_NS = 5_000_000
-"""A model that takes longer for a wave gains little by it, and its requests could no longer be cancelled one by one."""
-_CLOSED_NS = 30_000_000_000
-_LONE = 1.5
-_WEIGHT = 8
-_MOST_UNDER_WAY = 8
-_MOST_UNPROVEN = 1024
-_MOST_WAITING = 8192
-_HOLD_S = 0.002
-_EXPECTED = 0.9
-"""The part of the callers answered last that is waited for."""
-_HOLDS = 0.5
-"""Waiting goes on while it was worth it so often."""
-_PROBES = 32
-"""Else it is tried with each so manieth wave."""
-_MEASURED = 4
-_PARALLEL_NS = 500_000
-"""A model that takes so long for a wave had better use all its instances."""
 
 
 class Door:
-    """The requests of one signature, level and version on their way into the log."""
+    """The requests of one signature, level and version on their way into the log.
+
+    `waiting` and `touched` are also the fronts' to change as they read: they append a call, and note the door once in
+    `Waves.touched`.
+    """
 
     __slots__ = (
         "_admitted",
-        "_expected",
-        "_hold_timer",
-        "_holds",
-        "_infer_ns",
-        "_is_proven",
-        "_least_ns",
         "_level",
-        "_loop",
-        "_may_gather",
-        "_measured",
         "_meta",
-        "_most",
-        "_most_under_way",
-        "_number",
-        "_scheduled",
-        "_seen",
-        "_stream",
         "_timeout_us",
-        "_under_way",
-        "_usual",
         "_varies",
-        "closed_until_ns",
         "counts",
+        "gathering",
         "is_closed",
         "key",
+        "most",
         "served",
         "touched",
         "used_ns",
@@ -85,153 +50,57 @@ class Door:
     def __init__(
         self,
         waves: Waves,
+        gathering: Gathering,
         key: object,
         served: ServedVersion,
         admitted: Admitted,
         counts: RequestCounts,
         *,
         level: int,
-        stream: bytes,
         timeout_us: int,
     ) -> None:
         self.waves = waves
-        self._loop = asyncio.get_running_loop()
+        self.gathering = gathering
         self.key = key
         self.served = served
         self.counts = counts
         self._admitted = admitted
         self._meta = admitted.meta
         self._level = level
-        self._stream = stream
         self._timeout_us = timeout_us
-        self.waiting: list[Call] = []
-        self._under_way = 0
-        self._scheduled = False
-        self._seen = 0
-        self._usual = 1.0
-        """How many requests a wave had lately."""
-        self._expected = 0
-        """How many requests the next wave waits for; 0: for none."""
-        self._holds = 1.0
-        """How often all came that were waited for, of late."""
-        self._hold_timer: asyncio.TimerHandle | None = None
-        self._number = 0
-        self._infer_ns = self._least_ns = self._measured = 0
-        self.closed_until_ns = 0
-        self.is_closed = False
-        self.used_ns = 0
-        self.touched = False
         self._varies = bool(admitted.bytes_inputs)
         """Requests differ in the bytes of their inputs."""
-        self._is_proven = False
-        """The model was seen to be quick; until then every request goes to the log at once."""
+        self.waiting: list[Call] = []
+        self.touched = self.is_closed = False
+        self.used_ns = monotonic_ns()
         most = 1
-        block = served.interface.dynamic_batching
-        if block is not None:
+        if served.interface.dynamic_batching is not None:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
-        # where a queue is bounded, or many instances could run, requests wait in the log and not here (S7)
-        bounded = block is not None and block.queue_policy(level).max_queue_size > 0
-        self._may_gather = block is not None and not bounded
-        self._most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
-        self._most_under_way = max(1, min(_MOST_UNDER_WAY, sum(served.slots.values())))
-
-    @property
-    def most(self) -> int:
+        self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
         """Requests of a wave."""
-        return self._most
 
-    def add(self, call: Call) -> None:
-        """Take a recognised request; `Waves.ready` follows when the front has read what there is."""
-        self.waiting.append(call)
-        if not self.touched:
-            self.touched = True
-            self.waves.touched.append(self)
-
-    def come(self) -> None:
-        """A request was added by itself: others may come with this tick."""
-        if not self._scheduled and self._hold_timer is None and self._has_turn:
-            if self._usual < _LONE and not self._under_way:
-                self._flush()
-            else:
-                self._schedule()
-        elif len(self.waiting) >= self._most or (self._hold_timer is not None and len(self.waiting) >= self._expected):
-            self.ready()
-
-    def ready(self) -> None:
-        """The front has read what there was: send a wave now, soon, or when one of those under way is answered."""
-        count = len(self.waiting)
-        if count > _MOST_WAITING:
-            self.leave_all()  # there they are counted
-        elif count >= self._most:
-            self._flush()
-        elif self._hold_timer is not None:
-            if count >= self._expected:
-                self._end_hold(1.0)
-        elif not self._scheduled and self._has_turn:
-            if self._usual < _LONE:
-                self._flush()
-            else:
-                self._schedule()
-
-    @property
-    def _has_turn(self) -> bool:
-        """Whether a wave that is not full may leave: another one would be behind it."""
-        if not (self._may_gather and self._is_proven):
-            return self._under_way < _MOST_UNPROVEN
-        return self._under_way < (self._most_under_way if self._infer_ns > _PARALLEL_NS else 1)
-
-    def _hold(self, answered: int) -> None:
-        """Callers were answered who may ask again: let the next wave wait for them, if that is worth it."""
-        self._number += 1
-        self._expected = min(self._most, int(_EXPECTED * (answered + len(self.waiting))))
-        self._hold_timer = self._loop.call_later(_HOLD_S, self._end_hold, 0.0)
-
-    def _end_hold(self, came: float) -> None:
-        assert self._hold_timer is not None
-        self._hold_timer.cancel()
-        self._hold_timer = None
-        self._holds += (came - self._holds) / _WEIGHT
-        if self.waiting:
-            self._flush()
-
-    def _schedule(self) -> None:
-        self._scheduled = True
-        self._loop.call_soon(self._quiet)
-
-    def _quiet(self) -> None:
-        """Send what waits, unless the last tick brought more requests: then the next one may, too."""
-        count = len(self.waiting)
-        if self._seen < count < self._most:
-            self._seen = count
-            self._loop.call_soon(self._quiet)
-            return
-        self._scheduled = False
-        self._flush()
-
-    def _flush(self) -> None:
-        self._seen = 0
+    def send(self, *, full_only: bool = False) -> int:
+        """Send what waits, or as many full waves as it makes; how many waves left. `Waves.flush` follows."""
+        count = 0
         waiting = self.waiting
-        while waiting and (self._has_turn or (len(waiting) >= self._most and self._under_way < _MOST_UNDER_WAY)):
-            if self._hold_timer is not None:
-                self._hold_timer.cancel()
-                self._hold_timer = None
-            calls = waiting[: self._most]
-            del waiting[: self._most]
-            self._send(calls)
+        while len(waiting) >= (self.most if full_only else 1):
+            calls = waiting[: self.most]
+            del waiting[: self.most]
+            count += self._send(calls)
+        return count
 
-    def _send(self, calls: list[Call]) -> None:
+    def _send(self, calls: list[Call]) -> bool:
         count = len(calls)
-        self._usual += (count - self._usual) / _WEIGHT
-        waves = self.waves
         if self._varies:
             size_bytes = sum([len(part) for call in calls for part in call.data])
         else:
             size_bytes = count * self._meta.size_bytes
+        waves = self.waves
         wave = waves.begin(self, calls, size_bytes)
         if wave is None:
             for call in calls:
                 call.signature.leave(call)
-            return
+            return False
         meta = self._meta
         client_ids = [call.client_id for call in calls]
         deadlines = [call.deadline_ns for call in calls]
@@ -257,27 +126,27 @@ class Door:
                 pieces += column
         if any(deadlines):
             wave.pieces = pieces
-        self._under_way += 1
         self.used_ns = wave.sent_ns
-        if not waves.send(wave, self._stream, pieces):
-            self._under_way -= 1
-            for call in calls:
-                call.wave = None
-                call.signature.leave(call)
+        if waves.send(wave, self.gathering.stream, pieces):
+            return True
+        for call in calls:
+            call.wave = None
+            call.signature.leave(call)
+        return False
 
     def abandoned(self, call: Call) -> None:
         """A caller has gone."""
         if call.signature.counts_itself:
             self.counts.failures["CANCELED"] += 1
-        if call.wave is None:
-            if call in self.waiting:
-                self.waiting.remove(call)
-        else:
+        if call.wave is not None:
             self.waves.abandoned(call)
+        elif call in self.waiting:
+            self.waiting.remove(call)
 
     def answered(self, wave: PendingWave, reply: WaveReply) -> None:
         """A wave has its answers."""
-        self._measure(reply.infer_ns)
+        if not self.gathering.measured(reply.infer_ns):
+            self.waves.close_door(self)
         calls = wave.calls
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
@@ -296,36 +165,9 @@ class Door:
         if signature.counts_itself:
             self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
 
-    def _measure(self, infer_ns: int) -> None:
-        """Note what the model took for a wave: the least of several, as a busy machine adds to single ones."""
-        self._least_ns = min(infer_ns, self._least_ns or infer_ns)
-        self._measured += 1
-        if self._measured < _MEASURED:
-            return
-        self._infer_ns, self._least_ns, self._measured = self._least_ns, 0, 0
-        if self._infer_ns <= SLOW_NS:
-            self._is_proven = True
-        else:
-            self.closed_until_ns = monotonic_ns() + _CLOSED_NS
-            self.waves.close_door(self)
-
     def ended(self, count: int) -> None:
-        """A wave of so many requests is over: the next may leave."""
-        self._under_way -= 1
-        if self._hold_timer is not None or self._scheduled or not self._has_turn:
-            return
-        if count > 1 and self._infer_ns <= _PARALLEL_NS and (self._holds >= _HOLDS or not self._number % _PROBES):
-            self._hold(count)
-        elif self.waiting:
-            self._number += 1
-            self._schedule()
-
-    def send_all(self) -> None:
-        """Send what waits at once: the door closes."""
-        while self.waiting:
-            calls = self.waiting[: self._most]
-            del self.waiting[: self._most]
-            self._send(calls)
+        """A wave of so many requests is over."""
+        self.gathering.ended(count)
 
     def leave_all(self) -> None:
         """Send what waits the full way."""

@@ -28,6 +28,7 @@ from gateway.tracing.tracer import Tracer
 
 from .awaited import Awaited
 from .door import Door
+from .gathering import Gathering
 from .waves import ReplyServer, Waves
 
 MAX_REQUEST_BYTES = 16_384
@@ -58,8 +59,7 @@ class Lane:
         self.replies = ReplyServer(self.waves)
         self.fronts: list[Callable[[Door], None]] = []
         self._ways: dict[object, Awaited] = {}
-        self._slow: dict[object, int] = {}
-        """Doors that closed because their model took its time, until when."""
+        self._gatherings: dict[bytes, Gathering] = {}
         self._reserving: dict[str, asyncio.Task[bool]] = {}
         self._is_closed = self._terms.journalled
         """Requests that are journalled one by one gain nothing here."""
@@ -127,13 +127,21 @@ class Lane:
         lane = self._terms.lane
         if (served.model, level, lane) not in self._dataplane.counts.lanes:
             return None
-        if self._slow.get(key, 0) > monotonic_ns() or not self._is_reserved(served) or not self._batchers_read_waves():
+        stream = keys.queue(served.model, level, lane)
+        gathering = self._gatherings.get(stream)
+        if gathering is not None and gathering.closed_until_ns > monotonic_ns():
+            return None  # its model takes its time
+        if not self._is_reserved(served) or not self._batchers_read_waves():
             return None
         if len(self._ways) >= _MOST_DOORS:
             self.close_all()
-        stream = keys.queue(served.model, level, lane)
-        door = Door(self.waves, key, served, admitted, counts, level=level, stream=stream, timeout_us=timeout_us)
-        door.used_ns = monotonic_ns()
+            self._gatherings.clear()
+        if gathering is None:
+            block = served.interface.dynamic_batching
+            may_gather = block is not None and not block.queue_policy(level).max_queue_size
+            instances = sum(served.slots.values())
+            gathering = self._gatherings[stream] = Gathering(self.waves, stream, instances, may_gather=may_gather)
+        door = Door(self.waves, gathering, key, served, admitted, counts, level=level, timeout_us=timeout_us)
         way = self._ways[key] = Awaited(door)
         return way
 
@@ -160,6 +168,7 @@ class Lane:
     def _changed(self, _model: str) -> None:
         # names of models may lead elsewhere now, too: what changes rarely is learned anew as a whole
         self.close_all()
+        self._gatherings.clear()
 
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
@@ -170,10 +179,6 @@ class Lane:
         if way is not None and way.door is door:
             del self._ways[door.key]
         door.is_closed = True
-        if door.closed_until_ns:
-            if len(self._slow) >= _MOST_DOORS:
-                self._slow.clear()
-            self._slow[door.key] = door.closed_until_ns
         for front in self.fronts:
             front(door)
 

@@ -89,7 +89,7 @@ class Waves:
 
     def __init__(self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits) -> None:
         self._log = log
-        self._send_wave = log.waves.send
+        self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
         self._dataplane = dataplane
         self._pending = dataplane.pending
         self._limits = limits
@@ -110,7 +110,7 @@ class Waves:
         while touched:
             door = touched.pop()
             door.touched = False
-            door.ready()
+            door.gathering.came(door)
 
     def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None:
         """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why."""
@@ -157,6 +157,10 @@ class Waves:
             pass
         self._forget(wave)
         return False
+
+    def flush(self) -> None:
+        """Write the waves that were sent."""
+        self._flush_waves()
 
     def _accepted(self, wave: PendingWave, result: bytes | CharoniaError) -> None:
         if isinstance(result, CharoniaError):
@@ -345,7 +349,9 @@ class Waves:
     def close_door(self, door: Door) -> None:
         """Requests of a door go the full way from now on."""
         self.on_close(door)
-        door.send_all()
+        if door.waiting:
+            door.send()
+            self.flush()
 
     def lose_all(self, error: CharoniaError) -> None:
         """The log is another one, or the gateway ends: nothing under way is answered any more."""

@@ -90,6 +90,9 @@ class ClusterWaves:
         self._log.spawn(send())
         return True
 
+    def flush(self) -> None:
+        pass
+
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
         async def end() -> None:
             try:

@@ -51,6 +51,14 @@ class Commands:
         """
         return self._connection.batch_now(pieces, count, done)
 
+    def write_soon(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
+        """`write_now` that waits for `flush`, or for the end of the tick."""
+        return self._connection.batch_soon(pieces, count, done)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        self._connection.flush()
+
     @property
     def replies_prove_level(self) -> bool:
         """Whether the reply to a write proves the server's own level, without a barrier behind it."""

@@ -146,6 +146,19 @@ class Connection:
         wire.batch_now(pieces, count, done)
         return True
 
+    def batch_soon(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
+        """`batch`; False when the server is away or takes no more just now."""
+        wire = self._wire
+        if wire is None or wire.paused or wire.closed.done():
+            return False
+        wire.batch(pieces, count, done)
+        return True
+
+    def flush(self) -> None:
+        """Write what waits for the end of the tick now."""
+        if self._wire is not None:
+            self._wire.flush()
+
     async def drained(self) -> None:
         """Wait while the server takes no more; for `batch`, which does not."""
         if self._wire is not None and self._wire.paused:

@@ -38,7 +38,10 @@ class RedisWaves:
         def answered(replies: list[Any] | None) -> None:
             done(_result(replies, 0))
 
-        return self._commands.write_now(pieces, 1, answered)
+        return self._commands.write_soon(pieces, 1, answered)
+
+    def flush(self) -> None:
+        self._commands.flush()
 
     async def append(self, stream: bytes, record: Sequence[Buffer]) -> bytes:
         """`send`, waited for."""
