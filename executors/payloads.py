@@ -71,5 +71,7 @@ class Payloads:
         data = response_data(answer)
         if len(data) < BY_REFERENCE_BYTES:  # a long error text
             return answer
-        reference = self._directory.write([data], owner=record.endpoint)
+        reference = self._directory.give([data], record.endpoint)
+        if reference is None:
+            reference = self._directory.write([data], owner=record.endpoint)
         return answer if reference is None else refer_response(answer, reference)
