@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from struct import Struct
 
+from charonia.tensors import Buffer
 from gateway.grpc.errors import Status
 
 from .call_headers import answer_block, status_block
@@ -31,6 +32,8 @@ _DONE = status_block(Status.OK, "", alone=False)
 _BEFORE = Struct(f">HBBBL{len(_ANSWER)}sHBBBLBL")
 _AFTER = Struct(f">HBBBL{len(_DONE)}s")
 _MOST_AT_ONCE_BYTES = 1 << 20
+_NOT_JOINED_BYTES = 1 << 13
+"""A part of so many bytes goes to the transport by itself, with those before and behind it in one system call."""
 _ENDS = END_STREAM | END_HEADERS
 
 
@@ -45,6 +48,8 @@ class Outbox:
         self._frames: list[bytes | memoryview] = []
         self._bytes = 0
         self._scheduled = False
+        self._large = False
+        """There is a large part among the frames."""
         self._paused = False
         self._waiting: dict[Stream, None] = {}
         """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
@@ -79,7 +84,11 @@ class Outbox:
     def flush(self) -> None:
         self._scheduled = False
         if self._transport is not None and self._frames:
-            self._transport.write(b"".join(self._frames))
+            if self._large:
+                self._large = False
+                self._transport.writelines(self._frames)
+            else:
+                self._transport.write(b"".join(self._frames))
         self._frames.clear()
         self._bytes = 0
 
@@ -105,7 +114,7 @@ class Outbox:
         self.on_closed(stream)
         return True
 
-    def data(self, stream: Stream, parts: Iterable[bytes]) -> None:
+    def data(self, stream: Stream, parts: Iterable[Buffer]) -> None:
         """Data of a stream, sent when the windows allow."""
         for part in parts:
             if part:
@@ -167,6 +176,8 @@ class Outbox:
                 part = part[: most - size]
             self._frames.append(part)
             size += len(part)
+            if len(part) >= _NOT_JOINED_BYTES:
+                self._large = True
         self._frames.insert(at, HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
         self._schedule()
         return size
