@@ -450,4 +450,3 @@ class SlotReader:
         for mapping in self._mappings.values():
             mapping.close()
         self._mappings.clear()
-

@@ -1,7 +1,7 @@
-"""The envelope of a large `ModelInferRequest`: everything but its raw tensors, which stay where they were received. Pure.
+"""The envelope of a large `ModelInferRequest`: all but its raw tensors, which stay where they were received. Pure.
 
-Protobuf copies `bytes` fields when it parses them. Here the top-level fields are told apart by hand, the raw tensors are
-views of the message, and protobuf parses the few hundred bytes that are left.
+Protobuf copies `bytes` fields when it parses them. Here the top-level fields are told apart by hand, the raw tensors
+are views of the message, and protobuf parses the few hundred bytes that are left.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ from .life import Life
 from .limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
+from .receiving import WORTH_SWITCHING_BYTES, LargeReader
 from .serving import Serving
+from .stream import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +103,10 @@ class Connection(asyncio.Protocol):
         self.calls = Calls(serving, self._out, self._strikes)
         self.ending = Ending(self._out, self.calls, lambda: self._last_id)
         self._life = Life(self, serving.keep_alive)
+        self._large: Stream | None = None
+        """A call whose large message is coming; `LargeReader` reads until it has come."""
+        self._is_plain = False
+        """Not encrypted: what comes may be read to where it belongs."""
 
     @property
     def is_open(self) -> bool:
@@ -119,6 +125,7 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self._transport.close()  # as gRPC's own servers: it would be another protocol
             return
+        self._is_plain = tls is None
         self._transport.set_write_buffer_limits(high=_MOST_WRITTEN_BYTES)
         self._out.connect(self._transport)
         self.ending.connect(self._transport)
@@ -158,6 +165,8 @@ class Connection(asyncio.Protocol):
             if self._rest:
                 at = self._complete(data)
             self._read(data, at)
+            if self._large is not None:
+                self._read_large_from_now()
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
         except Exception:
@@ -356,6 +365,86 @@ class Connection(asyncio.Protocol):
             self.calls.end(stream)
         elif not stream.closed:
             self.calls.credit(stream)
+            if self._is_plain and _is_large(stream):
+                self._large = stream
+
+    # -- large messages (`receiving`) ---------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is read."""
+        return self._transport is None or self.ending.is_closing
+
+    def _read_large_from_now(self) -> None:
+        transport = self._transport
+        if transport is None or self.ending.is_closing or self._large is None:
+            return
+        if self._large.closed or not _is_large(self._large):  # all of it was in what came
+            self._large = None
+            return
+        reader = LargeReader(self)
+        rest, self._rest = self._rest, bytearray()
+        transport.set_protocol(reader)
+        reader.begin(rest)
+
+    def read_large(self, reader: LargeReader, size: int) -> None:
+        """So many bytes came for the reader."""
+        self._life.heard = True
+        if self.ending.is_closing:
+            return
+        try:
+            reader.came(size)
+            transport, large = self._transport, self._large
+            if transport is None or self.ending.is_closing or reader.is_within:
+                return
+            if large is None or large.closed or not _is_large(large):
+                self._large = next(filter(_is_large, self.calls.streams.values()), None)
+                if self._large is None:
+                    self._rest = bytearray(reader.end())
+                    transport.set_protocol(self)
+        except ConnectionFault as fault:
+            self.ending.give_up(fault.code, str(fault))
+        except Exception:
+            _log.exception("a connection failed")
+            self.ending.give_up(ErrorCode.INTERNAL_ERROR, INTERNAL)
+
+    def comes_large(self, number: int, size: int) -> bool:
+        """Whether a DATA frame is wholly of a large message, and within all windows; then it counts against these."""
+        stream = self.calls.streams.get(number)
+        if stream is None or stream.ended or stream.tail is not None or stream.assembler is None or not size:
+            return False
+        target = stream.assembler.target
+        if target is None or size > len(target) or size > self._window or size > stream.receive_window:
+            return False
+        if self._block is not None or not self._settled:
+            return False
+        self._window -= size
+        stream.receive_window -= size
+        return True
+
+    def count_data(self, number: int, size: int, *, ends: bool) -> None:
+        """A frame for which `comes_large` was true is here."""
+        self._uncredited += size
+        if self._uncredited >= CONNECTION_WINDOW // 2:
+            self._out.put(window_update(0, self._uncredited))
+            self._window += self._uncredited
+            self._uncredited = 0
+        stream = self.calls.streams.get(number)
+        if stream is None:  # it was ended meanwhile
+            return
+        stream.uncredited += size
+        if ends:
+            self.calls.end(stream)
+        else:
+            self.calls.credit(stream)
+
+    def checked(self, length: int) -> int:
+        """The length of a frame. Raises `ConnectionFault`."""
+        return _checked(length)
+
+    def one(self, kind: int, flags: int, number: int, frame: bytes) -> None:
+        """A whole frame of any kind."""
+        self._one(kind, flags, number, frame, HEAD_BYTES, len(frame))
 
     # -- the client's words about streams and the connection ----------------------------------------------------------
 
@@ -433,3 +522,10 @@ def _checked(length: int) -> int:
     if length > FRAME_BYTES:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected at most {FRAME_BYTES}")
     return length
+
+
+def _is_large(stream: Stream) -> bool:
+    """Whether enough is missing of a large message."""
+    assembler = stream.assembler
+    target = assembler.target if assembler is not None and not stream.closed and stream.tail is None else None
+    return target is not None and len(target) >= WORTH_SWITCHING_BYTES
