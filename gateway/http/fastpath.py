@@ -52,7 +52,7 @@ from .generate import Generation
 from .job_json import PREFERENCE_APPLIED, accepted
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .request_codec import RequestDecoder
-from .response_codec import HEADER_LENGTH, ResponseEncoder
+from .response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
 from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
 RESPOND = "charonia.respond"
@@ -161,19 +161,23 @@ class HttpApplication:
             check_declared(headers, self._max_input_size_bytes)
         state = scope.get("state", {})
         received = state.get(RECEIVED)
-        whole: bytes | None = received() if received is not None else None
+        whole: bytes | memoryview | None = received() if received is not None else None
         message: Message = {"type": "http.request", "body": whole} if whole is not None else await receive()
         failpoints.hit("gateway.receiving")
-        body: bytes = message.get("body", b"")
-        # anything but a short body that came whole goes the long way
-        if message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes:
+        body: bytes | memoryview = message.get("body", b"")
+        if not body and received is not None and isinstance(whole := received(), memoryview):
+            body = whole  # it came past the parser
+        # anything but a body that came so, or a short one that came whole, goes the long way
+        elif not isinstance(body, memoryview) and (
+            message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes
+        ):
             body = await read_body(message, headers, receive, self._max_input_size_bytes)
         served = self._handler.served_model(route.model, route.version)
         decoupled = served.interface.decoupled
-        if decoupled and b"prefer" not in headers and PREFER.encode() not in body:
+        if decoupled and b"prefer" not in headers and PREFER.encode() not in bytes(body):
             raise Unsupported(DECOUPLED)  # whatever else the body says
         if b"content-encoding" in headers:
-            body = await inflate(headers[b"content-encoding"], body, self._max_input_size_bytes)
+            body = await inflate(headers[b"content-encoding"], bytes(body), self._max_input_size_bytes)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
@@ -196,19 +200,20 @@ class HttpApplication:
             raise Unsupported(DECOUPLED)
         else:
             response = await self._handler.infer(request)
-        reply_headers, reply = self._encoder.encode(response, form, served)
+        del body, whole, message  # the request is answered, and its memory of use to others
+        reply_headers, reply = self._encoder.reply(response, form, served)
         if applied:
             reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
         if b"accept-encoding" in headers:
             encoding = choose_encoding(headers[b"accept-encoding"])
             if encoding != IDENTITY:
-                reply = await deflate(encoding, reply)
+                reply = await deflate(encoding, _joined(reply))
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         if trace is not None:
             trace.mark(HTTP_SEND_START)
         respond = state.get(RESPOND)
         if respond is None or not respond(_head(reply_headers, len(reply)), reply):
-            await reply_whole(send, 200, reply_headers, reply)
+            await reply_whole(send, 200, reply_headers, _joined(reply))
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         if self._restrictions:
@@ -283,3 +288,7 @@ def _head(headers: Headers, size_bytes: int) -> bytes:
     """The head of a successful HTTP/1.1 response."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (lines, size_bytes)
+
+
+def _joined(reply: bytes | LargeReply) -> bytes:
+    return reply.joined() if isinstance(reply, LargeReply) else reply
