@@ -411,19 +411,25 @@ class Connection(asyncio.Protocol):
     def comes_large(self, number: int, size: int) -> bool:
         """Whether a DATA frame is wholly of a large message, and within all windows; then it counts against these."""
         stream = self.calls.streams.get(number)
-        if stream is None or stream.ended or stream.tail is not None or stream.assembler is None or not size:
+        if stream is None or not 0 < size <= self.allows_large(stream):
             return False
-        target = stream.assembler.target
-        if target is None or size > len(target) or size > self._window or size > stream.receive_window:
-            return False
-        if self._block is not None or not self._settled:
-            return False
-        self._window -= size
-        stream.receive_window -= size
+        self.count_large(stream, size)
         return True
 
+    def allows_large(self, stream: Stream) -> int:
+        """How many bytes of a large message may come now; 0 where none is awaited."""
+        if stream.ended or stream.tail is not None or stream.assembler is None or self._block is not None:
+            return 0
+        target = stream.assembler.target
+        return 0 if target is None else max(0, min(len(target), self._window, stream.receive_window))
+
+    def count_large(self, stream: Stream, size: int) -> None:
+        """So many bytes of it come, in whole frames: they count against the windows."""
+        self._window -= size
+        stream.receive_window -= size
+
     def count_data(self, number: int, size: int, *, ends: bool) -> None:
-        """A frame for which `comes_large` was true is here."""
+        """Frames for which `comes_large` was true, or `count_large` called, are here."""
         self._uncredited += size
         if self._uncredited >= CONNECTION_WINDOW // 2:
             self._out.put(window_update(0, self._uncredited))

@@ -140,7 +140,10 @@ class Outbox:
             size = min(stream.send_window, self._window, self.frame_bytes)
             if size <= 0:
                 break
-            size = self._take(stream, size)
+            if len(stream.pending[0]) > 2 * size:
+                size = self._take_many(stream, size)
+            else:
+                size = self._take(stream, size)
             stream.send_window -= size
             self._window -= size
             self.blocked_bytes -= size
@@ -160,6 +163,23 @@ class Outbox:
                 self.put(stream.tail)
                 self.on_closed(stream)
             _tell(stream)
+
+    def _take_many(self, stream: Stream, each: int) -> int:
+        """As many frames of `each` bytes of one large part as the windows allow and one write should have."""
+        self._strikes.sent_data()
+        part = stream.pending[0]
+        count = min(len(part), stream.send_window, self._window, _MOST_AT_ONCE_BYTES) // each
+        head = HEAD.pack(each >> 8, each & 0xFF, DATA, 0, stream.id)
+        size = count * each
+        frames = self._frames
+        for at in range(0, size, each):
+            frames += (head, part[at : at + each])
+        stream.pending[0] = part[size:]
+        if not stream.pending[0]:
+            stream.pending.popleft()
+        self._large = self._large or each >= _NOT_JOINED_BYTES
+        self._schedule()
+        return size
 
     def _take(self, stream: Stream, most: int) -> int:
         """One frame of what is pending, of at most so many bytes."""

@@ -126,6 +126,9 @@ class LargeReader(asyncio.BufferedProtocol):
                     return
             if size - at < HEAD_BYTES:
                 break
+            at = self._run(at, size)
+            if size - at < HEAD_BYTES:
+                break
             high, low, kind, flags, number = HEAD.unpack_from(view, at)
             length = connection.checked(high << 8 | low)
             start, end = at + HEAD_BYTES, at + HEAD_BYTES + length
@@ -143,6 +146,37 @@ class LargeReader(asyncio.BufferedProtocol):
         if at < size:
             self._held = size - at
             view[: self._held] = bytes(view[at:size])
+
+    def _run(self, at: int, size: int) -> int:
+        """Take the whole DATA frames that stand one behind the other and are of one large message; where they end.
+
+        As frame by frame, with what is counted once for all of them.
+        """
+        view, connection = self._view, self._connection
+        number = HEAD.unpack_from(view, at)[4]
+        stream = connection.calls.streams.get(number)
+        allowed = connection.allows_large(stream) if stream is not None else 0
+        if stream is None or stream.assembler is None or not allowed:
+            return at
+        target = stream.assembler.target
+        assert target is not None
+        taken = 0
+        while size - at >= HEAD_BYTES:
+            high, low, kind, flags, other = HEAD.unpack_from(view, at)
+            length = high << 8 | low
+            start = at + HEAD_BYTES
+            end = start + length
+            after = taken + length
+            if other != number or kind != DATA or flags or end > size or after > allowed or not length:
+                break
+            target[taken:after] = view[start:end]
+            taken, at = after, end
+        if taken:
+            connection.count_large(stream, taken)
+            self._number = number
+            self._wrote(stream.assembler, taken)
+            connection.count_data(number, taken, ends=False)
+        return at
 
     def _data(self, part: memoryview) -> None:
         """The next part of the frame that is coming."""
