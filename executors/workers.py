@@ -104,7 +104,7 @@ class Worker(ABC):
     def _batch(self, job: Job) -> Batch:
         job.life = self.life
         job.steps = self._pool.steps(job, self.life)
-        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps)
+        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps, job.put)
 
     def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
         sequences = self._pool.sequences

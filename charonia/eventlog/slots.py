@@ -55,7 +55,9 @@ its lease, and its callers were answered."""
 
 _HEADER_BYTES = 4096
 _MAGIC = 0x31544F4C53414843  # "CHASLOT1"
-_WORD_MAGIC, _WORD_GENERATION, _WORD_TAKEN = range(3)
+_WORD_MAGIC, _WORD_GENERATION, _WORD_TAKEN, _WORD_USED = range(4)
+"""The header's words: what the file is; the generation of its use; that of the use its reader was done with last;
+whether its owner has a use for it now, for who looks at the directory from outside."""
 _ALIGNMENT = 64
 _MIN_CAPACITY_BYTES = 32 * 1024
 _POPULATED_BYTES = 4 * 1024 * 1024
@@ -108,6 +110,13 @@ def slot_name(generation: int, number: int, offset: int) -> str:
     return f"s{number:x}-{generation:x}-{offset:x}"
 
 
+def is_used(path: Path) -> bool:
+    """Whether the owner of this slot has a use for it now."""
+    with path.open("rb") as file:
+        words = memoryview(file.read(_ALIGNMENT).ljust(_ALIGNMENT, b"\0")).cast("Q")
+    return words[_WORD_MAGIC] == _MAGIC and words[_WORD_USED] != 0
+
+
 def is_slot(name: str) -> bool:
     """Whether a payload (`<owner>/<name>`) lies in a slot, and not in a file of its own."""
     return name.partition("/")[2].count("-") == 2
@@ -142,6 +151,7 @@ class _Slot(_Held):
         self.words[_WORD_MAGIC] = _MAGIC
 
     def release(self) -> None:
+        self.words[_WORD_USED] = 0
         self.returned.append(self)
 
     def renew(self) -> bool:
@@ -214,6 +224,7 @@ class SlotPool:
             slot = self._take(capacity)
         if slot is None:
             return None
+        slot.words[_WORD_USED] = 1
         return _lease(slot.map, _HEADER_BYTES + -skew % _ALIGNMENT, size_bytes, slot)
 
     def name_of(self, buffer: Buffer) -> str | None:
