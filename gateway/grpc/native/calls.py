@@ -268,6 +268,7 @@ class Calls:
         stream.closed = True
         self.streams.pop(stream.id, None)
         self._release(stream)
+        stream.assembler = None  # what came of a message lies in memory that others can use
         if stream.expires is not None:
             stream.expires.cancel()
         self.on_end()
