@@ -107,7 +107,7 @@ def _parts(number: int, message: bytes, choose: random.Random) -> list[bytes]:
     st.lists(st.sampled_from(_SIZES), min_size=1, max_size=5),
     st.sampled_from([7, 1_000, 16_384, 70_000, 1 << 20]),
     st.booleans(),
-    st.randoms(use_true_random=False),
+    st.integers(0, 2**32).map(random.Random),
 )
 def test_large_messages_come_whole(sizes: list[int], piece: int, interleaved: bool, choose: random.Random) -> None:
     if piece == 7:
@@ -151,8 +151,9 @@ async def _drive(sizes: list[int], piece: int, interleaved: bool, choose: random
     assert {number: bytes(data) for number, data in answers.items()} == {
         number: PREFIX.pack(0, len(message)) + message for number, message in messages.items()
     }
-    large = [size for size in sizes if size >= 65_536 and size != 100_000]
-    assert sorted(views) == sorted(large)
+    long = [size for size in sizes if size > 131_072]
+    assert sorted(size for size in views if size > 131_072) == sorted(long)
+    assert set(views) <= {65_536, *long}  # one whole frame may hold a message, and 100,000 bytes have no room
     assert not isinstance(wire.protocol, LargeReader)  # when no large message is coming the ordinary reader is back
     assert connection.calls.streams == {}
     assert serving.held_bytes == 0

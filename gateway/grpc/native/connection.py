@@ -164,9 +164,10 @@ class Connection(asyncio.Protocol):
             at = self._read_preface(data) if self._preface_left else 0
             if self._rest:
                 at = self._complete(data)
+                if self._large is not None and not self._rest:
+                    self._read_large_from_now(memoryview(data)[at:])
+                    return
             self._read(data, at)
-            if self._large is not None:
-                self._read_large_from_now()
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
         except Exception:
@@ -198,6 +199,9 @@ class Connection(asyncio.Protocol):
             if self._transport is None or self.ending.is_closing:
                 return
             at = end
+            if self._large is not None:
+                self._read_large_from_now(memoryview(data)[at:])
+                return
         self._rest += data[at:]
 
     def _complete(self, data: bytes) -> int:
@@ -375,17 +379,22 @@ class Connection(asyncio.Protocol):
         """Whether nothing more is read."""
         return self._transport is None or self.ending.is_closing
 
-    def _read_large_from_now(self) -> None:
-        transport = self._transport
-        if transport is None or self.ending.is_closing or self._large is None:
-            return
-        if self._large.closed or not _is_large(self._large):  # all of it was in what came
-            self._large = None
-            return
+    def _read_large_from_now(self, come: memoryview) -> None:
+        """Read a large message; `come` is what is here after the frame that it begins in."""
         reader = LargeReader(self)
-        rest, self._rest = self._rest, bytearray()
-        transport.set_protocol(reader)
-        reader.begin(rest)
+        reader.begin(come)
+        if self.is_over or self._transport is None:
+            return
+        if reader.is_within or self._awaits_large():
+            self._transport.set_protocol(reader)
+        else:  # all of it was in what came
+            self._rest = bytearray(reader.end())
+
+    def _awaits_large(self) -> bool:
+        """Whether enough is missing of a large message."""
+        if self._large is None or not _is_large(self._large):
+            self._large = next(filter(_is_large, self.calls.streams.values()), None)
+        return self._large is not None
 
     def read_large(self, reader: LargeReader, size: int) -> None:
         """So many bytes came for the reader."""
@@ -394,14 +403,10 @@ class Connection(asyncio.Protocol):
             return
         try:
             reader.came(size)
-            transport, large = self._transport, self._large
-            if transport is None or self.ending.is_closing or reader.is_within:
+            if self.is_over or self._transport is None or reader.is_within or self._awaits_large():
                 return
-            if large is None or large.closed or not _is_large(large):
-                self._large = next(filter(_is_large, self.calls.streams.values()), None)
-                if self._large is None:
-                    self._rest = bytearray(reader.end())
-                    transport.set_protocol(self)
+            self._rest = bytearray(reader.end())
+            self._transport.set_protocol(self)
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
         except Exception:

@@ -47,11 +47,9 @@ class LargeReader(asyncio.BufferedProtocol):
         self._straight = False
         self._ended = False
 
-    def begin(self, rest: bytearray) -> None:
-        """Go on after `rest`, which is what has come of a frame."""
-        size = len(rest)
-        self._view[:size] = rest
-        self._read(size)
+    def begin(self, come: memoryview) -> None:
+        """Go on with what has come already, from the begin of a frame. Raises what the connection's frames raise."""
+        self._read(come)
 
     # -- transport ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +83,7 @@ class LargeReader(asyncio.BufferedProtocol):
     def came(self, nbytes: int) -> None:
         """So many bytes are in the buffer that was got last. Raises what the connection's frames raise."""
         if not self._straight:
-            self._read(self._held + nbytes)
+            self._read(self._view[: self._held + nbytes])
             return
         self._straight = False
         assembler = self._assembler()
@@ -111,8 +109,8 @@ class LargeReader(asyncio.BufferedProtocol):
         """Whether a frame of a large message has come in part: only this reader can go on."""
         return self._left > 0
 
-    def _read(self, size: int) -> None:
-        view = self._view
+    def _read(self, view: memoryview) -> None:
+        size = len(view)
         connection = self._connection
         at = self._held = 0
         while True:
@@ -126,7 +124,7 @@ class LargeReader(asyncio.BufferedProtocol):
                     return
             if size - at < HEAD_BYTES:
                 break
-            at = self._run(at, size)
+            at = self._run(view, at)
             if size - at < HEAD_BYTES:
                 break
             high, low, kind, flags, number = HEAD.unpack_from(view, at)
@@ -145,14 +143,14 @@ class LargeReader(asyncio.BufferedProtocol):
                 return
         if at < size:
             self._held = size - at
-            view[: self._held] = bytes(view[at:size])
+            self._view[: self._held] = bytes(view[at:])
 
-    def _run(self, at: int, size: int) -> int:
+    def _run(self, view: memoryview, at: int) -> int:
         """Take the whole DATA frames that stand one behind the other and are of one large message; where they end.
 
         As frame by frame, with what is counted once for all of them.
         """
-        view, connection = self._view, self._connection
+        connection, size = self._connection, len(view)
         number = HEAD.unpack_from(view, at)[4]
         stream = connection.calls.streams.get(number)
         allowed = connection.allows_large(stream) if stream is not None else 0
