@@ -446,7 +446,9 @@ class Connection(asyncio.Protocol):
         stream.uncredited += size
         if ends:
             self.calls.end(stream)
-        else:
+            return
+        target = stream.assembler.target if stream.assembler is not None else None
+        if target is None or stream.receive_window < len(target):  # else the rest may come as it is
             self.calls.credit(stream)
 
     def checked(self, length: int) -> int:
