@@ -172,7 +172,7 @@ class PayloadDirectory:
         at = 0
         for buffer in buffers:
             end = at + len(buffer)
-            view[at:end] = buffer
+            view[at:end] = buffer.cast("B") if isinstance(buffer, memoryview) else buffer
             at = end
         name = slots.name_of(view)
         return None if name is None else (name, view)

@@ -288,7 +288,8 @@ class SlotPool:
     # -- within the lock ----------------------------------------------------------------------------------------------
 
     def _take(self, capacity: int) -> _Slot | None:
-        self._collect()
+        if not self._free.get(capacity):  # each look at a slot that somebody may read is a system call
+            self._collect()
         if slots := self._free.get(capacity):
             return slots.pop()
         while self._slots >= self._max_slots or self.size_bytes + capacity > self._max_bytes:
