@@ -56,6 +56,9 @@ _PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
 
 _MOST_PLACES, _PLACE_BYTES = 1024, 256
 
+_LARGE = "charonia.large"
+"""Key in the scope's state of a body that was received past the parser."""
+
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
 
@@ -81,7 +84,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, asyncio.get_running_loop())
         self._room = room
         self._large: LargeBody | None = None
-        """The body of the last request whose headers came, when it is received past the parser."""
+        """The body that is coming, when it is received past the parser."""
         self._phase = _IDLE
         self._header_bytes = 0
         self._body_bytes = 0
@@ -138,7 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._phase is _BODY and cycle is not self.cycle:
             self._begin_large()
         rest, large = memoryview(data)[end:], self._large
-        if large is not None and not large.is_whole:
+        if large is not None:
             rest = rest[large.take(rest) :]
             if large.is_whole:
                 self._end_large()
@@ -157,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if view is None or self.transport.is_closing():
             return
         large = self._large = LargeBody(view)
-        cycle.scope["state"][RECEIVED] = self._received
+        cycle.scope["state"][RECEIVED], cycle.scope["state"][_LARGE] = self._received, view
         large.take(cycle.body)
         cycle.body = bytearray()
         cycle.message_event.clear()
@@ -178,11 +181,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.on_message_complete()
 
     def on_body(self, body: bytes) -> None:
-        large = self._large
-        if large is None or large.is_whole:
+        if self._large is None:
             super().on_body(body)
         else:
-            large.take(body)
+            self._large.take(body)
 
     def _stay(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
         """Answer requests for another protocol in this one, as anybody may who does not speak the other.
@@ -275,6 +277,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._phase = _IDLE
         self._stalled_s = 0.0
+        self._large = None
         super().on_message_complete()
 
     def _note_partial(self, size: int, *, joint: bool) -> None:
@@ -347,8 +350,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle = self._task_cycle
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
-        if self._large is not None:
-            view, self._large = self._large.view, None
+        view: memoryview | None = cycle.scope["state"].pop(_LARGE, None)
+        if view is not None:
             return view
         body = bytes(cycle.body)
         cycle.body = bytearray()

@@ -151,6 +151,42 @@ async def test_what_is_refused_before_its_body_came_leaves_the_connection_in_ord
     writer.close()
 
 
+async def test_the_body_of_a_refused_request_is_not_another_ones(handler: _Handler) -> None:
+    settings = GatewaySettings(
+        incarnation="test",
+        http_address="127.0.0.1",
+        http_port=0,
+        http_restricted_api=((("inference",), "key", "open"),),
+    )
+    front = HttpFront(settings, handler)
+    await front.start()
+    choose = random.Random(6)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for size in (300_000, 100_000, 400_000):  # refused before anybody asks for the body
+        await _send(writer, _request(choose.randbytes(size)), choose)
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 403
+        data = choose.randbytes(choose.choice([20, 100_000, 300_000]))
+        await _send(writer, _request(data, "key: open"), choose)
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    writer.close()
+    await front.close(1.0)
+
+
+async def test_requests_refused_with_their_bodies_here_leave_nothing_to_the_next(
+    front: HttpFront, handler: _Handler
+) -> None:
+    choose = random.Random(7)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for path in ("unknown", "any_UINT8", "unknown", "any_UINT8"):
+        data = choose.randbytes(choose.choice([100_000, 400_000]))
+        await _send(writer, _request(data, path=path), choose)
+        reply = await asyncio.wait_for(read_reply(reader), 10)
+        assert reply[0] == (404 if path == "unknown" else 200)
+        if path != "unknown":
+            assert _tensor(reply) == data
+    writer.close()
+
+
 async def test_a_client_that_leaves_within_its_body_is_forgotten(front: HttpFront, handler: _Handler) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", front.port)
     writer.write(_request(bytes(400_000))[:200_000])
