@@ -329,6 +329,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 state = cycle.scope["state"]
                 state[RESPOND], state[RECEIVED] = self._respond, self._received
             await cycle.run_asgi(app)
+            cycle.scope["state"].pop(_LARGE, None)  # of a request that was refused for something else
             self._task_cycle = None
             if self.transport.is_closing():
                 return
@@ -389,6 +390,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._large = None
+        if self.cycle is not None:
+            self.cycle.scope["state"].pop(_LARGE, None)
         if self._task is None or self._task.done():
             return
         cycle = self._task_cycle
