@@ -6,13 +6,14 @@ leaves (H28, I5): rows handed out of a result of the wrong height would be anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from charonia.backend import Array
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
 from charonia.wire import RequestRecord, pack_response, response_template
@@ -24,16 +25,23 @@ _SMALL_BYTES = 65_536
 """Results up to here are copied once: slices of bytes cost less than those of a view."""
 
 
+Put = Callable[[RequestRecord, bytes, Sequence[Buffer]], bytes | None]
+"""Puts the large tensors of an answer where its reader finds them, in one copy. Given the request, the answer's record
+without tensors, and the tensors; the record as it travels, or None where they are to be in it."""
+
+
 def pack_answers(
     interface: ModelInterface,
     version: int,
     run: Sequence[tuple[RequestPlan, RequestRecord]],
     results: Mapping[str, Array],
+    put: Put | None = None,
 ) -> list[bytes]:
     """The response record of each request of one execution, in order, with the shapes clients see (I7).
 
-    Only requested outputs are in it (I6). Raises `InternalError` for a result that is missing, of another type than
-    configured, or whose batch dimension is not the number of rows executed (H28).
+    Only requested outputs are in it (I6). Large ones of requests that are alike go through `put`. Raises
+    `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is not the
+    number of rows executed (H28).
     """
     rows, one_plan = rows_of(run), have_one_plan(run)
     if interface.scattered_outputs:
@@ -52,6 +60,11 @@ def pack_answers(
             template = response_template(interface.name, version, (part.described(first.rows),))
             head, meta, raw = template.head, template.meta, part.raw
             places = range(0, len(raw), size)
+            if put is not None and size >= BY_REFERENCE_BYTES:
+                return [
+                    _put(put, record, b"".join((head, record.id, meta)), raw[at : at + size])
+                    for at, (_, record) in zip(places, run, strict=True)
+                ]
             return [
                 b"".join((head, record.id, meta, raw[at : at + size]))
                 for at, (_, record) in zip(places, run, strict=True)
@@ -84,6 +97,10 @@ def pack_answers(
             answers.append(b"".join((head, record.id, meta, *pieces)))
         start = end
     return answers
+
+
+def _put(put: Put, record: RequestRecord, answer: bytes, data: Buffer) -> bytes:
+    return put(record, answer, (data,)) or b"".join((answer, data))
 
 
 def _pack_scattered(

@@ -20,12 +20,14 @@ from charonia.backend import (
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.inference import Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_failure, pack_response
+from charonia.wire import RequestRecord, pack_failure, pack_response, response_template
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
-from .answers import pack_answers, request_outputs
+from .answers import Put, pack_answers, request_outputs
 from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
@@ -70,8 +72,10 @@ class Batch:
         records: Sequence[RequestRecord],
         unwanted: Collection[bytes] = (),
         steps: BatchSteps | None = None,
+        put: Put | None = None,
     ) -> None:
         self.records = records
+        self._put = put
         self.steps = steps
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
@@ -171,7 +175,7 @@ class Batch:
             inferred = monotonic_ns()
             if self.steps is not None:
                 results = self.steps.take(indices, results)
-            packed = pack_answers(interface, self.version, pairs, results)
+            packed = pack_answers(interface, self.version, pairs, results, self._put)
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -295,10 +299,19 @@ class Batch:
                 self.fail([index], error, BACKEND)
                 continue
             record = self.records[index]
-            packed = pack_response(record.id, self._model, self.version, tensors, response.parameters)
-            self.executed.answers[index] = packed
+            self.executed.answers[index] = self._pack(record, tensors, response.parameters)
             succeeded.append(index)
         return succeeded
+
+    def _pack(self, record: RequestRecord, tensors: Sequence[Tensor], parameters: Parameters) -> bytes:
+        if self._put is not None and not parameters and sum([len(t.data) for t in tensors]) >= BY_REFERENCE_BYTES:
+            described = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in tensors])
+            template = response_template(self._model, self.version, described)
+            head = b"".join((template.head, record.id, template.meta))
+            packed = self._put(record, head, [t.data for t in tensors])
+            if packed is not None:
+                return packed
+        return pack_response(record.id, self._model, self.version, tensors, parameters)
 
     async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
         """`_run_nothing` over requests."""

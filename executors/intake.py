@@ -30,7 +30,14 @@ from charonia.events import (
     VersionWanted,
     pack_fact,
 )
-from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, BatchHeader, RequestRecord, Wave
+from charonia.wire import (
+    FLAG_JOURNALLED,
+    FLAG_REFERENCE,
+    FLAG_REPLY_BY_REFERENCE,
+    BatchHeader,
+    RequestRecord,
+    Wave,
+)
 
 from .accounting import Death, Executed
 from .announcing import insist
@@ -218,6 +225,8 @@ class Intake:
         for record in records:
             flags |= record.flags
         job = Job(records, partial(self._executed, incarnation), header, entry_id, flags)
+        if flags & FLAG_REPLY_BY_REFERENCE and not header.via_owner:
+            job.put = self._payloads.put
         if flags & FLAG_JOURNALLED:
             self._beginnings.watch(job)
         if incarnation.pool.streams:

@@ -15,6 +15,7 @@ from charonia.sequences import SequenceStep
 from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, Wave, work_in
 
 from .accounting import Executed
+from .answers import Put
 from .execution import Batch, Planned
 from .sequence_batch import BatchSteps
 from .sequences import Remembered
@@ -61,6 +62,8 @@ class Job(Struct, eq=False):
     before: dict[int, Remembered | None] = field(default_factory=dict)
     unsure: bool = False
     """A settlement of it went unanswered: it may have been the one that counted."""
+    put: Put | None = None
+    """Where large answers go, unless they travel in their records."""
     referred: Sequence[bytes] | None = None
     """Its answers as they travel, once the large ones among them were put beside the log."""
     abandoned: bool = False

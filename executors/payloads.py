@@ -10,18 +10,23 @@ import logging
 from collections.abc import Sequence
 
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
 from charonia.eventlog.port import EventLog
+from charonia.tensors import Buffer
 from charonia.wire import (
     BLOB,
+    FLAG_JOB,
     FLAG_REFERENCE,
     FLAG_REPLY_BY_REFERENCE,
+    FLAG_TRACED,
     RequestRecord,
     refer_response,
     response_data,
 )
 
 _log = logging.getLogger(__name__)
+
+_DIRECT = FLAG_REPLY_BY_REFERENCE | FLAG_JOB | FLAG_TRACED
 
 
 class Payloads:
@@ -65,11 +70,23 @@ class Payloads:
             return answers
         return [self._referred(record, answer) for record, answer in zip(records, answers, strict=True)]
 
+    def put(self, record: RequestRecord, answer: bytes, tensors: Sequence[Buffer]) -> bytes | None:
+        """Give an answer's large tensors to its reader, in one copy; in any thread (`answers.Put`).
+
+        Of requests that nobody else must look into: a trace reads the tensors, the result of a job stays in the log.
+        """
+        if record.flags & _DIRECT != FLAG_REPLY_BY_REFERENCE or total_size(tensors) < BY_REFERENCE_BYTES:
+            return None
+        reference = self._directory.give(tensors, record.endpoint)
+        return None if reference is None else refer_response(answer, reference)
+
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:
             return answer
         data = response_data(answer)
         if len(data) < BY_REFERENCE_BYTES:  # a long error text
             return answer
-        reference = self._directory.write([data], owner=record.endpoint)
+        reference = self._directory.give([data], record.endpoint)
+        if reference is None:
+            reference = self._directory.write([data], owner=record.endpoint)
         return answer if reference is None else refer_response(answer, reference)

@@ -94,6 +94,7 @@ class ExecutorService:
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._membership.say_again.append(self._announcer.say_again)
+        self._membership.on_beat.append(lambda _taken: self._directory.tidy())
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
         loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control, make_cache)

@@ -107,7 +107,7 @@ class Worker(ABC):
         if job.waves:
             return WaveBatch(self._pool.planner, self._pool.version, job.waves)
         job.steps = self._pool.steps(job, self.life)
-        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps)
+        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps, job.put)
 
     def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
         sequences = self._pool.sequences

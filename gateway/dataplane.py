@@ -203,7 +203,7 @@ class DataPlane:
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
                 buffers = [t.data for t in request.inputs]
                 with self.pending.coming():
-                    reference = await self._payloads.lend(buffers, flags, durable=door.is_durable)
+                    reference = await self._payloads.lend(buffers, flags, served, durable=door.is_durable)
         tenant = options.caller.tenant if options is not None else ""
         record = request_record(request_id, self._endpoint, request, admitted, level, flags, reference, tenant=tenant)
         beside_bytes = reference.size_bytes if reference is not None else 0

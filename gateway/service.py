@@ -179,6 +179,9 @@ class GatewayService:
         await self._dataplane.close()
         await self._tracer.close()
 
+    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+        return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
+
     # -- health and metadata ------------------------------------------------------------------------------------------
 
     def live(self) -> bool:

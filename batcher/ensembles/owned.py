@@ -367,6 +367,7 @@ class OwnedEnsemble(OwnedModel):
         if monotonic_ns() >= self._swept_ns + _SWEEP_NS:
             self._swept_ns = monotonic_ns()
             self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
+            self._directory.tidy()
         lost = {flight.id: flight for flight in await self._flights.lost(_LOST_AFTER_NS)}
         again = [flight for step_id, flight in lost.items() if step_id in self._suspects]
         self._suspects = set(lost)

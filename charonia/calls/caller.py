@@ -217,7 +217,7 @@ class Caller:
             if self.payloads is not None:
                 flags |= self.payloads.flags(served)
                 if call.size_bytes >= BY_REFERENCE_BYTES:
-                    call.lent = await self.payloads.lend([t.data for t in request.inputs], flags)
+                    call.lent = await self.payloads.lend([t.data for t in request.inputs], flags, served)
             lineage = origin.lineage if origin.lineage.ancestors or origin.lineage.tenant else None
             tenant = origin.lineage.tenant
             record = request_record(

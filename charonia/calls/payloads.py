@@ -43,7 +43,7 @@ class Payloads:
         self._left: list[str] = []
         self.leased: Callable[[], bool] = lambda: True
         """Whether this process's heartbeat lease has surely not ended."""
-        self._reach: dict[tuple[str, int], tuple[ServedVersion, bool]] = {}
+        self._reach: dict[tuple[str, int], tuple[ServedVersion, int]] = {}
 
     @property
     def socket_path(self) -> str:
@@ -55,8 +55,14 @@ class Payloads:
         key = (served.model, served.version)
         known = self._reach.get(key)
         if known is None or known[0] is not served:
-            known = self._reach[key] = (served, self._shared_with_all(served))
-        return FLAG_REPLY_BY_REFERENCE if known[1] else 0
+            shared = FLAG_REPLY_BY_REFERENCE if self._shared_with_all(served) else 0
+            known = self._reach[key] = (served, shared)
+        return known[1]
+
+    def _reads_slots(self, served: ServedVersion) -> bool:
+        """Whether all executors of a version that shares the directory read slots."""
+        processes = [self._processes.get(executor) for executor in served.slots]
+        return all(process is not None and self._directory.reads_slots(process.incarnation) for process in processes)
 
     def _shared_with_all(self, served: ServedVersion) -> bool:
         joined = [self._processes.get(executor) for executor in served.slots]
@@ -65,16 +71,30 @@ class Payloads:
             for process in joined
         )
 
-    async def lend(self, buffers: Sequence[Buffer], flags: int, *, durable: bool = False) -> Reference | None:
+    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+        """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that is in it.
+
+        None where there is none. It is free again when no view of it is left and nothing in it is lent.
+        """
+        slots = self._directory.slots
+        return slots.lend(size_bytes, skew=skew) if slots is not None else None
+
+    async def lend(
+        self, buffers: Sequence[Buffer], flags: int, served: ServedVersion | None = None, *, durable: bool = False
+    ) -> Reference | None:
         """Put a request's tensor bytes beside the log when they are large; None: they travel in the record.
 
-        `flags` are those of `flags`, `durable` is work above the level `memory`. Raises `LogUnavailable`. Give it back
-        with `end`.
+        `flags` are those of `flags`, for the version that is `served`; `durable` is work above the level `memory`.
+        Raises `LogUnavailable`. Give it back with `end`.
         """
         size = total_size(buffers)
         if size < BY_REFERENCE_BYTES:
             return None
-        reference = self._directory.write(buffers) if flags & FLAG_REPLY_BY_REFERENCE else None
+        reference = None
+        if flags & FLAG_REPLY_BY_REFERENCE:
+            reference = self._directory.lend(buffers) if served is not None and self._reads_slots(served) else None
+            if reference is None:
+                reference = self._directory.write(buffers)
         if reference is None:
             reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
             if not self.leased():
@@ -87,9 +107,9 @@ class Payloads:
         return reference
 
     def take(self, reference: Reference) -> memoryview:
-        """An answer's tensor bytes; their file is gone at once. Raises `InvalidRecord`."""
+        """An answer's tensor bytes; a file they lie in is gone at once. Raises `InvalidRecord`."""
         try:
-            return self._directory.read(reference)
+            return self._directory.read(reference, takes=True)
         finally:
             self._directory.remove(reference)
 
@@ -106,6 +126,7 @@ class Payloads:
         """Remove, now and again and again, what processes that are no more have left, and what could not be removed."""
         sweep_directories_s = 0.0
         while True:
+            self._directory.tidy()
             with contextlib.suppress(CharoniaError):
                 await sweep_lent(self._log, self._processes)
                 await self._delete_left()

@@ -1,9 +1,12 @@
-"""Large tensors beside the log: files that the processes of one machine share, else blobs (design section 2).
+"""Large tensors beside the log: memory that the processes of one machine share, else blobs (design section 2).
 
-A process owns `<directory>/<its incarnation>/`. It writes each payload into a new file there, whole, before anything
-names it, so that a reader never sees half of one; readers map it and never write. A file belongs to whoever waits for
-it and is removed when its request is answered; a reader's mapping outlives that. Directories of processes that are no
-more are swept. That two processes share the directory is proven by reading a token there, never by host name.
+A process owns `<directory>/<its incarnation>/`. Between processes that both know slots a payload lies in a reused slot
+of its owner's directory (`slots`, docs/adr/0017). Else it is a new file, written whole before anything names it, so
+that a reader never sees half of one; readers map it and never write. A file belongs to whoever waits for it and is
+removed when its request is answered; a reader's mapping outlives that. Directories of processes that are no more are
+swept. That two processes share the directory is proven by reading a token there, never by host name; that one of them
+reads slots, by a file beside the token. In a record both kinds are `FILE` references, so that batchers of any version
+carry them.
 
 Files carry only work that need not survive the machine: what durable work needs is in the log itself. Plain files on a
 memory file system and not `multiprocessing.shared_memory`, which deletes a segment when any process that used it ends.
@@ -26,6 +29,8 @@ from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 from charonia.wire import BLOB, FILE, Reference
 
+from .slots import SlotPool, SlotReader, is_slot
+
 _log = logging.getLogger(__name__)
 
 BY_REFERENCE_BYTES = 32 * 1024
@@ -35,7 +40,10 @@ _TOKEN = "token"
 _SOCKET = "replies"
 _LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes 107."""
+_SLOTS = "slots"
+"""A file beside the token: this process reads payloads in slots."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
+_MOST_KNOWN = 4096
 
 
 def total_size(buffers: Sequence[Buffer]) -> int:
@@ -50,29 +58,63 @@ class PayloadDirectory:
         self._incarnation = incarnation
         self.token = ""
         self._proven: dict[str, tuple[str, bool]] = {}
+        self._slots: SlotPool | None = None
+        self._reader: SlotReader | None = None
+        self._read_slots: dict[str, bool] = {}
 
     def open(self, *, standing: bool = False) -> None:
         """Make this process's directory. One that cannot be made is off, with a word in the log.
 
-        A `standing` one is not this process's alone: it may be there already, and what is in it stays.
+        A `standing` one is not this process's alone: it may be there already, and what is in it stays. What is sent
+        to it outlives this process and must not lie in slots, which do not.
         """
         if self._root is None:
             return
         try:
             own = self._root / self._incarnation
             own.mkdir(parents=True, mode=0o700, exist_ok=standing)
+            self._reader = SlotReader(self._root)
+            if not standing:
+                self._slots = SlotPool(own)
+                (own / _SLOTS).write_text("1")
             token = secrets.token_hex(16)
             (own / _TOKEN).write_text(token)
         except OSError as error:
             _log.warning("payloads travel in the log: directory '%s' cannot be used: %s", self._root, error.strerror)
-            self._root = None
+            self._root = self._slots = self._reader = None
             return
         self.token = token
 
     def close(self) -> None:
-        """Remove this process's directory and what is in it."""
-        if self._root is not None:
-            shutil.rmtree(self._root / self._incarnation, ignore_errors=True)
+        """Remove this process's directory and what is in it, but answers that their readers have yet to take.
+
+        Those are swept with the directories of processes that are no more.
+        """
+        if self._root is None:
+            return
+        if self._reader is not None:
+            self._reader.close()
+        own = self._root / self._incarnation
+        kept = set(self._slots.close()) if self._slots is not None else set()
+        if not kept:
+            shutil.rmtree(own, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):
+            for entry in own.iterdir():
+                if entry not in kept:
+                    entry.unlink()
+
+    def tidy(self) -> None:
+        """Give memory back that was not used for a while; call it every few seconds."""
+        if self._slots is not None:
+            self._slots.tidy()
+        if self._reader is not None:
+            self._reader.tidy()
+
+    @property
+    def slots(self) -> SlotPool | None:
+        """This process's slots; None where it has no directory."""
+        return self._slots
 
     def socket_path(self, incarnation: str = "") -> str:
         """Where a process (this one by default) takes replies from others of its machine; "" where it cannot."""
@@ -92,6 +134,58 @@ class PayloadDirectory:
                 found = (self._root / incarnation / _TOKEN).read_text()
             known = self._proven[incarnation] = (token, secrets.compare_digest(found, token))
         return known[1]
+
+    def reads_slots(self, incarnation: str) -> bool:
+        """Whether a process that shares this directory reads payloads in slots."""
+        known = self._read_slots.get(incarnation)
+        if known is None:
+            known = False
+            if self._slots is not None and self._root is not None:
+                known = (self._root / incarnation / _SLOTS).exists()
+            if len(self._read_slots) >= _MOST_KNOWN:
+                self._read_slots.clear()
+            self._read_slots[incarnation] = known
+        return known
+
+    def lend(self, buffers: Sequence[Buffer]) -> Reference | None:
+        """Put these bytes, joined, into a slot for any number of readers, until `remove`. None: there is no room.
+
+        One buffer that lies in a slot of this process already stays where it is.
+        """
+        found = self._in_slot(buffers)
+        if found is None or self._slots is None:
+            return None
+        name, view = found
+        self._slots.keep(name, view)
+        return Reference(FILE, f"{self._incarnation}/{name}", len(view))
+
+    def give(self, buffers: Sequence[Buffer], reader: str) -> Reference | None:
+        """As `lend`, for one reader that will `take` them. None also when that one reads no slots."""
+        if not self.reads_slots(reader):
+            return None
+        found = self._in_slot(buffers)
+        if found is None or self._slots is None:
+            return None
+        name, view = found
+        self._slots.give(name, view, reader)
+        return Reference(FILE, f"{self._incarnation}/{name}", len(view))
+
+    def _in_slot(self, buffers: Sequence[Buffer]) -> tuple[str, memoryview] | None:
+        slots = self._slots
+        if slots is None:
+            return None
+        if len(buffers) == 1 and isinstance(whole := buffers[0], memoryview) and (name := slots.name_of(whole)):
+            return name, whole
+        view = slots.lend(total_size(buffers))
+        if view is None:
+            return None
+        at = 0
+        for buffer in buffers:
+            end = at + len(buffer)
+            view[at:end] = buffer.cast("B") if isinstance(buffer, memoryview) else buffer
+            at = end
+        name = slots.name_of(view)
+        return None if name is None else (name, view)
 
     def write(self, buffers: Sequence[Buffer], owner: str = "", name: str = "") -> Reference | None:
         """Put these bytes, joined, into a new file of `owner` (an incarnation; "" for this process).
@@ -125,12 +219,19 @@ class PayloadDirectory:
             os.close(descriptor)
         return Reference(FILE, name, total_size(buffers))
 
-    def read(self, reference: Reference) -> memoryview:
-        """The bytes of a file, as a mapping that stays when the file is removed. Raises `InvalidRecord`."""
+    def read(self, reference: Reference, *, takes: bool = False) -> memoryview:
+        """The bytes of a payload, which stay when it is removed. Raises `InvalidRecord`.
+
+        `takes` one that was given to this process: its owner may use its memory once the last view of it is gone.
+        """
         if self._root is None or reference.kind != FILE:
             raise InvalidRecord("payload lies in a directory this process does not have")
         if reference.size_bytes == 0:
             return memoryview(b"")
+        if is_slot(reference.name):
+            if self._reader is None:
+                raise InvalidRecord("payload lies in a slot, and this process reads none yet")
+            return self._reader.read(reference.name, reference.size_bytes, takes=takes)
         try:
             descriptor = os.open(self._root / reference.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -145,7 +246,11 @@ class PayloadDirectory:
             os.close(descriptor)
 
     def remove(self, reference: Reference) -> None:
-        if self._root is not None and reference.kind == FILE:
+        """End a payload that this process owns, or a file that it was sent."""
+        if is_slot(reference.name):
+            if self._slots is not None and reference.name.startswith(self._incarnation + "/"):
+                self._slots.drop(reference.name.partition("/")[2])
+        elif self._root is not None and reference.kind == FILE:
             with contextlib.suppress(OSError):
                 (self._root / reference.name).unlink()
 

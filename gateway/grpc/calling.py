@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from charonia.errors import InternalError
+from charonia.tensors import Buffer
 
 from .errors import Refusal
 
@@ -32,10 +33,21 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
-    """A method of one message each way."""
+class LargeReply:
+    """A serialised message in parts, of which some are tensors where they lie: joining them would copy them."""
 
-    call: Callable[[bytes, Context], Awaitable[bytes | Refusal]]
+    parts: Sequence[Buffer]
+
+    def joined(self) -> bytes:
+        return b"".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A method of one message each way. With `takes_views` a large message may come as a view of shared memory."""
+
+    call: Callable[[bytes | memoryview, Context], Awaitable[bytes | LargeReply | Refusal]]
+    takes_views: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ Methods = dict[str, Unary | Streaming]
 """By path: `/service/method`."""
 
 
-def parse(kind: Any, data: bytes) -> Any:
+def parse(kind: Any, data: bytes | memoryview) -> Any:
     """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it, as for JSON (E4)."""
     try:
         return kind.FromString(data)

@@ -7,6 +7,7 @@ concatenation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from gateway.request_rules import (
     check_request_id,
 )
 from protos import grpc_service_pb2 as pb
+
+from .calling import LargeReply
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -57,19 +60,26 @@ _FIELD_OF: dict[DataType, str] = {
 }
 TAG_ID = b"\x1a"  # field 3, length-delimited
 TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
-_TAG_INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse, length-delimited
+TAG_INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse, length-delimited
 _FINAL, _NOT_FINAL = (
     pb.ModelInferResponse(parameters={"triton_final_response": pb.InferParameter(bool_param=final)}).SerializeToString()
     for final in (True, False)
 )
 _SIGNATURES_REMEMBERED = 1024
+_LARGE_BYTES = 65_536
+"""Up to here copying a tensor costs less than sending it by itself."""
 
 Classes = dict[str, int]
 
 
-def infer_request(message: pb.ModelInferRequest, version: int = LATEST_VERSION) -> tuple[InferenceRequest, Classes]:
-    """The request and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20)."""
-    raw = message.raw_input_contents
+def infer_request(
+    message: pb.ModelInferRequest, version: int = LATEST_VERSION, raw: Sequence[Buffer] = ()
+) -> tuple[InferenceRequest, Classes]:
+    """The request and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20).
+
+    `raw` are the message's raw contents when they were split off it (`envelope`).
+    """
+    raw = raw or message.raw_input_contents
     model = message.model_name
     tensors: list[Tensor] = []
     for position, item in enumerate(message.inputs):
@@ -211,6 +221,16 @@ class ResponseEncoder:
 
     def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel | None) -> bytes:
         """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
+        return b"".join(self._parts(response, classes, served))
+
+    def reply(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes | LargeReply:
+        """As `encode`; large tensors are not copied."""
+        parts = self._parts(response, classes, served)
+        if max(map(len, parts)) < _LARGE_BYTES:
+            return b"".join(parts)
+        return LargeReply(parts)
+
+    def _parts(self, response: InferenceResponse, classes: Classes, served: ServedModel | None) -> list[Buffer]:
         outputs = response.outputs
         if classes and served is not None:
             batching = served.interface.batching
@@ -225,7 +245,7 @@ class ResponseEncoder:
             parts += (TAG_ID, varint(len(text)), text)
         for tensor in outputs:
             parts += (TAG_RAW_OUTPUT, varint(len(tensor.data)), tensor.data)
-        return b"".join(parts)
+        return parts
 
     def shared(self, response: InferenceResponse, outputs: list[Tensor]) -> bytes:
         """What a reply begins with: all of it but the id and the raw outputs, which follow in this order."""
@@ -243,7 +263,7 @@ class ResponseEncoder:
 def stream_answer(reply: bytes, *, final: bool = True) -> bytes:
     """A serialised `ModelStreamInferResponse` of a serialised reply, which is its request's last or not (G8, G24)."""
     flag = _FINAL if final else _NOT_FINAL
-    return b"".join((_TAG_INFER_RESPONSE, varint(len(reply) + len(flag)), reply, flag))
+    return b"".join((TAG_INFER_RESPONSE, varint(len(reply) + len(flag)), reply, flag))
 
 
 def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:

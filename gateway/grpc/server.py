@@ -14,7 +14,7 @@ from charonia.settings import GatewaySettings
 from gateway.handler import Handler
 from gateway.listening import bound
 
-from .calling import Methods, Streaming, Unary
+from .calling import LargeReply, Methods, Streaming, Unary
 from .certificates import certificates
 from .servicer import Servicer
 
@@ -110,6 +110,8 @@ def _unary(method: Unary) -> Any:
         reply = await method.call(data, context)
         if isinstance(reply, bytes):
             return reply
+        if isinstance(reply, LargeReply):
+            return reply.joined()
         # abort's exception ends in a cycle with the context, and so would all that this frame holds
         data = b""
         code, details, metadata = reply

@@ -15,6 +15,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.settings import GatewaySettings
+from charonia.tensors import Buffer
 from gateway import log_settings
 from gateway.delivery import ANYONE
 from gateway.handler import Handler, ServedModel
@@ -26,8 +27,9 @@ from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .calling import Context, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
+from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
 from .convert import Classes, ResponseEncoder, infer_request
+from .envelope import NoEnvelope, split
 from .errors import INTERNAL, Refusal, Status, refusal
 from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .stream_calls import SHUTTING_DOWN, StreamCalls
@@ -96,7 +98,7 @@ class Servicer:
         # Messages are parsed here: a server would answer one it cannot parse with the text of the exception.
         prefix = f"/{SERVICE}/"
         methods: Methods = {
-            prefix + "ModelInfer": Unary(self._model_infer),
+            prefix + "ModelInfer": Unary(self._model_infer, takes_views=True),
             prefix + "ModelStreamInfer": Streaming(self._model_stream_infer),
         }
         for name, (group, call) in self._control_calls().items():
@@ -112,18 +114,21 @@ class Servicer:
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
-    async def _model_infer(self, data: bytes, context: Context) -> bytes | Refusal:
+    async def _model_infer(self, data: bytes | memoryview, context: Context) -> bytes | LargeReply | Refusal:
         try:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
+            raw: Sequence[Buffer] = ()
+            if isinstance(data, memoryview):
+                data, raw = _envelope(data)
             call = parse(pb.ModelInferRequest, data)
-            learnt = data if self.lane is not None and len(data) <= _LEARNT_BYTES else None
+            learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
             del data  # it may be large, and the answer long in coming
             if came_ns:
-                return await self.infer_traced(call, context, metadata, came_ns)
-            reply = await self.infer(call, context, metadata)
+                return await self._answer_traced(call, context, metadata, came_ns, raw)
+            reply = await self._answer(call, context, metadata, None, raw)
             if learnt is not None and self.lane is not None:
                 self.lane.learn(learnt, call)
             return reply
@@ -140,8 +145,20 @@ class Servicer:
         metadata: Iterable[tuple[str, str | bytes]] = (),
         trace: Trace | None = None,
     ) -> bytes:
+        """The serialised reply to a request of a stream."""
+        reply = await self._answer(message, context, metadata, trace)
+        return reply if isinstance(reply, bytes) else reply.joined()
+
+    async def _answer(
+        self,
+        message: pb.ModelInferRequest,
+        context: Context,
+        metadata: Iterable[tuple[str, str | bytes]],
+        trace: Trace | None,
+        raw: Sequence[Buffer] = (),
+    ) -> bytes | LargeReply:
         """The serialised reply. `metadata` may hold words about delivery: that of a stream says nothing about one of
-        its requests.
+        its requests. `raw` are the request's raw tensors when they are not in the message.
         """
         caller = self._handler.identify(headers_of(context)) if self._identifies else ANYONE
         if asks_for_job(message):
@@ -152,14 +169,15 @@ class Servicer:
             words = {**words_of_parameters(message), **words}
         if served.interface.decoupled and not words:
             raise Unsupported(DECOUPLED)
-        request, classes, deadline_ns = self.read(message, served, context)
+        request, classes, deadline_ns = self.read(message, served, context, raw)
+        del raw
         request.trace = trace
         if words or self._identifies:
             refusal_text = DECOUPLED if served.interface.decoupled else ""
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
-        return self.encoder.encode(response, classes, served)
+        return self.encoder.reply(response, classes, served)
 
     async def infer_traced(
         self,
@@ -169,24 +187,35 @@ class Servicer:
         came_ns: int,
     ) -> bytes:
         """As `infer`; the request, which came at `came_ns`, may be one that is traced."""
+        reply = await self._answer_traced(message, context, metadata, came_ns)
+        return reply if isinstance(reply, bytes) else reply.joined()
+
+    async def _answer_traced(
+        self,
+        message: pb.ModelInferRequest,
+        context: Context,
+        metadata: Iterable[tuple[str, str | bytes]],
+        came_ns: int,
+        raw: Sequence[Buffer] = (),
+    ) -> bytes | LargeReply:
         assert self._tracer is not None
         trace = begin_trace(self._tracer, message.model_name, metadata_of(context), came_ns)
         if trace is None:
-            return await self.infer(message, context, metadata)
+            return await self._answer(message, context, metadata, None, raw)
         try:
-            reply = await self.infer(message, context, metadata, trace)
+            reply = await self._answer(message, context, metadata, trace, raw)
             trace.mark(SEND_START)
             return reply
         finally:
             sent(trace)
 
     def read(
-        self, message: pb.ModelInferRequest, served: ServedModel, context: Context
+        self, message: pb.ModelInferRequest, served: ServedModel, context: Context, raw: Sequence[Buffer] = ()
     ) -> tuple[InferenceRequest, Classes, int]:
         """The request, the classes wanted of it, and the deadline of the call it came with (0 for none)."""
         # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
-        request, classes = infer_request(message, version)
+        request, classes = infer_request(message, version, raw)
         if self._forwarding:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()
@@ -222,11 +251,11 @@ class Servicer:
     ) -> Unary:
         """A control call with its restriction and its errors."""
 
-        async def answer(data: bytes, context: Context) -> bytes | Refusal:
+        async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
             try:
                 if self._restrictions:
                     self._restrictions.check(group, headers_of(context))
-                return serialize(await call(parse(data)))
+                return serialize(await call(parse(bytes(data))))
             except CharoniaError as error:
                 return refusal(error)
             except Exception:
@@ -333,3 +362,11 @@ def _parse_health(data: bytes) -> str:
 def _check_repository(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
+
+
+def _envelope(message: memoryview) -> tuple[bytes | memoryview, Sequence[Buffer]]:
+    """A large message without its raw tensors, and those; one that cannot be split is left to protobuf."""
+    try:
+        return split(message)
+    except NoEnvelope:
+        return message, ()

@@ -53,7 +53,7 @@ from .job_json import PREFERENCE_APPLIED, accepted
 from .lane import HttpLane
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .request_codec import RequestDecoder
-from .response_codec import HEADER_LENGTH, ResponseEncoder
+from .response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
 from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
 RESPOND = "charonia.respond"
@@ -168,19 +168,23 @@ class HttpApplication:
             check_declared(headers, self._max_input_size_bytes)
         state = scope.get("state", {})
         received = state.get(RECEIVED)
-        come: bytes | None = received() if received is not None else None
+        come: bytes | memoryview | None = received() if received is not None else None
         message: Message = {"type": "http.request", "body": come} if come is not None else await receive()
         failpoints.hit("gateway.receiving")
-        body: bytes = message.get("body", b"")
-        # anything but a short body that came whole goes the long way
-        if message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes:
+        body: bytes | memoryview = message.get("body", b"")
+        if not body and received is not None and isinstance(whole := received(), memoryview):
+            body = whole  # it came past the parser
+        # anything but a body that came so, or a short one that came whole, goes the long way
+        elif not isinstance(body, memoryview) and (
+            message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes
+        ):
             body = await read_body(message, headers, receive, self._max_input_size_bytes)
         served = self._handler.served_model(route.model, route.version)
         decoupled = served.interface.decoupled
-        if decoupled and b"prefer" not in headers and PREFER.encode() not in body:
+        if decoupled and b"prefer" not in headers and PREFER.encode() not in bytes(body):
             raise Unsupported(DECOUPLED)  # whatever else the body says
         if b"content-encoding" in headers:
-            body = await inflate(headers[b"content-encoding"], body, self._max_input_size_bytes)
+            body = await inflate(headers[b"content-encoding"], bytes(body), self._max_input_size_bytes)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
@@ -204,24 +208,28 @@ class HttpApplication:
             raise Unsupported(DECOUPLED)
         else:
             response = await self._handler.infer(request)
-        reply_headers, encoded = self._encoder.encode(response, form, served)
+        learnt = body if self.lane is not None and isinstance(body, bytes) else None
+        del body, come, message  # the request is answered, and its memory of use to others
+        encoded: bytes | LargeReply
+        reply_headers, encoded = self._encoder.reply(response, form, served)
         reply = encoded
         if applied:
             reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
         if b"accept-encoding" in headers:
             encoding = choose_encoding(headers[b"accept-encoding"])
             if encoding != IDENTITY:
-                reply = await deflate(encoding, reply)
+                reply = await deflate(encoding, _joined(reply))
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         if trace is not None:
             trace.mark(HTTP_SEND_START)
-        if self.lane is not None and reply is encoded and trace is None and b"expect" not in headers:
+        is_plain = reply is encoded and trace is None and b"expect" not in headers
+        if self.lane is not None and learnt is not None and is_plain:
             whole_of = state.get(WHOLE)
             if whole_of is not None and (whole := whole_of()) is not None:
-                self.lane.learn(whole, body, request, form, served)
+                self.lane.learn(whole, learnt, request, form, served)
         respond = state.get(RESPOND)
         if respond is None or not respond(response_head(reply_headers, len(reply)), reply):
-            await reply_whole(send, 200, reply_headers, reply)
+            await reply_whole(send, 200, reply_headers, _joined(reply))
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         if self._restrictions:
@@ -290,3 +298,7 @@ class HttpApplication:
 def _restricted(header: str) -> HttpRefusal:
     """E9."""
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
+
+
+def _joined(reply: bytes | LargeReply) -> bytes:
+    return reply.joined() if isinstance(reply, LargeReply) else reply

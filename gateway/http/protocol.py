@@ -22,6 +22,9 @@ from .bodies import CLIENT_LEFT, RAW_HEADERS
 from .errors import error_body
 from .fastpath import RECEIVED, RESPOND, WHOLE
 from .lane import HttpCall, HttpLane, HttpSignature
+from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, Room, size_of
+from .paths import INFER, resolve
+from .response_codec import LargeReply
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -46,6 +49,9 @@ MAX_WAITING = 8
 _JOIN_BYTES = 65_536
 """Up to here copying a body behind its head is cheaper than a second write."""
 
+_SPLIT_BYTES = 16_384
+"""Of so much data the headers are parsed first, so that a large body behind them is copied once."""
+
 _PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
 """By request target: path, raw path and query of the ASGI scope."""
 
@@ -53,6 +59,8 @@ _MOST_PLACES, _PLACE_BYTES = 1024, 256
 
 _WHOLE_BYTES = 65_536
 """A request of more bytes is not recognised, and no more are kept behind one."""
+_LARGE = "charonia.large"
+"""Key in the scope's state of a body that was received past the parser."""
 
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
@@ -72,8 +80,14 @@ class _Flow(FlowControl):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `sweep` is called by the server for all connections at a steady interval."""
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], room: Room | None = None
+    ) -> None:
+        """`room` is where large bodies are received."""
         super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        self._room = room
+        self._large: LargeBody | None = None
+        """The body that is coming, when it is received past the parser."""
         self._phase = _IDLE
         self._header_bytes = 0
         self._body_bytes = 0
@@ -107,13 +121,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         lane = self._lane
         if lane is None:
-            self._parse(data)
+            self._read_fully(data)
         elif self._call is not None:
             self._hold(data)
         elif self._phase is not _IDLE or (self._task is not None and self._next is None):
             if self._whole is not None:
                 self._whole = self._whole + data if len(self._whole) < _WHOLE_BYTES else None
-            self._parse(data)
+            self._read_fully(data)
         else:
             if self._held:
                 data, self._held = self._held + data, b""
@@ -127,7 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                     return
             self._whole = data
             self._begun = 0
-            self._parse(data)
+            self._read_fully(data)
 
     # -- the express lane ----------------------------------------------------------------------------------------------
 
@@ -156,7 +170,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             held, self._held = self._held, b""
             self._whole = None
-            self._parse(whole + held)
+            self._read_fully(whole + held)
             self.flow.resume_reading()
 
     def _go_on(self) -> None:
@@ -174,18 +188,87 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -- parsing -------------------------------------------------------------------------------------------------------
 
-    def _parse(self, data: bytes) -> None:
+    def _read_fully(self, data: bytes) -> None:
         cycle, phase = self.cycle, self._phase
+        if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._room is None:
+            self._parse(data)
+        else:
+            self._parse_head_first(data)
+        if self._phase is not _IDLE:
+            # where in these bytes the headers begin that they end with is not known when there was something before
+            joint = phase is _BODY or cycle is not self.cycle
+            self._note_partial(len(data), joint=joint)
+            if self._phase is _BODY and cycle is not self.cycle and self._large is None:
+                self._begin_large()
+                large = self._large
+                if large is not None and len(large.view) - large.at >= LARGE_BODY_BYTES:
+                    self._read_large_from_now(large)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._stay(data, upgrade)
         except httptools.HttpParserError:
             self._refuse_broken()
-        if self._phase is not _IDLE:
-            # where in these bytes the headers begin that they end with is not known when there was something before
-            joint = phase is _BODY or cycle is not self.cycle
-            self._note_partial(len(data), joint=joint)
+
+    # -- large bodies (`large_bodies`) ---------------------------------------------------------------------------------
+
+    def _parse_head_first(self, data: bytes) -> None:
+        """Parse what begins with a request's headers; a large body behind them goes to its memory from here."""
+        cycle = self.cycle
+        end = data.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES) + 4
+        if end < 4:
+            self._parse(data)
+            return
+        self._parse(data[:end])
+        if self._phase is _BODY and cycle is not self.cycle:
+            self._begin_large()
+        rest, large = memoryview(data)[end:], self._large
+        if large is not None:
+            rest = rest[large.take(rest) :]
+            if large.is_whole:
+                self._end_large()
+            else:  # the parser knows nothing of what was taken
+                self._read_large_from_now(large)
+        if rest and not self.transport.is_closing():
+            self._parse(bytes(rest))
+
+    def _begin_large(self) -> None:
+        """Receive the body whose headers came into memory of its own, if it is a large one of an inference."""
+        cycle, sizes = self.cycle, size_of(self.headers)
+        if self._large is not None or self._room is None or sizes is None or not cycle.keep_alive or self.pipeline:
+            return
+        route = resolve(self.scope["path"]) if self.scope["method"] == "POST" else None
+        view = self._room(*sizes) if route is not None and route.kind is INFER else None
+        if view is None or self.transport.is_closing():
+            return
+        large = self._large = LargeBody(view)
+        cycle.scope["state"][RECEIVED], cycle.scope["state"][_LARGE] = self._received, view
+        large.take(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+
+    def _read_large_from_now(self, large: LargeBody) -> None:
+        self.transport.set_protocol(LargeBodyReader(large, self, self._large_came))
+
+    def _large_came(self, size: int) -> None:
+        self._body_bytes += size
+        if self._large is not None and self._large.is_whole:
+            self.transport.set_protocol(self)
+            self._end_large()
+
+    def _end_large(self) -> None:
+        """A large body is here; the parser, which has not seen it, makes room for one that waits for the next head."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._large is None:
+            super().on_body(body)
+        else:
+            self._large.take(body)
 
     def _stay(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
         """Answer requests for another protocol in this one, as anybody may who does not speak the other.
@@ -279,6 +362,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._phase = _IDLE
         self._stalled_s = 0.0
+        self._large = None
         super().on_message_complete()
 
     def _note_partial(self, size: int, *, joint: bool) -> None:
@@ -331,6 +415,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 state[RESPOND], state[RECEIVED] = self._respond, self._received
                 state[WHOLE] = self._whole_request
             await cycle.run_asgi(app)
+            cycle.scope["state"].pop(_LARGE, None)  # of a request that was refused for something else
             self._task_cycle = None
             if self.transport.is_closing():
                 return
@@ -351,16 +436,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """All bytes of the request that is served, if it came by itself and is not large."""
         return self._whole if self._begun == 1 and self._phase is _IDLE else None
 
-    def _received(self) -> bytes | None:
-        """The request's body, if it has come whole and nothing of it was read."""
+    def _received(self) -> bytes | memoryview | None:
+        """The request's body, if it has come whole and nothing of it was read; a large one as a view of its memory."""
         cycle = self._task_cycle
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
+        view: memoryview | None = cycle.scope["state"].pop(_LARGE, None)
+        if view is not None:
+            return view
         body = bytes(cycle.body)
         cycle.body = bytearray()
         return body
 
-    def _respond(self, head: bytes, body: bytes) -> bool:
+    def _respond(self, head: bytes, body: bytes | LargeReply) -> bool:
         """Write a whole response in one go: what two ASGI messages do, at a third of their price.
 
         `head` is the status line and all headers. False when it cannot be done now (the client reads slowly, or the
@@ -373,9 +461,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return True
         cycle.response_started = cycle.response_complete = True
         cycle.message_event.set()
-        self.transport.write(head + body if len(body) <= _JOIN_BYTES else head)
-        if len(body) > _JOIN_BYTES:
-            self.transport.write(body)
+        if isinstance(body, LargeReply):
+            self.transport.writelines([head, *body.parts])
+        elif len(body) <= _JOIN_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines([head, body])
         cycle.on_response()
         return True
 
@@ -391,6 +482,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._call is not None:
             self._call.abandon()
             self._call = None
+        self._large = None
+        if self.cycle is not None:
+            self.cycle.scope["state"].pop(_LARGE, None)
         if self._task is None or self._task.done():
             return
         cycle = self._task_cycle
@@ -410,7 +504,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._held:  # it has not become a request that is recognised
             held, self._held = self._held, b""
-            self._parse(held)
+            self._read_fully(held)
         elif phase is _IDLE:
             if self._task is not None and not self._task.done() and self._next is None:
                 self._stalled_s = 0.0

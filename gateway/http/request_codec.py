@@ -40,9 +40,9 @@ class RequestDecoder:
         self._templates: dict[bytes, Template] = {}
 
     def decode(
-        self, model: str, version: int, body: bytes, header_length: bytes | None, served: ServedModel
+        self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedModel
     ) -> tuple[InferenceRequest, ReplyForm]:
-        """The request in `body` and how its answer is to be written.
+        """The request in `body` and how its answer is to be written. Tensors of a view are views of it.
 
         `version` is that of the URL (`LATEST_VERSION` for none), `header_length` the raw value of
         Inference-Header-Content-Length. Raises `InvalidArgument`, `InternalError` (E4) or `Unsupported`.
@@ -50,20 +50,20 @@ class RequestDecoder:
         size = len(body)
         json_size = size if header_length is None else parse_header_length(header_length)
         if json_size == 0:
-            return decode_raw(model, version, body, served, self._max_input_size_bytes), ALL_BINARY
+            return decode_raw(model, version, bytes(body), served, self._max_input_size_bytes), ALL_BINARY
         if not 0 < json_size <= size:
             raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
         if header_length is None:
-            template = self._parse(body, binary=False)
+            template = self._parse(bytes(body), binary=False)
             return _assemble(template, template.id, model, version, body, json_size), template.reply
-        text = body[:json_size]
+        text = bytes(body[:json_size])
         found = self._templates.get(text)
         if found is not None:
             return _assemble(found, found.id, model, version, body, json_size), found.reply
         return self._decode_new(text, model, version, body, json_size)
 
     def _decode_new(
-        self, text: bytes, model: str, version: int, body: bytes, json_size: int
+        self, text: bytes, model: str, version: int, body: bytes | memoryview, json_size: int
     ) -> tuple[InferenceRequest, ReplyForm]:
         request_id = ""
         leading = _LEADING_ID.match(text)
@@ -124,7 +124,9 @@ def parse_header_length(value: bytes) -> int:
     return int(value)
 
 
-def _assemble(template: Template, request_id: str, model: str, version: int, body: bytes, at: int) -> InferenceRequest:
+def _assemble(
+    template: Template, request_id: str, model: str, version: int, body: bytes | memoryview, at: int
+) -> InferenceRequest:
     """The request of a template and the bytes behind its JSON part; tensors are views of `body`, or copies."""
     if len(body) - at != template.binary_bytes:
         _refuse_binary_size(template, model, len(body) - at)

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from charonia.inference import InferenceResponse, Parameters
-from charonia.tensors import Tensor
+from charonia.tensors import Buffer, Tensor
 from gateway.classification import classify
 from gateway.handler import ServedModel
 
@@ -22,6 +22,9 @@ from .jsontext import quote
 
 OCTET_CONTENT_TYPE = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
+
+_LARGE_BYTES = 65_536
+"""Up to here copying a tensor costs less than sending it by itself."""
 
 _CACHE_LIMIT = 1024
 """Distinct reply signatures remembered; past it the cache starts anew."""
@@ -77,6 +80,19 @@ ALL_BINARY = ReplyForm(binary_by_default=True, all_binary=True)
 """The form of a raw request's answer (H17)."""
 
 
+@dataclass(frozen=True, slots=True)
+class LargeReply:
+    """A reply's body in parts, of which some are tensors where they lie: joining them would copy them."""
+
+    parts: tuple[Buffer, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def joined(self) -> bytes:
+        return b"".join(self.parts)
+
+
 @dataclass(slots=True)
 class _Signature:
     json: bytes
@@ -96,7 +112,8 @@ class ResponseEncoder:
         classification of an unfit output (H19).
         """
         if form.all_binary and not response.parameters:
-            return self._encode_binary(response)
+            headers, binary = self._binary_parts(response)
+            return headers, b"".join(binary)
         outputs = response.outputs
         if form.classes:
             outputs = [
@@ -120,7 +137,18 @@ class ResponseEncoder:
             return [JSON_CONTENT_TYPE], text
         return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], b"".join((text, *parts))
 
-    def _encode_binary(self, response: InferenceResponse) -> tuple[Headers, bytes]:
+    def reply(
+        self, response: InferenceResponse, form: ReplyForm, served: ServedModel
+    ) -> tuple[Headers, bytes | LargeReply]:
+        """As `encode`; large tensors are not copied."""
+        if not form.all_binary or response.parameters:
+            return self.encode(response, form, served)
+        headers, parts = self._binary_parts(response)
+        if max(map(len, parts)) < _LARGE_BYTES:
+            return headers, b"".join(parts)
+        return headers, LargeReply(parts)
+
+    def _binary_parts(self, response: InferenceResponse) -> tuple[Headers, tuple[Buffer, ...]]:
         outputs = response.outputs
         if len(outputs) == 1:
             tensor = outputs[0]
@@ -135,9 +163,9 @@ class ResponseEncoder:
             )
             known = self._signatures.get(key) or self._remember(key, response)
             if not response.id:
-                return known.headers, b"".join((known.json, data))
+                return known.headers, (known.json, data)
             text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
-            return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], b"".join((text, data))
+            return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], (text, data)
         key = (
             response.model,
             response.version,
@@ -145,11 +173,11 @@ class ResponseEncoder:
         )
         known = self._signatures.get(key) or self._remember(key, response)
         if not response.id:
-            return known.headers, b"".join((known.json, *[t.data for t in outputs]))
+            return known.headers, (known.json, *[t.data for t in outputs])
         text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
         return (
             [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))],
-            b"".join((text, *[t.data for t in outputs])),
+            (text, *[t.data for t in outputs]),
         )
 
     def _remember(self, key: tuple[object, ...], response: InferenceResponse) -> _Signature:

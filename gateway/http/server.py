@@ -34,6 +34,7 @@ class HttpFront:
         self._requested_port = settings.http_port
         self._reuse_port = settings.reuse_http_port
         self._application = HttpApplication(settings, handler)
+        self._room = handler.room
         self._state = ServerState()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -63,7 +64,7 @@ class HttpFront:
         listener = listen(self._address, self._requested_port, service="HTTP", reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: protocol_class(config, self._state, {}), sock=listener, backlog=BACKLOG
+            lambda: protocol_class(config, self._state, {}, self._room), sock=listener, backlog=BACKLOG
         )
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
 

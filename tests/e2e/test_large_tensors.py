@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import e2e_models
+import hpack
 import numpy as np
 import pytest
 import redis
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from charonia.eventlog.embedded import PrivateServer, find_server
+from charonia.eventlog.slots import is_used
+from gateway.grpc.native.frames import DATA, HEADERS, SETTINGS, frame
 
 BYTES = 4 * 1024 * 1024
 
@@ -91,10 +95,18 @@ def _wait_given_back(server: Any) -> None:
 
 
 def _lent(server: Any) -> list[Path]:
-    """Payload files of this server, without the tokens. Its directory is the one its gateway has a part of."""
+    """Payload files of this server and slots in use, of the processes that are alive."""
+    alive = [f"-{pid}-" for role in ("gateway", "executor") for pid in server.pids(role)]
+    files = [path for path in _files(server) if any(part in path.parent.name for part in alive)]
+    slots = [path for path in files if path.name.startswith("s")]
+    return [path for path in files if path not in slots] + [path for path in slots if is_used(path)]
+
+
+def _files(server: Any) -> list[Path]:
+    """All payload files of this server. Its directory is the one its gateway has a part of."""
     here = f"-{server.pids('gateway')[0]}-"
     roots = {path.parent for path in Path("/dev/shm").glob("charonia-*/*") if here in path.name}
-    return [path for root in roots for path in root.glob("*/*") if path.name != "token"]
+    return [path for root in roots for path in root.glob("*/*") if path.name not in ("token", "slots")]
 
 
 def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Path, serve: Any, tmp_path: Path) -> None:
@@ -123,3 +135,188 @@ def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Pa
 
     asyncio.run(drive())
     _wait_given_back(server)
+
+
+# -- slots: random sizes, many at once, and what goes wrong in the middle ----------------------------------------------
+
+_MANY_BYTES = 700_000
+
+
+@pytest.fixture
+def echoes(tmp_path: Path) -> Path:
+    """`echo` gives back what it gets; through onnxruntime, so that answers leave an instance's thread."""
+    e2e_models.echoing(tmp_path / "models", "echo")
+    e2e_models.gated(tmp_path / "models", "gated", "")
+    return tmp_path / "models"
+
+
+def _random(choose: np.random.Generator) -> np.ndarray[Any, Any]:
+    """What large clients send: below and above each bound at which the way of a tensor changes."""
+    columns = int(choose.choice([3, 2_000, 8_192, 9_000, 16_384, 40_000, 150_528, _MANY_BYTES // 4]))
+    return choose.random((int(choose.integers(1, 4)), columns), dtype=np.float32)
+
+
+async def _over_grpc(client: Any, values: np.ndarray[Any, Any]) -> bool:
+    tensor = grpcclient.InferInput("INPUT0", list(values.shape), "FP32")
+    tensor.set_data_from_numpy(values)
+    answer = await client.infer("echo", [tensor], client_timeout=60)
+    return bool(np.array_equal(answer.as_numpy("OUTPUT0"), values))
+
+
+def _over_http(server: Any, values: np.ndarray[Any, Any]) -> bool:
+    tensor = httpclient.InferInput("INPUT0", list(values.shape), "FP32")
+    tensor.set_data_from_numpy(values)
+    with httpclient.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
+        return bool(np.array_equal(client.infer("echo", [tensor]).as_numpy("OUTPUT0"), values))
+
+
+async def _ask_many(server: Any, count: int, choose: np.random.Generator) -> list[bool]:
+    """Ask over both protocols, eight at once, those of gRPC over one connection; which answers were right."""
+    async with grpcaio.InferenceServerClient(server.grpc) as client:
+        turns = [asyncio.Semaphore(8), asyncio.Semaphore(8)]
+
+        async def one(number: int, values: np.ndarray[Any, Any]) -> bool:
+            async with turns[number % 2]:
+                if number % 2:
+                    return await _over_grpc(client, values)
+                return await asyncio.to_thread(_over_http, server, values)
+
+        return list(await asyncio.gather(*[one(number, _random(choose)) for number in range(count)]))
+
+
+@pytest.mark.parametrize("flags", [(), ("--grpc-front=grpcio",), ("--batcher=separate",)])
+def test_random_tensors_of_many_sizes_come_back_byte_by_byte(flags: tuple[str, ...], echoes: Path, serve: Any) -> None:
+    server = serve(echoes, *flags)
+    assert all(asyncio.run(_ask_many(server, 200, np.random.default_rng(7))))
+    slots = [path for path in _files(server) if path.name.startswith("s")]
+    assert slots
+    assert len(slots) <= 100
+    _wait_given_back(server)
+
+
+def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path, serve: Any) -> None:
+    server = serve(echoes, "--executors=2")
+
+    async def drive() -> None:
+        done = asyncio.Event()
+        choose = np.random.default_rng(11)
+        counts = {"right": 0, "refused": 0}
+
+        async def ask(which: int) -> None:
+            async with grpcaio.InferenceServerClient(server.grpc) as client:
+                while not done.is_set():
+                    try:
+                        assert await _over_grpc(client, _random(choose)), which
+                        counts["right"] += 1
+                    except InferenceServerException:  # typed, and never other bytes
+                        counts["refused"] += 1
+
+        async def reached(right: int) -> None:
+            async with asyncio.timeout(60):
+                while counts["right"] < right:
+                    await asyncio.sleep(0.01)
+
+        asking = [asyncio.create_task(ask(which)) for which in range(6)]
+        await reached(30)
+        for _ in range(3):
+            os.kill(server.pids("executor")[0], signal.SIGKILL)
+            await reached(counts["right"] + 30)
+        done.set()
+        await asyncio.gather(*asking)
+        assert counts["right"] > counts["refused"]
+
+    asyncio.run(drive())
+    _wait_given_back(server)
+    sizes = [path.stat().st_blocks * 512 for path in _files(server)]
+    assert sum(sizes) < 256 * 1024 * 1024
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echoes: Path, serve: Any) -> None:
+    server = serve(echoes)
+
+    async def drive() -> None:
+        assert all(await _ask_many(server, 8, np.random.default_rng(3)))
+        host, _, port = (server.http if protocol == "http" else server.grpc).rpartition(":")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            if protocol == "http":
+                head = (
+                    f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: {server.http}\r\nContent-Length: 900000\r\n"
+                    "Inference-Header-Content-Length: 100\r\n\r\n"
+                )
+                writer.write(head.encode() + bytes(400_000))
+            else:
+                fields = [
+                    (":method", "POST"),
+                    (":scheme", "http"),
+                    (":path", "/inference.GRPCInferenceService/ModelInfer"),
+                    (":authority", server.grpc),
+                    ("content-type", "application/grpc"),
+                    ("te", "trailers"),
+                ]
+                writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+                writer.write(frame(HEADERS, 4, 1, hpack.Encoder().encode(fields)))
+                writer.write(frame(DATA, 0, 1, b"\0" + (900_000).to_bytes(4, "big") + bytes(10_000)))
+                for _ in range(24):
+                    writer.write(frame(DATA, 0, 1, bytes(16_384)))
+            await writer.drain()
+            async with asyncio.timeout(10):
+                while not _lent(server):  # it has begun to come
+                    await asyncio.sleep(0.01)
+            writer.close()
+            await reader.read()
+
+    asyncio.run(drive())
+    _wait_given_back(server)
+
+
+def test_a_slow_reader_gets_its_bytes_while_others_use_slots(echoes: Path, serve: Any) -> None:
+    server = serve(echoes)
+    values = np.random.default_rng(5).random((1, 2_000_000), dtype=np.float32)
+
+    async def drive() -> None:
+        host, _, port = server.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
+        head = (
+            b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,2000000],"parameters":{"binary_data_size":8000000}}'
+            b'],"parameters":{"binary_data_output":true}}'
+        )
+        asked = (
+            f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: {server.http}\r\n"
+            f"Content-Length: {len(head) + values.nbytes}\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n"
+        )
+        writer.write(asked.encode() + head + values.tobytes())
+        await writer.drain()
+        size = json_size = 0
+        while (line := await reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            size = int(value) if name == "content-length" else size
+            json_size = int(value) if name == "inference-header-content-length" else json_size
+        assert all(await _ask_many(server, 60, np.random.default_rng(6)))  # it does not read meanwhile
+        body = await reader.readexactly(size)
+        assert body[json_size:] == values.tobytes()
+        writer.close()
+
+    asyncio.run(drive())
+    _wait_given_back(server)
+
+
+def test_a_gateway_killed_under_large_requests_leaves_bounded_memory(echoes: Path, serve: Any) -> None:
+    server = serve(echoes)
+    before = server.pids("gateway")[0]
+
+    async def drive() -> None:
+        asking = asyncio.create_task(_ask_many(server, 400, np.random.default_rng(9)))
+        async with asyncio.timeout(30):
+            while not _lent(server):
+                await asyncio.sleep(0.005)
+        os.kill(before, signal.SIGKILL)
+        await asyncio.gather(asking, return_exceptions=True)
+        async with asyncio.timeout(60):
+            while before in server.pids("gateway") or not server.pids("gateway"):
+                await asyncio.sleep(0.05)
+
+    asyncio.run(drive())
+    server.wait_ready()
+    assert all(asyncio.run(_ask_many(server, 100, np.random.default_rng(10))))

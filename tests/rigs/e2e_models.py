@@ -100,6 +100,24 @@ def scaling(repository: Path, name: str, factor: float, *, version: int = 1, con
     return model
 
 
+def echoing(repository: Path, name: str) -> Path:
+    """An ONNX model that gives back FP32 rows of any length: INPUT0 as OUTPUT0."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["batch", "n"]) for end in ("INPUT0", "OUTPUT0")]
+    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], "echo", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert isinstance(model, onnx.ModelProto)
+    put(repository / name / "1" / "model.onnx", model.SerializeToString())
+    io = "".join(f'{way} [ {{ name: "{end}" data_type: TYPE_FP32 dims: [ -1 ] }} ]\n' for way, end in _ECHO_IO)
+    put(repository / name / "config.pbtxt", f'backend: "onnxruntime"\nmax_batch_size: 8\n{io}')
+    return repository / name
+
+
+_ECHO_IO = (("input", "INPUT0"), ("output", "OUTPUT0"))
+
+
 def python(repository: Path, name: str, source: str, config: str | None, *, version: int = 1) -> Path:
     """A python model; `config` is the whole of config.pbtxt beyond the backend, None writes no file."""
     model = repository / name

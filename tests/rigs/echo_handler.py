@@ -214,6 +214,9 @@ class EchoHandler(EchoJobs):
                 self.cancelled_ids.append(request.id)
                 self.cancelled.set()
 
+    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+        return None
+
     tracer = None
 
     async def trace_settings(self, model: str) -> dict[str, list[str]]:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from gateway.grpc.calling import Streaming, Unary
+from gateway.grpc.calling import LargeReply, Streaming, Unary
 from gateway.grpc.errors import INTERNAL, Refusal, Status
 
 from .call_headers import CallHeaders, answer_block, http_block, status_block
 from .frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
 from .lane import LaneCall
 from .limits import PingStrikes
-from .messages import Assembler, MessageFault, Packed, framed
+from .messages import PREFIX, Assembler, MessageFault, Packed, framed
 from .outbox import Outbox
 from .serving import Serving
 from .stream import Stream
@@ -75,20 +75,30 @@ class Calls:
         stream.ended = ended
         return stream
 
+    def ordinary(self, number: int) -> Stream | None:
+        """A call by its number, unless it is one of the lane: those have no large messages."""
+        stream = self.streams.get(number)
+        return stream if isinstance(stream, Stream) else None
+
     # -- what the client sends ----------------------------------------------------------------------------------------
 
     def feed(self, stream: Stream, payload: bytes | memoryview) -> None:
         if stream.tail is not None:
             return  # it is refused, and what it has answered not sent yet
         if stream.assembler is None:
-            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes)
+            method = self._serving.methods.get(stream.headers.path)
+            room = self._serving.room if isinstance(method, Unary) and method.takes_views else None
+            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes, room)
         try:
             messages = stream.assembler.feed(payload)
         except MessageFault as fault:
             self.refuse(stream, (fault.status, str(fault), ()))
             return
-        if not messages:
-            return
+        if messages:
+            self.came(stream, messages)
+
+    def came(self, stream: Stream, messages: Iterable[bytes | memoryview | Packed]) -> None:
+        """These are whole."""
         self._release(stream)
         stream.messages.extend(messages)
         stream.arrived()
@@ -152,8 +162,8 @@ class Calls:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    async def _serve_unary(self, stream: Stream, method: Unary, message: bytes) -> None:
-        reply: bytes | Refusal
+    async def _serve_unary(self, stream: Stream, method: Unary, message: bytes | memoryview) -> None:
+        reply: bytes | LargeReply | Refusal
         call = method.call(message, stream)
         del message  # it may be large, and the call long
         try:
@@ -166,7 +176,11 @@ class Calls:
         stream.task = None
         if stream.closed:
             return
-        if not isinstance(reply, bytes):
+        if isinstance(reply, LargeReply) and self._compression(stream):
+            reply = reply.joined()
+        if isinstance(reply, LargeReply):
+            self._send_large(stream, reply)
+        elif not isinstance(reply, bytes):
             self.refuse(stream, reply)
         else:
             self.answer(stream, reply)
@@ -202,12 +216,22 @@ class Calls:
 
     def _send(self, stream: Stream, message: bytes) -> None:
         level = self._compression(stream)
+        self._start(stream, "gzip" if level else "")
+        self._out.data(stream, framed(message, level))
+
+    def _send_large(self, stream: Stream, reply: LargeReply) -> None:
+        """Send a whole answer whose parts are not joined."""
+        self._start(stream, "")
+        parts = reply.parts
+        self._out.data(stream, [PREFIX.pack(0, sum(map(len, parts))), *parts])
+        del parts, reply  # the outbox lets go of each part as the client takes it
+        self._out.end(stream, self._tail(stream, _DONE))
+
+    def _start(self, stream: Stream, encoding: str) -> None:
         if not stream.started:
             stream.started = True
-            block = answer_block("gzip" if level else "")
             self._strikes.sent_data()
-            self._out.put(frame(HEADERS, END_HEADERS, stream.id, block))
-        self._out.data(stream, framed(message, level))
+            self._out.put(frame(HEADERS, END_HEADERS, stream.id, answer_block(encoding)))
 
     def _compression(self, stream: Stream) -> int:
         return self._serving.compression_level if stream.headers.accepts_gzip else 0
@@ -265,6 +289,7 @@ class Calls:
         stream.closed = True
         self.streams.pop(stream.id, None)
         self._release(stream)
+        stream.assembler = None  # what came of a message lies in memory that others can use
         if stream.expires is not None:
             stream.expires.cancel()
         self.on_end()

@@ -55,6 +55,7 @@ from .life import Life
 from .limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
+from .receiving import WORTH_SWITCHING_BYTES, LargeReader
 from .serving import Serving
 from .stream import Stream
 
@@ -106,6 +107,10 @@ class Connection(asyncio.Protocol):
         self.calls = Calls(serving, self.out, self._strikes)
         self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
+        self._large: Stream | None = None
+        """A call whose large message is coming; `LargeReader` reads until it has come."""
+        self._is_plain = False
+        """Not encrypted: what comes may be read to where it belongs."""
 
     @property
     def is_open(self) -> bool:
@@ -124,6 +129,7 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self._transport.close()  # as gRPC's own servers: it would be another protocol
             return
+        self._is_plain = tls is None
         self._transport.set_write_buffer_limits(high=_MOST_WRITTEN_BYTES)
         self.out.connect(self._transport)
         self.ending.connect(self._transport)
@@ -161,10 +167,18 @@ class Connection(asyncio.Protocol):
         try:
             at = self._read_preface(data) if self._preface_left else 0
             if self._rest:
-                if self._lane is not None and self._lane.is_open and len(self._rest) < _JOINED_BYTES:
+                if (
+                    self._lane is not None
+                    and self._lane.is_open
+                    and self._large is None
+                    and len(self._rest) < _JOINED_BYTES
+                ):
                     data, self._rest = bytes(self._rest) + data, bytearray()
                 else:
                     at = self._complete(data)
+                    if self._large is not None and not self._rest:
+                        self._read_large_from_now(memoryview(data)[at:])
+                        return
             self._read(data, at)
             if self._lane is not None:
                 self._lane.ready()
@@ -203,6 +217,9 @@ class Connection(asyncio.Protocol):
             if self._transport is None or self.ending.is_closing:
                 return
             at = end
+            if self._large is not None:
+                self._read_large_from_now(memoryview(data)[at:])
+                return
         self._rest += data[at:]
 
     # -- the express lane ---------------------------------------------------------------------------------------------
@@ -414,6 +431,92 @@ class Connection(asyncio.Protocol):
             self.calls.end(stream)
         elif not stream.closed:
             self.calls.credit(stream)
+            if self._is_plain and _is_large(stream):
+                self._large = stream
+
+    # -- large messages (`receiving`) ---------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is read."""
+        return self._transport is None or self.ending.is_closing
+
+    def _read_large_from_now(self, come: memoryview) -> None:
+        """Read a large message; `come` is what is here after the frame that it begins in."""
+        reader = LargeReader(self)
+        reader.begin(come)
+        if self.is_over or self._transport is None:
+            return
+        if reader.is_within or self._awaits_large():
+            self._transport.set_protocol(reader)
+        else:  # all of it was in what came
+            self._rest = bytearray(reader.end())
+
+    def _awaits_large(self) -> bool:
+        """Whether enough is missing of a large message."""
+        if self._large is None or not _is_large(self._large):
+            ordinary = (stream for stream in self.calls.streams.values() if isinstance(stream, Stream))
+            self._large = next(filter(_is_large, ordinary), None)
+        return self._large is not None
+
+    def read_large(self, reader: LargeReader, size: int) -> None:
+        """So many bytes came for the reader."""
+        self._life.heard = True
+        if self.ending.is_closing:
+            return
+        try:
+            reader.came(size)
+            if self.is_over or self._transport is None or reader.is_within or self._awaits_large():
+                return
+            self._rest = bytearray(reader.end())
+            self._transport.set_protocol(self)
+        except ConnectionFault as fault:
+            self.ending.give_up(fault.code, str(fault))
+        except Exception:
+            _log.exception("a connection failed")
+            self.ending.give_up(ErrorCode.INTERNAL_ERROR, INTERNAL)
+
+    def comes_large(self, number: int, size: int) -> bool:
+        """Whether a DATA frame is wholly of a large message, and within all windows; then it counts against these."""
+        stream = self.calls.ordinary(number)
+        if stream is None or not 0 < size <= self.allows_large(stream):
+            return False
+        self.count_large(stream, size)
+        return True
+
+    def allows_large(self, stream: Stream) -> int:
+        """How many bytes of a large message may come now; 0 where none is awaited."""
+        if stream.ended or stream.tail is not None or stream.assembler is None or self._block is not None:
+            return 0
+        target = stream.assembler.target
+        return 0 if target is None else max(0, min(len(target), self.window, stream.receive_window))
+
+    def count_large(self, stream: Stream, size: int) -> None:
+        """So many bytes of it come, in whole frames: they count against the windows."""
+        self.window -= size
+        stream.receive_window -= size
+
+    def count_data(self, number: int, size: int, *, ends: bool) -> None:
+        """Frames for which `comes_large` was true, or `count_large` called, are here."""
+        self._credit(size)
+        stream = self.calls.ordinary(number)
+        if stream is None:  # it was ended meanwhile
+            return
+        stream.uncredited += size
+        if ends:
+            self.calls.end(stream)
+            return
+        target = stream.assembler.target if stream.assembler is not None else None
+        if target is None or stream.receive_window < len(target):  # else the rest may come as it is
+            self.calls.credit(stream)
+
+    def checked(self, length: int) -> int:
+        """The length of a frame. Raises `ConnectionFault`."""
+        return _checked(length)
+
+    def one(self, kind: int, flags: int, number: int, frame: bytes) -> None:
+        """A whole frame of any kind."""
+        self._one(kind, flags, number, frame, HEAD_BYTES, len(frame))
 
     def _credit(self, size: int) -> None:
         """So much data came: now and then the client is allowed as much again."""
@@ -499,3 +602,10 @@ def _checked(length: int) -> int:
     if length > FRAME_BYTES:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected at most {FRAME_BYTES}")
     return length
+
+
+def _is_large(stream: Stream) -> bool:
+    """Whether enough is missing of a large message."""
+    assembler = stream.assembler
+    target = assembler.target if assembler is not None and not stream.closed and stream.tail is None else None
+    return target is not None and len(target) >= WORTH_SWITCHING_BYTES

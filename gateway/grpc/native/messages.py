@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from struct import Struct
 
 from gateway.grpc.errors import Status
@@ -16,6 +17,11 @@ LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _STEP_BYTES = 1 << 20
 _WORTH_A_VIEW_BYTES = 1 << 16
+LARGE_MESSAGE_BYTES = 1 << 16
+"""From here on a message is received into memory that was made for it."""
+
+Room = Callable[[int, memoryview], memoryview | None]
+"""Memory for a message of so many bytes that begins with these; None where there is none."""
 
 
 class MessageFault(Exception):
@@ -44,13 +50,19 @@ class Packed:
 
 
 class Assembler:
-    """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become."""
+    """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become.
 
-    __slots__ = ("_chunks", "_encoding", "_flag", "_left", "_limit_bytes", "_prefix")
+    With `room` a large message that is not compressed is put where that says, in one copy, and is a view of that.
+    """
 
-    def __init__(self, encoding: str, limit_bytes: int) -> None:
+    __slots__ = ("_chunks", "_encoding", "_flag", "_into", "_left", "_limit_bytes", "_prefix", "_room")
+
+    def __init__(self, encoding: str, limit_bytes: int, room: Room | None = None) -> None:
         self._encoding = encoding
         self._limit_bytes = limit_bytes
+        self._room = room
+        self._into: memoryview | None = None
+        """Where a large message goes."""
         self._prefix = b""
         """What there is of an incomplete prefix."""
         self._flag = 0
@@ -63,10 +75,23 @@ class Assembler:
         """Whether no part of a message is here."""
         return self._left < 0 and not self._prefix
 
-    def feed(self, data: bytes | memoryview) -> list[bytes | Packed]:
+    @property
+    def target(self) -> memoryview | None:
+        """Where the rest of a large message goes. Who writes there says how much with `wrote`."""
+        return None if self._into is None else self._into[len(self._into) - self._left :]
+
+    def wrote(self, size_bytes: int) -> memoryview | None:
+        """The next bytes are in `target`; the message when it is whole with them."""
+        self._left -= size_bytes
+        if self._left:
+            return None
+        whole, self._into, self._left = self._into, None, -1
+        return whole
+
+    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview | Packed]:
         """The messages that are whole with this data. Raises `MessageFault`; nothing can be read after it."""
         view = memoryview(data)
-        messages: list[bytes | Packed] = []
+        messages: list[bytes | memoryview | Packed] = []
         at = 0
         while at < len(view) or not self._left:
             if self._left < 0:
@@ -75,9 +100,15 @@ class Assembler:
                 self._prefix += taken
                 if len(self._prefix) < PREFIX_BYTES:
                     break
-                self._begin()
+                self._begin(view[at:])
             part = view[at : at + self._left]
             at += len(part)
+            if self._into is not None:
+                start = len(self._into) - self._left
+                self._into[start : start + len(part)] = part
+                if (large := self.wrote(len(part))) is not None:
+                    messages.append(large)
+                continue
             self._left -= len(part)
             if self._left:
                 # a view keeps all that was read with it
@@ -89,12 +120,14 @@ class Assembler:
             messages.append(self._read(self._flag, whole))
         return messages
 
-    def _begin(self) -> None:
+    def _begin(self, come: memoryview) -> None:
         self._flag, self._left = PREFIX.unpack(self._prefix)
         self._prefix = b""
         if self._left > LARGEST_MESSAGE_BYTES:
             text = f"Received message larger than max ({self._left} vs. {LARGEST_MESSAGE_BYTES})"
             raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
+        if self._room is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
+            self._into = self._room(self._left, come[: self._left])
 
     def _read(self, flag: int, data: bytes) -> bytes | Packed:
         if not flag:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from charonia.tensors import Buffer
 from gateway.grpc.errors import Status
 
 from .call_headers import answer_block, status_block
@@ -35,6 +36,8 @@ DONE = status_block(Status.OK, "", alone=False)
 _BEFORE = Struct(f">HBBBL{len(ANSWER)}sHBBBLBL")
 _AFTER = Struct(f">HBBBL{len(DONE)}s")
 _MOST_AT_ONCE_BYTES = 1 << 20
+_NOT_JOINED_BYTES = 1 << 13
+"""A part of so many bytes goes to the transport by itself, with those before and behind it in one system call."""
 ENDS = END_STREAM | END_HEADERS
 
 
@@ -49,6 +52,8 @@ class Outbox:
         self._frames: list[bytes | memoryview] = []
         self._bytes = 0
         self._scheduled = False
+        self._large = False
+        """There is a large part among the frames."""
         self.is_paused = False
         self._waiting: dict[Stream, None] = {}
         """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
@@ -83,7 +88,11 @@ class Outbox:
     def flush(self) -> None:
         self._scheduled = False
         if self._transport is not None and self._frames:
-            self._transport.write(b"".join(self._frames))
+            if self._large:
+                self._large = False
+                self._transport.writelines(self._frames)
+            else:
+                self._transport.write(b"".join(self._frames))
         self._frames.clear()
         self._bytes = 0
 
@@ -122,7 +131,7 @@ class Outbox:
         else:
             self._schedule()
 
-    def data(self, stream: Stream, parts: Iterable[bytes]) -> None:
+    def data(self, stream: Stream, parts: Iterable[Buffer]) -> None:
         """Data of a stream, sent when the windows allow."""
         for part in parts:
             if part:
@@ -148,7 +157,10 @@ class Outbox:
             size = min(stream.send_window, self.window, self.frame_bytes)
             if size <= 0:
                 break
-            size = self._take(stream, size)
+            if len(stream.pending[0]) > 2 * size:
+                size = self._take_many(stream, size)
+            else:
+                size = self._take(stream, size)
             stream.send_window -= size
             self.window -= size
             self.blocked_bytes -= size
@@ -169,6 +181,23 @@ class Outbox:
                 self.on_closed(stream)
             _tell(stream)
 
+    def _take_many(self, stream: Stream, each: int) -> int:
+        """As many frames of `each` bytes of one large part as the windows allow and one write should have."""
+        self._strikes.sent_data()
+        part = stream.pending[0]
+        count = min(len(part), stream.send_window, self.window, _MOST_AT_ONCE_BYTES) // each
+        head = HEAD.pack(each >> 8, each & 0xFF, DATA, 0, stream.id)
+        size = count * each
+        frames = self._frames
+        for at in range(0, size, each):
+            frames += (head, part[at : at + each])
+        stream.pending[0] = part[size:]
+        if not stream.pending[0]:
+            stream.pending.popleft()
+        self._large = self._large or each >= _NOT_JOINED_BYTES
+        self._schedule()
+        return size
+
     def _take(self, stream: Stream, most: int) -> int:
         """One frame of what is pending, of at most so many bytes."""
         self._strikes.sent_data()  # with each frame: clients measure the connection while they receive
@@ -184,6 +213,8 @@ class Outbox:
                 part = part[: most - size]
             self._frames.append(part)
             size += len(part)
+            if len(part) >= _NOT_JOINED_BYTES:
+                self._large = True
         self._frames.insert(at, HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
         self._schedule()
         return size

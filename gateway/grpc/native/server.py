@@ -11,6 +11,7 @@ import ssl
 from charonia.errors import StartupError
 from charonia.settings import GatewaySettings
 from gateway.grpc.certificates import certificates
+from gateway.grpc.envelope import raw_at
 from gateway.grpc.errors import Status
 from gateway.grpc.servicer import MODEL_INFER, Servicer
 from gateway.grpc.stream_calls import SHUTTING_DOWN
@@ -47,6 +48,7 @@ class NativeGrpcFront:
             _LEVELS[level],
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
+            room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
         )
         if handler.lane is not None and self._servicer.may_ride:
             lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)

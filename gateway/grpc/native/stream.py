@@ -56,7 +56,7 @@ class Stream:
         self.held_bytes = 0
         """Bytes it was given back for, of a message that is not whole."""
         self.assembler: Assembler | None = None
-        self.messages: deque[bytes | Packed] = deque()
+        self.messages: deque[bytes | memoryview | Packed] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.pending: deque[memoryview] = deque()
@@ -90,8 +90,8 @@ class Stream:
         message = self.messages.popleft()
         if not self.messages:
             self._calls.took(self)
-        if isinstance(message, bytes):
-            return message
+        if not isinstance(message, Packed):
+            return bytes(message)
         unpacked = self._calls.unpack(self, message)
         if unpacked is None:
             raise StopAsyncIteration

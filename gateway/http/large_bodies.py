@@ -1,0 +1,83 @@
+"""Large bodies on an HTTP connection: received into their memory by the system, past the parser (docs/adr/0017).
+
+A body of known length that stands by itself needs no parser: once the headers are read, the transport reads the rest of
+it straight to where the tensors are wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from .response_codec import HEADER_LENGTH
+
+LARGE_BODY_BYTES = 1 << 16
+
+Room = Callable[[int, int], memoryview | None]
+"""As `gateway.handler.Handler.room`."""
+
+_UNFIT = frozenset({b"transfer-encoding", b"content-encoding", b"expect"})
+_MOST_DIGITS = 12
+
+
+def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
+    """The sizes of a large body with binary tensors and of the JSON before them; None for any other body."""
+    sizes: dict[bytes, int] = {}
+    for name, value in headers:
+        if name in _UNFIT:
+            return None
+        if name in (b"content-length", HEADER_LENGTH):
+            if name in sizes or not value.isdigit() or len(value) > _MOST_DIGITS:
+                return None
+            sizes[name] = int(value)
+    size, head = sizes.get(b"content-length", 0), sizes.get(HEADER_LENGTH, 0)
+    return (size, head) if size >= LARGE_BODY_BYTES and 0 < head <= size else None
+
+
+class LargeBody:
+    """A body on its way: the first `at` bytes of `view` are here."""
+
+    __slots__ = ("at", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.at = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.at == len(self.view)
+
+    def take(self, data: bytes | bytearray | memoryview) -> int:
+        """Put what is here of it in its place; how many bytes that were."""
+        size = min(len(data), len(self.view) - self.at)
+        self.view[self.at : self.at + size] = memoryview(data)[:size]
+        self.at += size
+        return size
+
+
+class LargeBodyReader(asyncio.BufferedProtocol):
+    """The protocol of a connection's transport while a large body comes. `came` is told of each piece of it."""
+
+    def __init__(self, body: LargeBody, connection: asyncio.Protocol, came: Callable[[int], None]) -> None:
+        self._body = body
+        self._connection = connection
+        self._came = came
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._body.view[self._body.at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._body.at += nbytes
+        self._came(nbytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def eof_received(self) -> bool | None:
+        return self._connection.eof_received()

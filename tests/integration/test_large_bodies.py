@@ -1,0 +1,200 @@
+"""Large bodies over HTTP on real sockets: any pieces, among small ones, and what is not received past the parser."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import echo_handler as echo
+import pytest
+from http_calls import read_reply
+
+from charonia.settings import GatewaySettings
+from gateway.http.server import HttpFront
+
+
+class _Handler(echo.EchoHandler):
+    """Has room, and remembers what it lent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: list[tuple[int, int]] = []
+        self.has_room = True
+
+    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+        self.lent.append((size_bytes, skew))
+        return memoryview(bytearray(size_bytes)) if self.has_room else None
+
+
+@pytest.fixture
+def handler() -> _Handler:
+    return _Handler()
+
+
+@pytest.fixture
+async def front(handler: _Handler) -> AsyncIterator[HttpFront]:
+    settings = GatewaySettings(incarnation="test", http_address="127.0.0.1", http_port=0)
+    front = HttpFront(settings, handler)
+    await front.start()
+    yield front
+    await front.close(1.0)
+
+
+def _request(data: bytes, *more: str, path: str = "any_UINT8") -> bytes:
+    head = (
+        b'{"inputs":[{"name":"INPUT0","datatype":"UINT8","shape":[%d],"parameters":{"binary_data_size":%d}}],'
+        b'"parameters":{"binary_data_output":true}}'
+    ) % (len(data), len(data))
+    lines = [
+        f"POST /v2/models/{path}/infer HTTP/1.1",
+        "Host: x",
+        f"Content-Length: {len(head) + len(data)}",
+        f"Inference-Header-Content-Length: {len(head)}",
+        *more,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + head + data
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes, choose: random.Random) -> None:
+    """In pieces that the other side may see one by one."""
+    at = 0
+    while at < len(data):
+        size = choose.choice([1, 50, 300, 5_000, 40_000, 300_000])
+        writer.write(data[at : at + size])
+        await writer.drain()
+        at += size
+        if choose.random() < 0.3:
+            await asyncio.sleep(0.001)
+
+
+def _tensor(reply: tuple[int, dict[str, str], bytes]) -> bytes:
+    _, headers, body = reply
+    return body[int(headers["inference-header-content-length"]) :]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_bodies_of_any_size_in_any_pieces(front: HttpFront, handler: _Handler, seed: int) -> None:
+    choose = random.Random(seed)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    sizes = [choose.choice([0, 10, 16_000, 65_000, 66_000, 200_000, 700_000]) for _ in range(8)]
+    for size in sizes:
+        data = choose.randbytes(size)
+        await _send(writer, _request(data), choose)
+        reply = await asyncio.wait_for(read_reply(reader), 10)
+        assert reply[0] == 200
+        assert _tensor(reply) == data
+    assert len(handler.lent) <= sum(size >= 65_000 for size in sizes)
+    writer.close()
+
+
+async def test_a_large_body_is_a_view_of_its_memory(front: HttpFront, handler: _Handler) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    data = random.Random(1).randbytes(600_000)
+    sent = _request(data)
+    writer.write(sent)
+    assert _tensor(await read_reply(reader)) == data
+    (tensor,) = handler.requests[0].inputs
+    assert isinstance(tensor.data, memoryview)
+    head = len(sent) - sent.index(b"\r\n\r\n") - 4 - len(data)
+    assert handler.lent == [(len(data) + head, head)]
+    writer.close()
+
+
+async def test_requests_sent_at_once_are_told_apart(front: HttpFront, handler: _Handler) -> None:
+    choose = random.Random(2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    bodies = [choose.randbytes(size) for size in (10, 300_000, 20, 100_000, 300_000, 0)]
+    writer.write(b"".join(map(_request, bodies)))
+    for data in bodies:
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "more", [("Expect: 100-continue",), ("Connection: close",), ("Content-Encoding: identity",), ("Upgrade: x",)]
+)
+async def test_what_needs_more_than_its_bytes_goes_the_long_way(
+    front: HttpFront, handler: _Handler, more: tuple[str, ...]
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    data = random.Random(3).randbytes(200_000)
+    writer.write(_request(data, *more))
+    if more[0].startswith("Expect"):
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    writer.close()
+
+
+async def test_without_room_the_body_comes_all_the_same(front: HttpFront, handler: _Handler) -> None:
+    handler.has_room = False
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    data = random.Random(4).randbytes(300_000)
+    for _ in range(2):
+        writer.write(_request(data))
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    assert handler.lent
+    writer.close()
+
+
+async def test_what_is_refused_before_its_body_came_leaves_the_connection_in_order(
+    front: HttpFront, handler: _Handler
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    data = random.Random(5).randbytes(400_000)
+    sent = _request(data, path="unknown")
+    writer.write(sent[:100_000])
+    await asyncio.sleep(0.05)
+    writer.write(sent[100_000:] + _request(data))
+    assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 404
+    assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    writer.close()
+
+
+async def test_the_body_of_a_refused_request_is_not_another_ones(handler: _Handler) -> None:
+    settings = GatewaySettings(
+        incarnation="test",
+        http_address="127.0.0.1",
+        http_port=0,
+        http_restricted_api=((("inference",), "key", "open"),),
+    )
+    front = HttpFront(settings, handler)
+    await front.start()
+    choose = random.Random(6)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for size in (300_000, 100_000, 400_000):  # refused before anybody asks for the body
+        await _send(writer, _request(choose.randbytes(size)), choose)
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 403
+        data = choose.randbytes(choose.choice([20, 100_000, 300_000]))
+        await _send(writer, _request(data, "key: open"), choose)
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    writer.close()
+    await front.close(1.0)
+
+
+async def test_requests_refused_with_their_bodies_here_leave_nothing_to_the_next(
+    front: HttpFront, handler: _Handler
+) -> None:
+    choose = random.Random(7)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for path in ("unknown", "any_UINT8", "unknown", "any_UINT8"):
+        data = choose.randbytes(choose.choice([100_000, 400_000]))
+        await _send(writer, _request(data, path=path), choose)
+        reply = await asyncio.wait_for(read_reply(reader), 10)
+        assert reply[0] == (404 if path == "unknown" else 200)
+        if path != "unknown":
+            assert _tensor(reply) == data
+    writer.close()
+
+
+async def test_a_client_that_leaves_within_its_body_is_forgotten(front: HttpFront, handler: _Handler) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(_request(bytes(400_000))[:200_000])
+    async with asyncio.timeout(10):
+        while not handler.lent:
+            await asyncio.sleep(0.005)
+    writer.close()
+    async with asyncio.timeout(10):
+        while front._state.connections:
+            await asyncio.sleep(0.005)
+    assert handler.requests == []
