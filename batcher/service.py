@@ -323,6 +323,9 @@ class BatcherService:
             self._departed.left(fact.incarnation, streams)
             for owned in list(self._owned.values()):
                 self._tell(owned, owned.drop_of_gone, owned.unwatched())
+        if fact.role == "gateway":
+            for owned in list(self._owned.values()):
+                self._tell(owned, owned.end_lease, fact.incarnation)
         if fact.role == "batcher":
             self._consider_all()
 
