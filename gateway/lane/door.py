@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from charonia import failpoints
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.models.served import ServedVersion
 from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
@@ -251,14 +252,25 @@ class Door:
             self.closed_until_ns = now_ns + _CLOSED_NS
             self._infer_ns = 0
             self._waves.close_door(self)
+        if failpoints.is_on() and len(calls) > 1:
+            half = len(calls) // 2
+            self._answer(calls[:half], 0, reply)
+            failpoints.hit("gateway.answering")
+            self._answer(calls[half:], half, reply)
+        else:
+            self._answer(calls, 0, reply)
+
+    @staticmethod
+    def _answer(calls: list[Call], at: int, reply: WaveReply) -> None:
+        """Give calls that are neighbours in a wave, the first at index `at`, their answers."""
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
-            first.answer(calls, 0, reply)
+            first.answer(calls, at, reply)
             return
         start = 0
         for end in range(1, len(calls) + 1):
             if end == len(calls) or calls[end].signature is not calls[start].signature:
-                calls[start].signature.answer(calls[start:end], start, reply)
+                calls[start].signature.answer(calls[start:end], at + start, reply)
                 start = end
 
     def _measure(self, infer_ns: int) -> None:
