@@ -315,6 +315,8 @@ class BatcherService:
         if fact.role == "executor":
             for owned in list(self._owned.values()):
                 self._tell(owned, partial(owned.on_executor_lost, drained=fact.reason == "drained"), fact.incarnation)
+            for upkeep in self._upkeep.values():
+                upkeep.look_for_waves()
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             self._step_down()

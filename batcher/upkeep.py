@@ -88,20 +88,27 @@ class Upkeep:
         self._letters_size_bytes = letters_size_bytes
         self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
+        self._waves_ns = self._look_ns + _LOOK_NS
         self._doubted = False
         self._overlooked: set[bytes] = set()
         self._forgotten: set[tuple[bytes, bytes]] = set()
         self._adaptive = AdaptiveReport(owned.log, owned.model)
         self._ended_after: tuple[int, bytes] | None = None
 
+    def look_for_waves(self) -> None:
+        """An executor is gone, perhaps with answers that it had spoken of and not sent: look soon."""
+        self._waves_ns = 0
+
     async def look(self) -> None:
         """Do what is due. Raises what the log raises."""
         await self._adaptive.look(self._owned.scheduler)
         now = monotonic_ns()
+        if self._forgotten or now >= self._waves_ns:
+            self._waves_ns = now + _LOOK_NS
+            await self.burst_forgotten()
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now
             await self.find_lost()
-            await self.burst_forgotten()
             await self._forget_expired()
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
@@ -137,8 +144,9 @@ class Upkeep:
     async def burst_forgotten(self) -> int:
         """Burst waves that were read and that nobody here knows, once two looks in a row find them; how many.
 
-        They were settled, and the log lost the deletion when it was killed. What their requests come to is dropped by
-        their gateway, as it was answered. Only the oldest entries are looked at: the next follow with the next look.
+        Their executor was lost after it had told of their end and before they were deleted, or the log was killed and
+        lost the deletion. Most were answered; then their gateway drops what comes of them now. Only the oldest entries
+        are looked at: the next follow with the next look.
         """
         owned = self._owned
         found: dict[tuple[bytes, bytes], Wave] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -110,6 +111,23 @@ async def test_a_wave_that_comes_back_after_its_end_does_not_stay(cluster: Clust
     assert await upkeep.burst_forgotten() == 1
 
     await until_so(lambda: nothing_left(log, wave))
+    assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon_run_again(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    batcher.service.owned[MODEL].batch_finished(held.header.batch_id, executor.name)
+    other = await cluster.executor()
+    await cluster.lose("executor", executor.name)
+
+    async with asyncio.timeout(5):  # a look for other reasons comes after ten seconds
+        await until_so(lambda: nothing_left(log, wave))
+    assert other.executed == [1, 2]
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
 
 
