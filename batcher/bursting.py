@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from charonia import failpoints
 from charonia.eventlog.port import EventLog
 from charonia.wire import PREFIX_BYTES, Wave, record_fields
 
@@ -20,7 +21,9 @@ async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, 
     """Replace one wave in the log; False when it was settled or burst before. Raises what the log raises."""
     sizes = zip(wave.ids(), wave.request_bytes(), strict=True)
     fields = record_fields([request.record for request in wave.requests()])
-    return bool(await log.waves.burst(model, stream, entry_id, list(sizes), fields))
+    is_burst = bool(await log.waves.burst(model, stream, entry_id, list(sizes), fields))
+    failpoints.hit("batcher.bursting")
+    return is_burst
 
 
 class Bursting:

@@ -21,7 +21,7 @@ from charonia import failpoints, keys
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, Entry, EventLog, StreamReader
+from charonia.eventlog.port import START, Entry, EventLog, Limits, StreamReader
 from charonia.events import (
     BatchDied,
     BatchDiedInCompany,
@@ -80,6 +80,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _PAGE = 500
 _WIDER_FOR_SEQUENCES = 8
+_NO_LIMITS = Limits()
 _numbers = itertools.count(1)
 """Batches are told apart by the number of their owner in its process: two models may have the same token."""
 
@@ -371,6 +372,27 @@ class OwnedModel:
                     carrier.settled = True
                     carrier.entry.remaining -= 1
                     self.windows.settled(carrier.entry)
+
+    def end_lease(self, holder: str) -> None:
+        """Give back the room for waves that a gateway reserved which left without doing so."""
+        if not self.closed:
+            self.spawn(self._end_leases([holder]))
+
+    async def end_leases_of_gone(self) -> None:
+        """The same for all gateways that left before this owner could hear of it. Raises what the log raises."""
+        holders = await self.log.waves.leases(self.model)
+        if holders:
+            await self.find_gone(set(holders))
+            await self._end_leases([holder for holder in holders if holder in self._gone])
+
+    async def _end_leases(self, holders: list[str]) -> None:
+        while holders and not self.closed:
+            try:
+                await self.log.waves.lease(self.model, holders[-1], 0, 0, _NO_LIMITS)
+                holders.pop()
+            except CharoniaError as error:
+                _log.warning("the lease of '%s' cannot be ended yet: %s", holders[-1], error)
+                await asyncio.sleep(_RETRY_S)
 
     def unwatched(self) -> list[seen.RequestQueued]:
         """The requests that are not worth going on with once nobody reads their responses."""

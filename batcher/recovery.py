@@ -58,6 +58,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
     await _restore_deaths(log, owned)
+    await owned.end_leases_of_gone()
     for lost in await owned.notes.read(queued):
         if lost.executor not in executors:
             owned.observe(lost)

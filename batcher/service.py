@@ -315,6 +315,8 @@ class BatcherService:
         if fact.role == "executor":
             for owned in list(self._owned.values()):
                 self._tell(owned, partial(owned.on_executor_lost, drained=fact.reason == "drained"), fact.incarnation)
+            for upkeep in self._upkeep.values():
+                upkeep.look_for_waves()
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             self._step_down()
@@ -323,6 +325,9 @@ class BatcherService:
             self._departed.left(fact.incarnation, streams)
             for owned in list(self._owned.values()):
                 self._tell(owned, owned.drop_of_gone, owned.unwatched())
+        if fact.role == "gateway":
+            for owned in list(self._owned.values()):
+                self._tell(owned, owned.end_lease, fact.incarnation)
         if fact.role == "batcher":
             self._consider_all()
 

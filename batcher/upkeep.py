@@ -7,22 +7,26 @@ more would wait for ever. All of this is rare and is found by counting, not by r
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InternalError
 from charonia.eventlog.port import START
 from charonia.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
-from charonia.wire import pack_failure
+from charonia.wire import FIELD_WAVE, Wave, pack_failure
 
 from .adaptive_report import AdaptiveReport
-from .carriers import requests_of
+from .bursting import burst_wave
+from .carriers import carrier_of, requests_of, work_of
 from .interrupted import visible_requests
 from .owned import OwnedModel
+from .scheduling.observations import RequestQueued
 from .tidying import trim_dead_letters
 
 _log = logging.getLogger(__name__)
 
 _PAGE = 500
+_HEAD = 16
 _LOOK_NS = 10_000_000_000
 _TRIM_NS = 30_000_000_000
 _YOUNG_US = 5_000_000
@@ -49,15 +53,28 @@ async def verify(owned: OwnedModel, min_age_ns: int) -> None:
                 continue
             if batch_id not in owned.given or owned.closed:
                 continue
-            ids = [request.id for request in owned.given.requests(batch_id)]
-            attempts = await owned.log.unsettled(owned.model, ids)
+            is_left = await _is_left(owned, owned.given.requests(batch_id))
             if owned.closed or batch_id not in owned.given:
                 continue
-            if all(attempt < 0 for attempt in attempts):
+            if not is_left:
                 owned.batch_finished(batch_id, executor)
             else:
                 _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, owned.model)
                 owned.batch_returned(batch_id, executor, "lost on its way")
+
+
+async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool:
+    """Whether the log has any of these requests or waves as unsettled."""
+    waves: dict[bytes, list[bytes]] = {}
+    for request in requests:
+        if request.wave:
+            entry = carrier_of(request).entry
+            waves.setdefault(entry.stream, []).append(entry.entry_id)
+    for stream, entry_ids in waves.items():
+        if any(await owned.log.waves.waiting(stream, entry_ids)):
+            return True
+    ids = [request.id for request in requests if not request.wave]
+    return any(attempt >= 0 for attempt in await owned.log.unsettled(owned.model, ids))
 
 
 class Upkeep:
@@ -71,15 +88,24 @@ class Upkeep:
         self._letters_size_bytes = letters_size_bytes
         self._letters_seen = -1
         self._look_ns = self._trim_ns = monotonic_ns()
+        self._waves_ns = self._look_ns + _LOOK_NS
         self._doubted = False
         self._overlooked: set[bytes] = set()
+        self._forgotten: set[tuple[bytes, bytes]] = set()
         self._adaptive = AdaptiveReport(owned.log, owned.model)
         self._ended_after: tuple[int, bytes] | None = None
+
+    def look_for_waves(self) -> None:
+        """An executor is gone, perhaps with answers that it had spoken of and not sent: look soon."""
+        self._waves_ns = 0
 
     async def look(self) -> None:
         """Do what is due. Raises what the log raises."""
         await self._adaptive.look(self._owned.scheduler)
         now = monotonic_ns()
+        if self._forgotten or now >= self._waves_ns:
+            self._waves_ns = now + _LOOK_NS
+            await self.burst_forgotten()
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now
             await self.find_lost()
@@ -114,6 +140,30 @@ class Upkeep:
         for job in await self._owned.log.jobs(self._owned.model, ended=False, count=1):
             kept_ms.append(max(0, job.accepted_us // 1000 - _SKEW_MS))
         return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
+
+    async def burst_forgotten(self) -> int:
+        """Burst waves that were read and that nobody here knows, once two looks in a row find them; how many.
+
+        Their executor was lost after it had told of their end and before they were deleted, or the log was killed and
+        lost the deletion. Most were answered; then their gateway drops what comes of them now. Only the oldest entries
+        are looked at: the next follow with the next look.
+        """
+        owned = self._owned
+        found: dict[tuple[bytes, bytes], Wave] = {}
+        for stream in owned.windows.streams():
+            for entry in await owned.log.range(stream, START, _HEAD):
+                entry_id = bytes(entry.id)
+                if FIELD_WAVE not in entry.fields or not owned.windows.has_read(stream, entry_id):
+                    continue
+                if not owned.windows.holds(stream, entry_id):
+                    (wave,) = work_of(entry) or (None,)
+                    if isinstance(wave, Wave):
+                        found[stream, entry_id] = wave
+        again, self._forgotten = found.keys() & self._forgotten, set(found)
+        for stream, entry_id in again:
+            _log.warning("a wave of model '%s' is in the log and known to nobody: it is burst", owned.model)
+            await burst_wave(owned.log, owned.model, stream, entry_id, found[stream, entry_id])
+        return len(again)
 
     async def find_lost(self) -> int:
         """End what is in the log's count and in no stream, once two looks in a row find too many; how many.

@@ -69,6 +69,10 @@ class Windows:
         """Whether an entry that is in a stream now was read."""
         return _place(entry_id) <= _place(self._lanes[stream].after)
 
+    def holds(self, stream: bytes, entry_id: bytes) -> bool:
+        """Whether an entry was read and is not done."""
+        return entry_id in self._lanes[stream].entries
+
     def oldest(self) -> bytes | None:
         """The id of the oldest entry that is, or may be, unfinished; None when nothing is."""
         found = [next(iter(lane.entries)) for lane in self._lanes.values() if lane.entries]

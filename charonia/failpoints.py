@@ -21,9 +21,12 @@ POINTS = (
     "batcher.dispatched",  # g  given to an executor
     "executor.executing",  # h  about to run
     "executor.executed",  # i  run, result not stored
+    "executor.answered",  # i  replies of waves sent, their entries not deleted
     "executor.settled",  # j  result stored, its batch entry not deleted
+    "batcher.bursting",  # f  a wave replaced by its requests, others not yet
     "batcher.finished",  # k  the batcher has heard, the queue entry is not deleted
     "gateway.notified",  # l  the reply is at the gateway, the caller has not read it
+    "gateway.answering",  # l  half of the callers of a wave have their answers
     "webhooks.posting",  # l  a webhook is being delivered
     "gateway.read",  # m  a result has been read
 )
@@ -36,6 +39,11 @@ def activate(directory: str) -> None:
     """Turn the points of this process on; "" turns them off."""
     global _directory
     _directory = directory
+
+
+def is_on() -> bool:
+    """Whether this process has fail points."""
+    return bool(_directory)
 
 
 def hit(point: str) -> None:

@@ -55,3 +55,6 @@ class MemoryWaves:
 
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         return self._of(model).lease(holder, requests, size_bytes, limits)
+
+    async def leases(self, model: str) -> list[str]:
+        return list(self._of(model).leases)

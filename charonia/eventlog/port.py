@@ -141,6 +141,9 @@ class Waves(Protocol):
         nothing changed, when a bound of `limits` would be passed. 0 and 0 end a lease.
         """
 
+    async def leases(self, model: str) -> list[str]:
+        """The holders of leases of a model, in no order."""
+
 
 class EventLog(Protocol):
     """The log. One instance per process; safe for concurrent use from one event loop."""

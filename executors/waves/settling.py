@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from charonia import keys
+from charonia import failpoints, keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import EventLog, Reply
-from charonia.wire import FIELD_WAVE, Wave, record_fields
+from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
 from executors.job import Job
 from executors.loading import Incarnation
@@ -28,6 +29,9 @@ from .execution import ExecutedWaves
 from .replies import ReplySockets
 
 _log = logging.getLogger(__name__)
+
+_Answered = tuple[bytes, Wave, BatchHeader]
+"""A wave that has its reply: the id of its entry, itself, and the batch it was in."""
 
 _GATHER_S = 0.01
 """Waves answered within so long are settled together: one by one it costs the log server as much as accepting
@@ -52,7 +56,7 @@ class WaveSettler:
         self._metrics = metrics
         self._sockets = sockets
         self._spawn = spawn
-        self._gathered: dict[bytes, list[bytes]] = {}
+        self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
         """The endpoints that those gathered were answered through their sockets."""
         self._timer: asyncio.TimerHandle | None = None
@@ -72,14 +76,14 @@ class WaveSettler:
         assert header is not None
         waves: Sequence[Wave] = job.waves
         loop_replies: list[Reply] = []
-        through_log: dict[bytes, list[bytes]] = {}
+        through_log: dict[bytes, list[_Answered]] = {}
         left: list[bytes] = []
         for index, (wave, (stream, entry_id)) in enumerate(zip(waves, header.waves, strict=True)):
             answer = executed.answers[index]
             singly = executed.singly.get(index)
             if answer and self._sockets.send(wave.endpoint, answer):
                 self._told.add(wave.endpoint)
-                self._gather(stream, entry_id)
+                self._gather(stream, (entry_id, wave, header))
                 continue
             if answer:
                 loop_replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
@@ -88,9 +92,9 @@ class WaveSettler:
             else:
                 left.append(wave.id)
                 continue
-            through_log.setdefault(stream, []).append(entry_id)
-        for stream, entry_ids in through_log.items():
-            self._end(stream, entry_ids, loop_replies)
+            through_log.setdefault(stream, []).append((entry_id, wave, header))
+        for stream, answered in through_log.items():
+            self._end(stream, answered, loop_replies)
             loop_replies = []
         self._tell(job, executed, left)
         self._account(job, executed, incarnation)
@@ -112,8 +116,8 @@ class WaveSettler:
 
     # -- deletions ----------------------------------------------------------------------------------------------------
 
-    def _gather(self, stream: bytes, entry_id: bytes) -> None:
-        self._gathered.setdefault(stream, []).append(entry_id)
+    def _gather(self, stream: bytes, answered: _Answered) -> None:
+        self._gathered.setdefault(stream, []).append(answered)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
@@ -125,23 +129,26 @@ class WaveSettler:
             return
         gathered, self._gathered = self._gathered, {}
         self._told.clear()
-        for stream, entry_ids in gathered.items():
-            self._end(stream, entry_ids, ())
+        failpoints.hit("executor.answered")
+        for stream, answered in gathered.items():
+            self._end(stream, answered, ())
 
-    def _end(self, stream: bytes, entry_ids: list[bytes], replies: Sequence[Reply]) -> None:
+    def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, again until the log has answered."""
+        entry_ids = [entry_id for entry_id, _, _ in answered]
+        unsure = False
 
         def done(result: int | CharoniaError) -> None:
+            nonlocal unsure
             if isinstance(result, CharoniaError):
+                unsure = True
                 _log.warning("%d waves cannot be settled, trying again: %s", len(entry_ids), result)
                 asyncio.get_running_loop().call_later(_RETRY_S, attempt)
                 return
             if result < len(entry_ids):  # an owner took them apart, or they were settled by a repetition of this
-                _log.info("%d of %d waves were settled or burst before", len(entry_ids) - result, len(entry_ids))
-            self.unsettled -= 1
-            if not self.unsettled and self._quiet is not None:
-                self._quiet.set()
-                self._quiet = None
+                self._spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
+            else:
+                self._ended()
 
         def attempt() -> None:
             if not self._log.waves.end(stream, entry_ids, replies, done):
@@ -149,6 +156,43 @@ class WaveSettler:
 
         self.unsettled += 1
         attempt()
+
+    def _ended(self) -> None:
+        self.unsettled -= 1
+        if not self.unsettled and self._quiet is not None:
+            self._quiet.set()
+            self._quiet = None
+
+    async def _settle_burst(self, answered: list[_Answered], missing: int, unsure: bool) -> None:
+        """Settle what is left of waves some of which an owner took apart after they had been given out.
+
+        Their callers have their answers. Requests that have ended by now are fenced: those of `missing` waves, which
+        may be any of these, unless an earlier attempt of ours has deleted them (`unsure`).
+        """
+        late = sum([wave.count for _, wave, _ in answered]) * missing // len(answered)
+        try:
+            for _, wave, header in answered:
+                late -= await self._settle_requests(header.model, wave)
+        finally:
+            self._ended()
+        if late > 0 and not unsure:
+            header = answered[0][2]
+            self._metrics.fenced(header.model, header.version, late)
+            _log.warning("%d requests of %d waves were settled by others first", late, missing)
+
+    async def _settle_requests(self, model: str, wave: Wave) -> int:
+        """Settle what is unsettled of a wave's requests, and tell their owner; how many that were."""
+        ids = wave.ids()
+        ended = Reply(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
+        won = 0
+
+        async def settle() -> None:
+            nonlocal won
+            if any(attempt >= 0 for attempt in await self._log.unsettled(model, ids)):
+                won += sum(await self._log.settle(model, [(request_id, 1) for request_id in ids], None, [], [ended]))
+
+        await insist(settle, "the requests of a wave that was burst cannot be settled")
+        return won
 
     async def settled(self) -> None:
         """Wait until everything answered is settled and counted."""

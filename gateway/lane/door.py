@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from charonia import failpoints
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.models.served import ServedVersion
 from charonia.tensors import Buffer
@@ -148,21 +149,32 @@ class Door:
         if not self.gathering.measured(reply.infer_ns):
             self.waves.close_door(self)
         calls = wave.calls
+        if failpoints.is_on() and len(calls) > 1:
+            half = len(calls) // 2
+            self._answer(wave, calls[:half], 0, reply)
+            failpoints.hit("gateway.answering")
+            self._answer(wave, calls[half:], half, reply)
+        else:
+            self._answer(wave, calls, 0, reply)
+
+    def _answer(self, wave: PendingWave, calls: list[Call], at: int, reply: WaveReply) -> None:
+        """Give calls that are neighbours in a wave, the first at index `at`, their answers."""
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
-            self._count(first, len(calls) - wave.gone, wave)
-            first.answer(calls, 0, reply)
+            self._count(first, calls, wave)
+            first.answer(calls, at, reply)
             return
         start = 0
         for end in range(1, len(calls) + 1):
             if end == len(calls) or calls[end].signature is not calls[start].signature:
                 neighbours = calls[start:end]
-                self._count(calls[start].signature, sum([not call.gone for call in neighbours]), wave)
-                calls[start].signature.answer(neighbours, start, reply)
+                self._count(calls[start].signature, neighbours, wave)
+                calls[start].signature.answer(neighbours, at + start, reply)
                 start = end
 
-    def _count(self, signature: Signature, count: int, wave: PendingWave) -> None:
+    def _count(self, signature: Signature, calls: list[Call], wave: PendingWave) -> None:
         if signature.counts_itself:
+            count = len(calls) - sum([call.gone for call in calls]) if wave.gone else len(calls)
             self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
 
     def ended(self, count: int) -> None:

@@ -14,7 +14,7 @@ from charonia.calls.admission import Admitted
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.port import EventLog
-from charonia.events import Fact, ProcessJoined
+from charonia.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
 from charonia.models.catalog import Catalog
 from charonia.models.served import ServedVersion
@@ -171,6 +171,8 @@ class Lane:
         self._gatherings.clear()
 
     def _on_process(self, fact: Fact) -> None:
+        if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
+            self.waves.forget_leases()
         if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
             self.close_all()
 

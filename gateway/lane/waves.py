@@ -346,6 +346,11 @@ class Waves:
             self._leases[model] = lease
         return lease.held_requests > 0 or await lease.grow()
 
+    def forget_leases(self) -> None:
+        """This gateway was taken for lost, so its leases were ended: reserve room anew where it is needed."""
+        for lease in self._leases.values():
+            lease.held_requests = lease.held_bytes = 0
+
     def close_door(self, door: Door) -> None:
         """Requests of a door go the full way from now on."""
         self.on_close(door)

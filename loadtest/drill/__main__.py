@@ -1,7 +1,9 @@
 """The command: starts a stack (or uses one that runs), loads it, carries out the kills, then checks what is left.
 
 What is checked: every answer was the right one; every accepted job has one end, the one its caller was told; the same
-key gave the same job; every webhook came; the queue is empty; `charonia audit` is clean. Exit 0 when all of it holds.
+key gave the same job; every webhook came; the queue is empty; `charonia audit` is clean. Under a load of waves also:
+nobody waited too long; nothing of a wave is left in the log, and no lease of a gateway that is gone; statistics count
+what is answered; no payload directory stays. Exit 0 when all of it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ from loadtest.model import LoadTestError
 
 from .clients import Client, Disconnected, LoadClient, Told
 from .hooks import Receiver
-from .matrix import ROLES, STEPS, Kill, Matrix, cells
+from .matrix import LOADS, ROLES, STEPS, WAVE_STEPS, Cell, Kill, Matrix, cells
+from .waves import WaveClient, check_statistics, left_behind, left_in
 
 SETTLE_WITHIN_S = 30.0
 READY_WITHIN_S = 60.0
+EVERY_STEP = sorted({*STEPS, *WAVE_STEPS})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,9 +50,15 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="identity", help="a model with INPUT0 FP32 [-1,16] that gives it back")
     parser.add_argument("--clients", type=int, default=32, metavar="N")
+    parser.add_argument(
+        "--loads",
+        default=",".join(LOADS),
+        help="what to ask: mixed (jobs, keyed and keyless requests, journalled), waves, colocated (waves, with the "
+        "batcher inside the executor); each has a server of its own; with --state-dir only mixed (default: all)",
+    )
     parser.add_argument("--roles", default=",".join(ROLES), help="parts to kill (default: all)")
-    parser.add_argument("--steps", default=",".join(STEPS), help="steps to kill at (default: all)")
-    parser.add_argument("--durability", default="fsync", help="level of the server the drill starts (default fsync)")
+    parser.add_argument("--steps", default=",".join(EVERY_STEP), help="steps to kill at (default: all)")
+    parser.add_argument("--durability", default="fsync", help="level of the server for mixed requests (default fsync)")
     parser.add_argument(
         "--recovery-secs",
         type=float,
@@ -68,13 +78,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Stack:
-    """The server under drill: `charonia serve` with two executors and a separate batcher, or one that runs already."""
+    """The server under drill: `charonia serve` as a load wants it, or one that runs already."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, load: str) -> None:
         self.own = options.state_dir is None
+        self.shm_dir: Path | None = None
         self.state_dir = options.state_dir or Path(tempfile.mkdtemp(prefix="charonia-drill-"))
         self.points = self.state_dir / "fail-points"
         self._options = options
+        self._load = load
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stack:
@@ -95,11 +107,8 @@ class Stack:
                         "--metrics-port=0",
                         "--http-address=127.0.0.1",
                         "--grpc-address=127.0.0.1",
-                        "--executors=2",
-                        "--journal=all",
-                        f"--durability={self._options.durability}",
                         f"--fail-points={self.points}",
-                        "--webhook-allow=127.0.0.1/32",
+                        *self._flags(),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -107,6 +116,17 @@ class Stack:
                 )
         self.wait_ready()
         return self
+
+    def _flags(self) -> list[str]:
+        if self._load == "mixed":
+            durability = f"--durability={self._options.durability}"
+            return ["--executors=2", "--journal=all", durability, "--webhook-allow=127.0.0.1/32"]
+        memory = Path("/dev/shm")
+        self.shm_dir = Path(tempfile.mkdtemp(prefix="charonia-drill-", dir=memory if memory.is_dir() else None))
+        return [f"--executors={1 if self._load == 'colocated' else 2}", f"--shm-dir={self.shm_dir}"]
+
+    def log_url(self) -> str:
+        return str(json.loads((self.state_dir / "endpoints.json").read_text())["log"])
 
     def address(self) -> str:
         return str(json.loads((self.state_dir / "endpoints.json").read_text())["http"])
@@ -145,7 +165,8 @@ class Stack:
         except ValueError:
             raise LoadTestError(f"charonia {' '.join(words)} failed: {done.stderr.decode()}") from None
 
-    def __exit__(self, *_error: object) -> None:
+    def stop(self) -> None:
+        """End the server, if the drill started it."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -153,6 +174,11 @@ class Stack:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+        if self.shm_dir is not None:
+            shutil.rmtree(self.shm_dir, ignore_errors=True)
         if self.own and not self._options.keep:
             shutil.rmtree(self.state_dir, ignore_errors=True)
 
@@ -164,38 +190,26 @@ def _charonia() -> list[str]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The whole drill; the report."""
-    wanted = list(cells(options.roles.split(","), options.steps.split(",")))
+    loads = ["mixed"] if options.state_dir is not None else options.loads.split(",")
     told = Told()
-    stop = threading.Event()
     kills: list[Kill] = []
-    with ExitStack() as stack:
-        server = stack.enter_context(Stack(options))
-        hooks = stack.enter_context(Receiver())
-        clients = [
-            LoadClient(i, server.address(), options.model, told, stop, hooks.url if i % 8 == 2 else "")
-            for i in range(options.clients)
-        ]
-        for client in clients:
-            client.start()
-        matrix = Matrix(server.state_dir, server.points, server.address, options.model, told, options.recovery_secs)
-        try:
-            for cell in wanted:
-                kills.append(_told_of(matrix.kill(cell), options))
-                if told.problems:
+    problems: list[str] = []
+    hooks = Receiver()
+    with hooks:
+        for load in loads:
+            wanted = list(cells(load, options.roles.split(","), options.steps.split(",")))
+            if not wanted:
+                continue
+            with Stack(options, load) as server:
+                carry_out = _mixed if load == "mixed" else _waves
+                problems += carry_out(options, server, load, wanted, told, kills, hooks)
+                if problems:
+                    print(server.last_lines(), file=sys.stderr)
                     break
-            if options.stall_secs and not told.problems:
-                kills.append(_told_of(matrix.stall(options.stall_secs, server.fenced), options, "stalled"))
-        finally:
-            stop.set()
-        for client in clients:
-            client.join(90)
-        problems = told.problems + [f"{k.cell}: {k.problem}" for k in kills if k.problem]
-        problems += _check_jobs(server, told) + _check_hooks(told, hooks) + _check_log(server)
-        if problems:
-            print(server.last_lines(), file=sys.stderr)
     return {
         "kills": [
             {
+                "load": k.cell.load,
                 "role": k.cell.role,
                 "step": k.cell.step,
                 "point": k.cell.point,
@@ -209,6 +223,78 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "webhooks": {"jobs": len(hooks.received), "deliveries": sum(hooks.received.values())},
         "problems": problems,
     }
+
+
+def _mixed(
+    options: argparse.Namespace,
+    server: Stack,
+    _load: str,
+    wanted: list[Cell],
+    told: Told,
+    kills: list[Kill],
+    hooks: Receiver,
+) -> list[str]:
+    """The kills under mixed requests; what was wrong."""
+    stop = threading.Event()
+    clients = [
+        LoadClient(i, server.address(), options.model, told, stop, hooks.url if i % 8 == 2 else "")
+        for i in range(options.clients)
+    ]
+    mine = _under_load(options, server, clients, stop, wanted, told, options.stall_secs)
+    kills += mine
+    problems = told.problems + [f"{k.cell}: {k.problem}" for k in mine if k.problem]
+    return problems + _check_jobs(server, told) + _check_hooks(told, hooks) + _check_log(server)
+
+
+def _waves(
+    options: argparse.Namespace,
+    server: Stack,
+    load: str,
+    wanted: list[Cell],
+    told: Told,
+    kills: list[Kill],
+    _hooks: Receiver,
+) -> list[str]:
+    """The kills under requests in waves; what was wrong."""
+    stop = threading.Event()
+    clients = [WaveClient(i, server.address(), options.model, told, stop) for i in range(options.clients)]
+    mine = _under_load(options, server, clients, stop, wanted, told, options.stall_secs if load == "waves" else 0)
+    kills += mine
+    problems = told.problems + [f"{k.cell}: {k.problem}" for k in mine if k.problem]
+    give_up_s = time.monotonic() + SETTLE_WITHIN_S
+    while (left := left_in(server.log_url(), 1)) and time.monotonic() < give_up_s:
+        time.sleep(0.2)
+    problems += left + check_statistics(server.address(), options.model) + _check_log(server)
+    server.stop()
+    return problems + (left_behind(server.shm_dir) if server.shm_dir is not None else [])
+
+
+def _under_load(
+    options: argparse.Namespace,
+    server: Stack,
+    clients: Sequence[threading.Thread],
+    stop: threading.Event,
+    wanted: list[Cell],
+    told: Told,
+    stall_s: float,
+) -> list[Kill]:
+    """Carry out kills while these clients ask; returns when they have ended."""
+    kills: list[Kill] = []
+    for client in clients:
+        client.start()
+    matrix = Matrix(server.state_dir, server.points, server.address, options.model, told, options.recovery_secs)
+    try:
+        for cell in wanted:
+            kills.append(_told_of(matrix.kill(cell), options))
+            if told.problems:
+                break
+        if stall_s and not told.problems:
+            kills.append(_told_of(matrix.stall(stall_s, server.fenced, wanted[0].load), options, "stalled"))
+    finally:
+        stop.set()
+    for client in clients:
+        client.join(90)
+    return kills
 
 
 def _told_of(kill: Kill, options: argparse.Namespace, what: str = "recovered") -> Kill:
@@ -273,9 +359,11 @@ def _check_log(server: Stack) -> list[str]:
 
 def main() -> int:
     options = parser().parse_args()
-    unknown = (set(options.roles.split(",")) - set(ROLES)) | (set(options.steps.split(",")) - set(STEPS))
+    unknown = set(options.roles.split(",")) - set(ROLES)
+    unknown |= set(options.steps.split(",")) - set(EVERY_STEP)
+    unknown |= set(options.loads.split(",")) - set(LOADS)
     if unknown:
-        print(f"unknown roles or steps: {', '.join(sorted(unknown))}", file=sys.stderr)
+        print(f"unknown roles, steps or loads: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     try:
         report = run(options)

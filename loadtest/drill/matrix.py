@@ -15,6 +15,14 @@ from .clients import Client, Disconnected, Told, request_body
 
 ROLES = ("gateway", "batcher", "executor", "webhooks", "redis")
 
+LOADS: dict[str, tuple[str, ...]] = {
+    "mixed": ROLES,
+    "waves": ("gateway", "batcher", "executor", "redis"),
+    "colocated": ("gateway", "executor", "redis"),
+}
+"""What is asked, and the parts there are to kill: jobs, keyed and keyless requests of a server that keeps a journal;
+requests in waves of one with two executors and a batcher; the same of one whose executor holds its batcher."""
+
 STEPS: dict[str, str] = {
     "a": "gateway.receiving",
     "b": "gateway.parsed",
@@ -31,6 +39,25 @@ STEPS: dict[str, str] = {
     "l2": "webhooks.posting",
     "m": "gateway.read",
 }
+
+WAVE_STEPS: dict[str, str] = {
+    "b": "gateway.parsed",
+    "c": "gateway.stored",
+    "e": "batcher.picked",
+    "f": "batcher.formed",
+    "f2": "batcher.bursting",
+    "g": "batcher.dispatched",
+    "h": "executor.executing",
+    "i": "executor.executed",
+    "i2": "executor.answered",
+    "j": "executor.settled",
+    "k": "batcher.finished",
+    "l": "gateway.notified",
+    "l3": "gateway.answering",
+}
+"""The steps of requests that travel in waves."""
+
+_BURSTING = "batcher.bursting"
 REACHED_WITHIN_S = 15.0
 _LOOK_S = 0.005
 
@@ -43,13 +70,15 @@ class Cell:
 
     role: str
     step: str
+    load: str = "mixed"
 
     @property
     def point(self) -> str:
-        return STEPS[self.step]
+        return (STEPS if self.load == "mixed" else WAVE_STEPS)[self.step]
 
     def __str__(self) -> str:
-        return f"{self.role} at {self.step} ({self.point})"
+        load = "" if self.load == "mixed" else f"{self.load}: "
+        return f"{load}{self.role} at {self.step} ({self.point})"
 
 
 @dataclass(frozen=True)
@@ -62,10 +91,14 @@ class Kill:
     problem: str = ""
 
 
-def cells(roles: list[str], steps: list[str]) -> Iterator[Cell]:
+def cells(load: str, roles: list[str], steps: list[str]) -> Iterator[Cell]:
+    """The kills under a load: of the roles there are in its server, at the steps that its requests pass."""
     for role in roles:
+        if role not in LOADS[load]:
+            continue
         for step in steps:
-            yield Cell(role, step)
+            if step in (STEPS if load == "mixed" else WAVE_STEPS):
+                yield Cell(role, step, load)
 
 
 class Matrix:
@@ -97,13 +130,15 @@ class Matrix:
         if not self._wait_for(lambda: self.pids(cell.role), REACHED_WITHIN_S):
             return Kill(cell, False, 0.0, f"no process of role {cell.role} runs")
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
-        armed.touch()
+        provoked = self._provoke(armed) if cell.point == _BURSTING else 0
+        if not provoked:
+            armed.touch()
         stopped = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
         if not stopped:
             armed.unlink(missing_ok=True)
             hit.unlink(missing_ok=True)
             return Kill(cell, False, 0.0, "no request came by this step")
-        candidates = self.pids(cell.role)
+        candidates = [pid for pid in self.pids(cell.role) if pid != provoked]
         victim = stopped if stopped in candidates else candidates[0]
         # a call that is open now at a gateway or the log which is killed may be cut off; its outcome is unknown
         self._told.excused = cell.role in ("gateway", "redis")
@@ -123,12 +158,28 @@ class Matrix:
         late = f"recovery took {recovered_s:.1f} s" if recovered_s > self._recovered_within_s else ""
         return Kill(cell, True, recovered_s, late)
 
-    def stall(self, seconds: float, fenced: Callable[[], float]) -> Kill:
+    def _provoke(self, armed: Path) -> int:
+        """Kill an executor that runs a wave, so that its owner bursts it; the pid, 0 where none came to run one.
+
+        `armed` is set before: the burst follows at once.
+        """
+        running, hit = (self._points / f"executor.executing.{kind}" for kind in ("armed", "hit"))
+        running.touch()
+        victim = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
+        if not victim:
+            running.unlink(missing_ok=True)
+            return 0
+        armed.touch()
+        os.kill(victim, signal.SIGKILL)
+        hit.unlink(missing_ok=True)
+        return victim
+
+    def stall(self, seconds: float, fenced: Callable[[], float], load: str) -> Kill:
         """Stop an executor between a run and its settlement, for so long, then let it go on.
 
         `fenced()` counts settlements that came too late; the one of that run must be among them.
         """
-        cell = Cell("executor", "i")
+        cell = Cell("executor", "i", load)
         before = fenced()
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
         armed.touch()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from batcher.service import BatcherService
@@ -42,11 +42,14 @@ from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     FIELD_HEADER,
     FIELD_RECORD,
+    FIELD_WAVE,
     BatchHeader,
     RequestRecord,
     pack_response,
-    records_of,
-    unpack_request,
+    pack_wave_reply,
+    reply_meta,
+    requests_in,
+    work_in,
 )
 from gateway.service import GatewayService
 
@@ -89,10 +92,13 @@ async def insist(step: Callable[[], Awaitable[Any]]) -> Any:
 class Held:
     """One batch an executor has."""
 
-    def __init__(self, entry_id: bytes, header: BatchHeader, records: list[RequestRecord]) -> None:
+    def __init__(
+        self, entry_id: bytes, header: BatchHeader, records: list[RequestRecord], waves: Sequence[Any] = ()
+    ) -> None:
         self.entry_id = entry_id
         self.header = header
         self.records = records
+        self.waves = waves
 
     @property
     def values(self) -> list[int]:
@@ -141,9 +147,7 @@ class EchoExecutor:
                 continue
             assert bytes(entry.fields[0]) == FIELD_HEADER
             header = BatchHeader.unpack(entry.fields[1])
-            given = records_of(entry.fields)
-            records = [r if isinstance(r, RequestRecord) else unpack_request(r) for r in given]
-            held = Held(entry.id, header, records)
+            held = Held(entry.id, header, requests_in(entry.fields), work_in(entry.fields) if header.waves else ())
             if self.open:
                 self._spawn(held)
             else:
@@ -169,6 +173,8 @@ class EchoExecutor:
         """Settle a batch as executors do; which requests were won. Without `answer` as one that died half-way."""
         header = held.header
         self.executed += held.values
+        if held.waves:
+            return await self._settle_waves(held)
         by_endpoint: dict[str, list[Buffer]] = {}
         pairs: list[tuple[str, bytes]] = []
         ends: dict[bytes, JobEnd] = {}
@@ -193,6 +199,21 @@ class EchoExecutor:
         won = await insist(
             lambda: self.log.settle(MODEL, requests, statistics, replies, facts, ends=ends, outcomes=outcomes)
         )
+        await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
+        return won
+
+    async def _settle_waves(self, held: Held) -> list[bool]:
+        """Answer waves and settle them; which were won."""
+        meta = reply_meta(MODEL, 1, (("y", DataType.INT32, (1, 1), 4),))
+        won = []
+        for wave, (stream, entry_id) in zip(held.waves, held.header.waves, strict=True):
+            reply = pack_wave_reply(wave.prefix, wave.count, meta, wave.columns, 1)
+            ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            replies = [Reply(keys.replies(wave.endpoint), [FIELD_WAVE, reply])]
+            assert self.log.waves.end(stream, [entry_id], replies, ended.set_result)
+            won += [await ended == 1] * wave.count
+        fact = pack_fact(BatchFinished(self.name, held.header.batch_id))
+        await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, fact]))
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
         return won
 

@@ -128,6 +128,9 @@ class ClusterWaves:
         at = keys.counters(model)
         return await self._log.at(at, lambda log: log.waves.lease(model, holder, requests, size_bytes, limits))
 
+    async def leases(self, model: str) -> list[str]:
+        return await self._log.at(keys.counters(model), lambda log: log.waves.leases(model))
+
 
 class ClusterLog:
     """`EventLog` on a Redis Cluster of Redis or Valkey >= 7.0. Raises `StartupError` for a URL that names none.

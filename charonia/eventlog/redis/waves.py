@@ -21,6 +21,8 @@ from .groups import value_of
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .wire import Refused, lost
 
+_LEASE = b"lease:"
+
 
 class RedisWaves:
     """`charonia.eventlog.port.Waves` on one server."""
@@ -120,6 +122,10 @@ class RedisWaves:
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         arguments = (holder, requests, size_bytes, limits.requests, limits.size_bytes)
         return bool(await self._commands.script(scripts.LEASE, [keys.counters(model)], arguments))
+
+    async def leases(self, model: str) -> list[str]:
+        counters = await self._commands.execute("HGETALL", keys.counters(model))
+        return [name[len(_LEASE) :].decode() for name in map(bytes, counters[::2]) if name.startswith(_LEASE)]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -14,6 +14,8 @@ local now = redis.call('HMGET', KEYS[1], field, 'requests', 'bytes', 'leased_req
 local held_requests, held_bytes = 0, 0
 if now[1] then
   held_requests, held_bytes = string.match(now[1], '^(%d+):(%d+)$')
+elseif ARGV[2] == '0' and ARGV[3] == '0' then
+  return 1
 end
 local more_requests, more_bytes = ARGV[2] - held_requests, ARGV[3] - held_bytes
 local requests, bytes = (now[4] or 0) + more_requests, (now[5] or 0) + more_bytes

@@ -57,7 +57,7 @@ def buffered(connection: Connection) -> int:
     """Bytes for a client that does not read, beside those that wait for windows. It is not read from either."""
     transport: Any = connection._transport
     assert not transport.is_reading()
-    return int(transport.get_write_buffer_size()) + sum(map(len, connection._out._frames))
+    return int(transport.get_write_buffer_size()) + sum(map(len, connection.out._frames))
 
 
 async def served_promptly(front: NativeGrpcFront) -> None:
@@ -205,14 +205,14 @@ class TestClientsThatDoNotRead:
                 break
             number += 2
         assert wire.answers[number].reset == http2.ENHANCE_YOUR_CALM
-        assert MOST_BLOCKED_BYTES < connection._out.blocked_bytes <= MOST_BLOCKED_BYTES + size + 1_000
+        assert MOST_BLOCKED_BYTES < connection.out.blocked_bytes <= MOST_BLOCKED_BYTES + size + 1_000
         await served_promptly(front)
         wire.write(rst_stream(1))
         assert (await wire.call(number + 2, "ModelInfer", infer(), path="/nobody/knows")).status == 12
         for other in range(3, number, 2):
             wire.write(rst_stream(other))
         await wire.settle()
-        assert connection._out.blocked_bytes == 0
+        assert connection.out.blocked_bytes == 0
 
     async def test_a_full_transport_is_not_read_from(
         self, front: NativeGrpcFront, dial: http2.Dial, handler: Any
@@ -225,7 +225,7 @@ class TestClientsThatDoNotRead:
         await wire.settle()
         connection = only(front)
         wire.write(*(whole_call(number, "ModelInfer", infer()) for number in range(1, 61, 2)))
-        while not connection._out.is_paused:
+        while not connection.out.is_paused:
             await asyncio.sleep(0)
         await served_promptly(front)
         assert buffered(connection) < 8 << 20
@@ -240,7 +240,7 @@ class TestClientsThatDoNotRead:
         flooding = asyncio.create_task(
             wire.flood(b"".join(whole_call(n, "ModelInfer", body) for n in range(1, 4_001, 2)))
         )
-        while not connection._out.is_paused:
+        while not connection.out.is_paused:
             await asyncio.sleep(0)
         await served_promptly(front)
         assert buffered(connection) < 8 << 20

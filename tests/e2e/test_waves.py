@@ -1,0 +1,153 @@
+"""Requests in waves while models die, hang and are reloaded, parts are killed, and the log restarts or is emptied."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_asking import post, statistics, until
+from e2e_models import python
+from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_server import Server, serving
+from wave_load import DIES, ECHO, ECHO_CONFIG, HANGS, BinaryClient, WaveLoad, is_riding, until_nothing_left
+
+pytestmark = pytest.mark.e2e
+
+UNKNOWN = 503
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    python(tmp_path / "models", "echo", ECHO, ECHO_CONFIG)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def server(models: Path, tmp_path: Path) -> Iterator[Server]:
+    with serving(models, tmp_path / "state", "--model-control-mode=explicit", "--load-model=*") as running:
+        yield running
+
+
+def riding(server: Server) -> None:
+    with server.log_client() as log:
+        assert is_riding(log, "echo")
+
+
+@pytest.mark.parametrize("deed", [DIES, HANGS], ids=["dies", "hangs"])
+def test_a_poison_request_in_a_wave_harms_only_its_caller(deed: float, server: Server) -> None:
+    with WaveLoad(server, "echo").running() as load:
+        riding(server)
+        client = BinaryClient(server.http, "echo")
+        assert client.ask([0.0] * 16)[0] == 200
+        status, _, text = client.ask([deed] * 16)
+        assert status == 500, text
+        assert "is not healthy" in text
+        load.until_more()
+        client.close()
+    assert load.failures == []
+    until_nothing_left(lambda: server.log_url)
+    with server.log_client() as log:
+        assert log.xlen("dlq:{echo}") == 1
+
+
+def test_a_reload_under_load_fails_nobody(server: Server) -> None:
+    with WaveLoad(server, "echo").running() as load:
+        riding(server)
+        for _ in range(3):
+            assert post(server, "/v2/repository/models/echo/load")[0] == 200
+            load.until_more()
+        riding(server)
+    assert load.failures == []
+    until_nothing_left(lambda: server.log_url)
+
+
+def test_statistics_count_what_was_answered(server: Server) -> None:
+    with WaveLoad(server, "echo").running() as load:
+        riding(server)
+        load.until_more(500)
+    assert load.failures == []
+    assert int(statistics(server, "echo")["inference_stats"]["success"]["count"]) == load.answers
+
+
+def test_a_log_that_is_killed_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:
+    with WaveLoad(server, "echo").running() as load:
+        riding(server)
+        for _ in range(2):
+            (pid,) = server.pids("redis")
+            os.kill(pid, signal.SIGKILL)
+            load.until_more()
+    assert {status for status, _ in load.failures} <= {UNKNOWN}, load.failures
+    until_nothing_left(lambda: server.log_url)
+
+
+def test_a_log_that_is_emptied_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:
+    with WaveLoad(server, "echo").running() as load:
+        riding(server)
+        with server.log_client() as log:
+            log.flushall()
+        load.until_more(500)
+        until("requests ride in waves again", lambda: _rides(server))
+    # an instance that is not said anew yet is not known: its model is not either, for a moment
+    assert {status for status, _ in load.failures} <= {UNKNOWN, 400, 404}, load.failures
+    until_nothing_left(lambda: server.log_url)
+
+
+def _rides(server: Server) -> bool:
+    with server.log_client() as log:
+        return is_riding(log, "echo")
+
+
+def test_parts_of_their_own_take_over_waves_of_those_that_are_killed(models: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log_url = stack.enter_context(log_of(tmp_path))
+        started: list[Part] = []
+
+        def stop_all() -> None:
+            for part in started:
+                if part.process.poll() is None:
+                    part.stop()
+
+        stack.callback(stop_all)
+
+        def start(role: str, *flags: str) -> Part:
+            started.append(Part(role, f"{role}{len(started)}", tmp_path, log_url, *flags))
+            return started[-1]
+
+        shared = f"--shm-dir={tmp_path / 'shm'}"
+        repository = f"--model-repository={models}"
+        gateway = start("gateway", *GATEWAY_FLAGS, shared)
+        batchers = [start("batcher") for _ in range(2)]
+        executors = [start("executor", repository, shared), start("executor", repository)]
+        gateway.log_url = log_url
+        try:
+            gateway.learn_addresses()
+            gateway.wait_ready()
+            for executor in executors:
+                executor.until_says("executor is up")
+            with WaveLoad(gateway, "echo").running() as load:
+                _ride_on(gateway, load)
+                executors.append(start("executor", repository))  # one more, under load
+                executors[-1].until_says("executor is up")
+                load.until_more()
+                for victim in (executors[0], batchers[0], executors[1]):
+                    victim.process.kill()
+                    victim.process.wait()
+                    load.until_more(300)
+            assert load.failures == []
+            until_nothing_left(lambda: log_url)
+        except BaseException:
+            for part in started:
+                sys.stderr.write(f"--- {part.name}\n{part.log()[-4000:]}\n")
+            raise
+
+
+def _ride_on(gateway: Part, load: Any) -> None:
+    with gateway.log_client() as log:
+        until("requests ride in waves", lambda: is_riding(log, "echo"))
+    load.until_more()

@@ -1,0 +1,203 @@
+"""What becomes of waves and of leases when a batch, a deletion, an owner or a gateway is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from asking_cluster import answers, clustered
+from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
+from wave_senders import SentWave, numbers, send_wave
+
+from batcher.upkeep import verify
+from charonia import keys
+from charonia.eventlog.port import EventLog, Limits
+from charonia.events import FIELD_FACT, ProcessJoined, pack_fact
+from charonia.wire import FIELD_WAVE, records_of, unpack_response, unpack_wave_reply
+
+pytestmark = pytest.mark.integration
+
+CALLER = "gateway-waves"
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    async with clustered(request) as cluster:
+        yield cluster
+
+
+async def caller(cluster: Cluster) -> EventLog:
+    """A log on which a gateway seems to live; the lane of the model is open."""
+    log = await cluster.log()
+    await log.beat("gateway", CALLER, NEVER_MS)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 0)]) == [0]
+    await cluster.settled()
+    for executor in cluster._executors:
+        executor.open = False
+        executor.executed.clear()
+    return log
+
+
+async def told(log: EventLog, wave: SentWave) -> dict[bytes, int]:
+    """The answers there are to a wave's requests, by request."""
+    found: dict[bytes, int] = {}
+    for entry in await log.range(keys.replies(CALLER)):
+        if entry.fields[0] == FIELD_WAVE:
+            reply = unpack_wave_reply(entry.fields[1])
+            values = memoryview(bytes(reply.columns[0])).cast("i")
+            found |= {reply.prefix + bytes((index,)): value for index, value in enumerate(values)}
+        else:
+            for record in records_of(entry.fields):
+                response = unpack_response(record)
+                found[response.id] = int(response.outputs[0].array()[0, 0])
+    return {request_id: found[request_id] for request_id in wave.ids if request_id in found}
+
+
+async def nothing_left(log: EventLog, wave: SentWave) -> bool:
+    return not await log.range(wave.stream) and await log.unsettled_ids(MODEL) == []
+
+
+async def test_a_wave_whose_batch_the_log_lost_is_run_all_the_same(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    lost = executor.held.pop()
+    assert lost.waves
+    await log.delete_entries(keys.batches(executor.name), [lost.entry_id])
+    executor.release()
+
+    await verify(batcher.service.owned[MODEL], 0)
+
+    await until_so(lambda: nothing_left(log, wave))
+    assert await told(log, wave) == dict(zip(wave.ids, (1, 2, 3), strict=True))
+
+
+async def test_a_settled_wave_whose_end_was_never_heard_frees_its_slot(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher(prefetch=0)
+    log = await caller(cluster)
+    first = await send_wave(log, MODEL, numbers(1), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    second = await send_wave(log, MODEL, numbers(2), CALLER)
+    await log.delete_entries(first.stream, [first.entry_id])
+    await log.delete_entries(keys.batches(executor.name), [held.entry_id])
+
+    await verify(batcher.service.owned[MODEL], 0)
+    executor.release()
+
+    await until_so(lambda: nothing_left(log, second))
+    assert executor.executed == [2]
+
+
+async def test_a_wave_that_comes_back_after_its_end_does_not_stay(cluster: Cluster) -> None:
+    """As on a log server that was killed before the deletion was on its disk."""
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    executor.release()
+    owned = batcher.service.owned[MODEL]
+    owned.batch_finished(held.header.batch_id, executor.name)  # but the entry is there
+    upkeep = batcher.service._upkeep[MODEL]
+
+    assert await upkeep.burst_forgotten() == 0, "its settlement may be under way"
+    assert await upkeep.burst_forgotten() == 1
+
+    await until_so(lambda: nothing_left(log, wave))
+    assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon_run_again(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    batcher.service.owned[MODEL].batch_finished(held.header.batch_id, executor.name)
+    other = await cluster.executor()
+    await cluster.lose("executor", executor.name)
+
+    async with asyncio.timeout(5):  # a look for other reasons comes after ten seconds
+        await until_so(lambda: nothing_left(log, wave))
+    assert other.executed == [1, 2]
+    assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+async def test_waves_that_wait_or_run_are_not_taken_for_forgotten(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher(prefetch=0)
+    log = await caller(cluster)
+    waves = [await send_wave(log, MODEL, numbers(*range(8)), CALLER) for _ in range(3)]
+    await until(lambda: len(executor.held) == 1 and batcher.service.owned[MODEL].windows.unsettled == 24)
+    upkeep = batcher.service._upkeep[MODEL]
+
+    assert [await upkeep.burst_forgotten() for _ in range(3)] == [0, 0, 0]
+
+    executor.release()
+    await until_so(lambda: nothing_left(log, waves[-1]))
+    assert len(executor.executed) == 24
+
+
+async def test_a_gateway_that_is_lost_has_no_leases_any_more(cluster: Cluster) -> None:
+    await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    log = await cluster.log()
+    limits = Limits(1000)
+    assert await log.waves.lease(MODEL, CALLER, 900, 0, limits)
+    assert await log.waves.lease(MODEL, "gateway-alive", 50, 0, limits)
+    assert not await log.waves.lease(MODEL, "gateway-other", 100, 0, limits)
+
+    await cluster.lose("gateway", CALLER)
+
+    async def only_one_left() -> bool:
+        return await log.waves.leases(MODEL) == ["gateway-alive"]
+
+    await until_so(only_one_left)
+    assert await log.waves.lease(MODEL, "gateway-other", 900, 0, limits)
+
+
+async def test_a_new_owner_ends_the_leases_of_gateways_that_left_unheard(cluster: Cluster) -> None:
+    await cluster.executor()
+    log = await cluster.log()
+    await log.beat("gateway", "gateway-alive", NEVER_MS)
+    assert await log.waves.lease(MODEL, CALLER, 100, 0, Limits())
+    assert await log.waves.lease(MODEL, "gateway-alive", 100, 0, Limits())
+
+    batcher = await cluster.batcher()
+    await batcher.owns()
+
+    assert await log.waves.leases(MODEL) == ["gateway-alive"]
+
+
+async def test_a_gateway_that_was_taken_for_lost_reserves_anew(cluster: Cluster) -> None:
+    await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    gateway = await cluster.gateway()
+    log = await cluster.log()
+    assert await gateway.lane.waves.reserve(MODEL)
+    assert gateway.lane.waves.is_leased(MODEL)
+
+    await cluster.lose("gateway", "gateway-1")
+    await until(lambda: not gateway.lane.waves.is_leased(MODEL))
+
+    async def ended() -> bool:
+        return await log.waves.leases(MODEL) == []
+
+    await until_so(ended)
+    await log.append(keys.CONTROL, _joined("gateway-1"))
+    assert await gateway.lane.waves.reserve(MODEL)
+    assert await log.waves.leases(MODEL) == ["gateway-1"]
+
+
+def _joined(name: str) -> list[bytes]:
+    return [FIELD_FACT, pack_fact(ProcessJoined("gateway", name))]
