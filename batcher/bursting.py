@@ -7,6 +7,7 @@ which they were accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from charonia import failpoints
 from charonia.eventlog.port import EventLog
@@ -14,7 +15,7 @@ from charonia.wire import PREFIX_BYTES, Wave, record_fields
 
 from .carriers import carrier_of
 from .scheduling.decisions import BurstWave
-from .scheduling.observations import BatchLost, RequestQueued
+from .scheduling.observations import BatchDied, BatchLost, RequestQueued
 
 
 async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
@@ -32,21 +33,30 @@ class Bursting:
     def __init__(self, log: EventLog, model: str) -> None:
         self._log = log
         self._model = model
-        self._suspects: dict[bytes, str] = {}
-        """Prefix of their ids to the executor that was lost with them."""
+        self._suspects: dict[bytes, BatchDied | str] = {}
+        """Prefix of their ids to the death of their batch, or to the executor that was lost with them."""
+
+    def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
+        """A batch of waves took its instance with it; those without an outcome are about to be burst."""
+        if death.blameless:
+            return
+        waves = [record for request in members if request.id in death.ids and (record := _wave_of(request))]
+        ids = frozenset(request_id for wave in waves for request_id in wave.ids())
+        for wave in waves:
+            self._suspects[wave.prefix] = replace(death, ids=ids)
 
     async def burst(self, decision: BurstWave) -> None:
         """Carry out a decision. Raises what the log raises, then it may be tried again."""
-        carrier = carrier_of(decision.request)
-        wave: object = carrier.record
-        assert isinstance(wave, Wave)
+        wave = _wave_of(decision.request)
+        assert wave is not None
         if decision.suspect:  # before they can be read
-            self._suspects[wave.prefix] = decision.executor
-        if not await burst_wave(self._log, self._model, carrier.entry.stream, carrier.entry.entry_id, wave):
+            self._suspects.setdefault(wave.prefix, decision.executor)
+        entry = carrier_of(decision.request).entry
+        if not await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave):
             self._suspects.pop(wave.prefix, None)
 
-    def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost]:
-        """What has to be said of requests that have just been queued: which were aboard together when it ended."""
+    def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
+        """What has to be said of requests that are being queued: which were aboard together when it ended."""
         if not self._suspects:
             return []
         found: dict[bytes, list[RequestQueued]] = {}
@@ -54,7 +64,16 @@ class Bursting:
             prefix = request.id[:PREFIX_BYTES]
             if not request.wave and prefix in self._suspects:
                 found.setdefault(prefix, []).append(request)
-        return [
-            BatchLost(self._suspects.pop(prefix), requests, len(requests), "", False)
-            for prefix, requests in found.items()
-        ]
+        said: list[BatchLost | BatchDied] = []
+        for prefix, requests in found.items():
+            ended = self._suspects.pop(prefix)
+            if isinstance(ended, str):
+                said.append(BatchLost(ended, requests, len(requests), "", False))
+            elif ended not in said:  # of several waves in one batch
+                said.append(ended)
+        return said
+
+
+def _wave_of(request: RequestQueued) -> Wave | None:
+    record: object = carrier_of(request).record
+    return record if isinstance(record, Wave) else None

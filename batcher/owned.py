@@ -258,14 +258,13 @@ class OwnedModel:
                 queued.remove(request)
                 self.spawn(self._burst(BurstWave(request)))
         now = monotonic_ns()
-        cancels = self._early_cancels.of(queued)
-        decisions = self.scheduler.observe_all([*queued, *cancels] if cancels else queued, now)
+        # suspects must be known for that before any of them is given out
+        news = [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
+        decisions = self.scheduler.observe_all([*queued, *news] if news else queued, now)
         if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)
         self._apply(decisions)
-        for lost in self._bursting.suspected(queued):
-            self.observe(lost)
         if self._gone:
             self.drop_of_gone(queued)
         return queued
@@ -352,6 +351,7 @@ class OwnedModel:
         alone = isinstance(fact, BatchDied)
         blameless = isinstance(fact, BatchDied) and fact.blameless
         died = seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, blameless, not alone)
+        self._bursting.died(died, members)
         self.observe(died)
         self._refuse_unheld()
 

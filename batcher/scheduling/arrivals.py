@@ -44,8 +44,7 @@ class Arrivals:
         if request.wave:
             ledger.has_waves = True
             if not ledger.takes(request, now_ns, limit):
-                request.state = RequestState.ENDED
-                decisions.append(BurstWave(request))
+                self._burst(request, decisions)
                 return
         # A request that has been in a batch was admitted once (by another owner): the limit is for new ones.
         elif limit and not request.attempt and ledger.levels.get(level, 0) >= limit:
@@ -53,6 +52,8 @@ class Arrivals:
             if ledger.levels.get(level, 0) >= limit:
                 ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
                 return
+        if ledger.has_waves and self._meets_others(request, decisions):
+            return
         self.number(request)
         # The other reasons do not exist for a new request, and one row always fits.
         if request.deadline_ns or request.rows > 1:
@@ -73,6 +74,32 @@ class Arrivals:
             ledger.due.arm(request)
         self._grown(version, request.signature, is_last, request.enqueued_ns)
 
+    @staticmethod
+    def _burst(wave: QueuedRequest, decisions: list[Decision]) -> None:
+        wave.state = RequestState.ENDED
+        decisions.append(BurstWave(wave))
+
+    def _meets_others(self, request: QueuedRequest, decisions: list[Decision]) -> bool:
+        """Burst waves that wait for company when a request comes that might be it; whether this one was burst.
+
+        A wave shares no batch with single requests, so each would wait for as long as the configuration lets it.
+        """
+        rules = self._state.ledger.batching
+        version = self._state.versions.get(request.version)
+        if rules is None or not rules.delay_ns or version is None:
+            return False
+        if not 0 < version.queue.rows < rules.largest_preferred:
+            return False
+        others = [other for other in version.queue if other.signature == request.signature ^ 1]
+        if request.wave:
+            if others:
+                self._burst(request, decisions)
+            return bool(others)
+        for wave in others:
+            self._state.remove(wave)
+            decisions.append(BurstWave(wave))
+        return False
+
     def enqueue_alike(self, events: list[Observation]) -> int:
         """`enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
 
@@ -83,6 +110,8 @@ class Arrivals:
         first = events[0]
         if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
             return 0
+        if ledger.has_waves and ledger.batching is not None and ledger.batching.delay_ns:
+            return 0  # each may be company for a wave that waits
         number, signature, lane = first.version, first.signature, first.lane
         unlike = (
             place

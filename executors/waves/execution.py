@@ -79,7 +79,7 @@ class WaveBatch:
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
         for run in self._runs():
-            if isinstance(instance, ColumnInstance) and instance.takes_columns and self._is_worth_columns(run):
+            if isinstance(instance, ColumnInstance) and instance.takes_columns and self._may_be_columns(run):
                 await self._run_columns(instance, run)
                 continue
             batch = self._requests_of(run)
@@ -221,10 +221,17 @@ class WaveBatch:
         batch = self._requests_of(run)
         self._take(run, batch, batch.run_on(instance, workspace))
 
-    def _is_worth_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
-        """A single small request is cheaper by itself."""
-        wave = self._waves[run[0][0]]
-        return len(run) > 1 or wave.count > 1 or wave.meta.size_bytes >= _WORTH_COLUMNS_BYTES
+    def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
+        """Whether these waves are one set of columns, which a single small request is not worth.
+
+        The model sees one set of parameters and one time-out for all.
+        """
+        first = self._waves[run[0][0]]
+        for index, _ in run[1:]:
+            wave = self._waves[index]
+            if wave.timeout_us != first.timeout_us or wave.meta.parameters != first.meta.parameters:
+                return False
+        return len(run) > 1 or first.count > 1 or first.meta.size_bytes >= _WORTH_COLUMNS_BYTES
 
     async def _run_columns(self, instance: ColumnInstance, run: list[tuple[int, RequestPlan]]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from loadtest.model import LoadTestError
 from .clients import Client, Disconnected, LoadClient, Told
 from .hooks import Receiver
 from .matrix import LOADS, ROLES, STEPS, WAVE_STEPS, Cell, Kill, Matrix, cells
-from .waves import WaveClient, check_statistics, left_behind, left_in
+from .waves import WaveClient, are_riding, check_statistics, left_behind, left_in
 
 SETTLE_WITHIN_S = 30.0
 READY_WITHIN_S = 60.0
@@ -127,6 +127,10 @@ class Stack:
 
     def log_url(self) -> str:
         return str(json.loads((self.state_dir / "endpoints.json").read_text())["log"])
+
+    def pids(self, role: str) -> list[int]:
+        processes = json.loads((self.state_dir / "processes.json").read_text())
+        return [process["pid"] for process in processes if process["role"] == role]
 
     def address(self) -> str:
         return str(json.loads((self.state_dir / "endpoints.json").read_text())["http"])
@@ -258,7 +262,11 @@ def _waves(
     """The kills under requests in waves; what was wrong."""
     stop = threading.Event()
     clients = [WaveClient(i, server.address(), options.model, told, stop) for i in range(options.clients)]
-    mine = _under_load(options, server, clients, stop, wanted, told, options.stall_secs if load == "waves" else 0)
+    stall_s = options.stall_secs if load == "waves" else 0
+    mine = _under_load(
+        *(options, server, clients, stop, wanted, told, stall_s),
+        lambda: are_riding(server.log_url(), options.model, server.pids("gateway")),
+    )
     kills += mine
     problems = told.problems + [f"{k.cell}: {k.problem}" for k in mine if k.problem]
     give_up_s = time.monotonic() + SETTLE_WITHIN_S
@@ -277,12 +285,15 @@ def _under_load(
     wanted: list[Cell],
     told: Told,
     stall_s: float,
+    is_loaded: Callable[[], bool] = lambda: True,
 ) -> list[Kill]:
     """Carry out kills while these clients ask; returns when they have ended."""
     kills: list[Kill] = []
     for client in clients:
         client.start()
-    matrix = Matrix(server.state_dir, server.points, server.address, options.model, told, options.recovery_secs)
+    matrix = Matrix(
+        *(server.state_dir, server.points, server.address, options.model, told, options.recovery_secs, is_loaded)
+    )
     try:
         for cell in wanted:
             kills.append(_told_of(matrix.kill(cell), options))

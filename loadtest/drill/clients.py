@@ -36,6 +36,8 @@ class Told:
     excused: bool = False
     """A keyless call may fail now: its gateway or the log is being killed, and its outcome is unknown."""
     excused_until_s: float = 0.0
+    calm_since_s: float = 0.0
+    """When the last kill was recovered from; infinite while one is under way."""
 
     def count(self, name: str) -> None:
         with self.lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -13,12 +14,12 @@ from typing import TypeVar
 
 from .clients import Client, Disconnected, Told, request_body
 
-ROLES = ("gateway", "batcher", "executor", "webhooks", "redis")
+ROLES = ("gateway", "batcher", "executor", "executor+batcher", "webhooks", "redis")
 
 LOADS: dict[str, tuple[str, ...]] = {
-    "mixed": ROLES,
+    "mixed": ("gateway", "batcher", "executor", "webhooks", "redis"),
     "waves": ("gateway", "batcher", "executor", "redis"),
-    "colocated": ("gateway", "executor", "redis"),
+    "colocated": ("gateway", "executor+batcher", "redis"),
 }
 """What is asked, and the parts there are to kill: jobs, keyed and keyless requests of a server that keeps a journal;
 requests in waves of one with two executors and a batcher; the same of one whose executor holds its batcher."""
@@ -102,7 +103,10 @@ def cells(load: str, roles: list[str], steps: list[str]) -> Iterator[Cell]:
 
 
 class Matrix:
-    """Carries out the kills of one running stack. `state_dir` is that of `charonia serve`."""
+    """Carries out the kills of one running stack. `state_dir` is that of `charonia serve`.
+
+    `is_loaded` says whether requests of the wanted kind are under way: until then nothing is killed.
+    """
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class Matrix:
         model: str,
         told: Told,
         recovered_within_s: float,
+        is_loaded: Callable[[], bool] = lambda: True,
     ) -> None:
         self._state_dir = state_dir
         self._points = points
@@ -119,6 +124,7 @@ class Matrix:
         self._model = model
         self._told = told
         self._recovered_within_s = recovered_within_s
+        self._is_loaded = is_loaded
 
     def pids(self, role: str) -> list[int]:
         processes = json.loads((self._state_dir / "processes.json").read_text())
@@ -129,6 +135,8 @@ class Matrix:
         # serve starts its sender of webhooks after it is ready
         if not self._wait_for(lambda: self.pids(cell.role), REACHED_WITHIN_S):
             return Kill(cell, False, 0.0, f"no process of role {cell.role} runs")
+        if not self._wait_for(self._is_loaded, REACHED_WITHIN_S):
+            return Kill(cell, False, 0.0, "no request rode in a wave")
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
         provoked = self._provoke(armed) if cell.point == _BURSTING else 0
         if not provoked:
@@ -142,16 +150,19 @@ class Matrix:
         victim = stopped if stopped in candidates else candidates[0]
         # a call that is open now at a gateway or the log which is killed may be cut off; its outcome is unknown
         self._told.excused = cell.role in ("gateway", "redis")
+        self._told.calm_since_s = math.inf
         os.kill(victim, signal.SIGKILL)
         hit.unlink(missing_ok=True)
         started = self._wait_for(lambda: self._replaced(cell.role, victim, len(candidates)), 30.0)
         if not started:
             self._told.excused = False
+            self._told.calm_since_s = time.monotonic()
             return Kill(cell, True, 0.0, f"no other {cell.role} was started within 30 s")
         began_s = time.monotonic()
         answered = self._wait_for(self._answers, 30.0)
         recovered_s = time.monotonic() - began_s
-        self._told.excused_until_s = time.monotonic() + 0.5
+        self._told.calm_since_s = time.monotonic()
+        self._told.excused_until_s = self._told.calm_since_s + 0.5
         self._told.excused = False
         if not answered:
             return Kill(cell, True, recovered_s, "no request was answered within 30 s of the restart")

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from .clients import RETRY_S, Client, Disconnected, Told, values_of
 
 DEADLINE_S = 10.0
 _STATISTICS_REQUESTS = 200
+_LOOK_S = 0.5
 
 
 class Hung(Disconnected):
@@ -28,29 +29,35 @@ class Hung(Disconnected):
 
 
 class BinaryClient:
-    """One connection to one address (host:port) that asks a model with INPUT0 FP32 [1,16], binary both ways."""
+    """One connection to one address (host:port) that asks a model with INPUT0 FP32 [1,16], binary both ways.
 
-    def __init__(self, address: str, model: str) -> None:
+    `parameters` are those of each request.
+    """
+
+    def __init__(self, address: str, model: str, **parameters: Any) -> None:
         self._address = address
         self._socket: socket.socket | None = None
         tensor: dict[str, Any] = {"name": "INPUT0", "shape": [1, 16], "datatype": "FP32"}
         tensor["parameters"] = {"binary_data_size": 64}
-        header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        header = json.dumps({"inputs": [tensor], "parameters": {**parameters, "binary_data_output": True}}).encode()
         self._head = (
             f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {address}\r\n"
             f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(header) + 64}\r\n\r\n"
         ).encode() + header
 
-    def ask(self, values: list[float]) -> tuple[int, list[float], str]:
-        """Status, output and error text. Raises `Disconnected`, or `Hung` when it takes too long."""
-        give_up_s = time.monotonic() + DEADLINE_S
+    def ask(self, values: list[float], began_s: Callable[[], float] = lambda: 0.0) -> tuple[int, list[float], str]:
+        """Status, output and error text. Raises `Disconnected`, or `Hung` when it takes too long.
+
+        Time counts from the call or from `began_s()`, whichever is later.
+        """
+        called_s = time.monotonic()
         try:
             if self._socket is None:
                 host, _, port = self._address.rpartition(":")
                 self._socket = socket.create_connection((host, int(port)), DEADLINE_S)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.sendall(self._head + struct.pack("<16f", *values))
-            head, body = self._read(self._socket, give_up_s)
+            head, body = self._read(self._socket, lambda: max(called_s, began_s()) + DEADLINE_S)
         except TimeoutError:
             self.close()
             raise Hung(f"no answer within {DEADLINE_S:.0f} s") from None
@@ -63,12 +70,17 @@ class BinaryClient:
         return status, list(struct.unpack("<16f", body[-64:])), ""
 
     @staticmethod
-    def _read(connection: socket.socket, give_up_s: float) -> tuple[list[str], bytes]:
+    def _read(connection: socket.socket, give_up_s: Callable[[], float]) -> tuple[list[str], bytes]:
         data = b""
         size = -1
+        connection.settimeout(_LOOK_S)
         while size < 0 or len(data) < size:
-            connection.settimeout(max(0.001, give_up_s - time.monotonic()))
-            received = connection.recv(65_536)
+            try:
+                received = connection.recv(65_536)
+            except TimeoutError:
+                if time.monotonic() < give_up_s():
+                    continue
+                raise
             if not received:
                 raise EOFError("closed")
             data += received
@@ -107,7 +119,8 @@ class WaveClient(threading.Thread):
         began_s = time.monotonic()
         told.count("waves: requests sent")
         try:
-            status, answer, text = self._client.ask(values)
+            # who waits through several kills, one after the other, waits for all of them
+            status, answer, text = self._client.ask(values, lambda: told.calm_since_s)
         except Disconnected as error:
             if isinstance(error, Hung) or not told.is_excused(began_s):
                 told.problem(f"a request in a wave had no answer after {time.monotonic() - began_s:.1f} s: {error}")
@@ -147,6 +160,13 @@ def check_statistics(address: str, model: str) -> list[str]:
         binary.close()
     wrong = more != _STATISTICS_REQUESTS
     return [f"statistics count {more} of {_STATISTICS_REQUESTS} requests that were answered"] if wrong else []
+
+
+def are_riding(log_url: str, model: str, gateways: list[int]) -> bool:
+    """Whether one of these gateways, given by their pids, has reserved room for waves of a model. Raises `OSError`."""
+    with _connected(log_url) as log:
+        names = [name.decode() for name in log.ask("HKEYS", f"n:{{{model}}}")]
+    return any(name.startswith("lease:") and f"-{pid}-" in name for name in names for pid in gateways)
 
 
 def left_in(log_url: str, gateways: int) -> list[str]:

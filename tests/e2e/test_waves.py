@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,26 @@ pytestmark = pytest.mark.e2e
 UNKNOWN = 503
 
 
+ADDS = """
+import json, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.001)
+        answers = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            more = json.loads(request.parameters())["more"]
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array + array.dtype.type(more))]))
+        return answers
+"""
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     python(tmp_path / "models", "echo", ECHO, ECHO_CONFIG)
+    python(tmp_path / "models", "adds", ADDS, ECHO_CONFIG)
     return tmp_path / "models"
 
 
@@ -65,6 +83,17 @@ def test_a_reload_under_load_fails_nobody(server: Server) -> None:
         riding(server)
     assert load.failures == []
     until_nothing_left(lambda: server.log_url)
+
+
+def test_each_request_keeps_its_parameters_in_whatever_batch(server: Server) -> None:
+    def ask(more: int) -> list[tuple[int, list[float], str]]:
+        with closing(BinaryClient(server.http, "adds", more=more)) as client:
+            return [client.ask([float(number)] * 16) for number in range(300)]
+
+    with ThreadPoolExecutor(12) as pool:
+        found = [(more, pool.submit(ask, more)) for more in (1, 20, 300, 4000) * 3]
+    for more, answers in found:
+        assert answers.result() == [(200, [float(number + more)] * 16, "") for number in range(300)]
 
 
 def test_statistics_count_what_was_answered(server: Server) -> None:

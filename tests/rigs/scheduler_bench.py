@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batcher.scheduling.decisions import (
+    BurstWave,
     CondemnRequest,
     Decision,
     DispatchBatch,
@@ -89,6 +90,12 @@ class Model:
             ident(number), version, level, rows, signature, timeout_us, deadline_us * US, self.now_ns, attempt, number
         )
 
+    def wave(self, number: int, count: int, *, signature: int = 7) -> RequestQueued:
+        """A wave of requests of one row."""
+        return RequestQueued(
+            *(ident(number), 1, 0, count, signature ^ 1, 0, 0, self.now_ns, 0, number), count=count, wave=True
+        )
+
     def finish(self, number: int, *, held: bool = False) -> list[str]:
         """The batch that request `number` was last in finished."""
         batch = self.batches[number]
@@ -117,6 +124,8 @@ class Model:
                     said.append(f"{number_of(decision.request)} condemned on {decision.executor}: {decision.message}")
                 case StopExecution():
                     said.append(f"stop {number_of(decision.request)} on {decision.executor}")
+                case BurstWave():
+                    said.append(f"burst {number_of(decision.request)}")
                 case ReleaseReplies():
                     batch = next(b for b in self.batches.values() if b.batch_id == decision.batch_id)
                     said.append(f"answer {' '.join(str(number_of(r)) for r in batch.requests)}")
