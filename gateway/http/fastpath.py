@@ -96,7 +96,7 @@ class HttpApplication:
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
         self.lane: HttpLane | None = None
-        if handler.lane is not None and not self._identifies:
+        if handler.lane is not None and handler.lane.is_on and not self._identifies:
             self.lane = HttpLane(handler.lane, self._encoder)
         self._tracer = handler.tracer
         self._routes: dict[str, Route] = {}
