@@ -52,7 +52,7 @@ from .heads import response_head
 from .job_json import PREFERENCE_APPLIED, accepted
 from .lane import HttpLane
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
-from .request_codec import RequestDecoder
+from .request_codec import RequestDecoder, parse_header_length
 from .response_codec import HEADER_LENGTH, ResponseEncoder
 from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
@@ -184,7 +184,8 @@ class HttpApplication:
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
-        request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
+        header_length = headers.get(HEADER_LENGTH)
+        request, form = self._decoder.decode(route.model, version, body, header_length, served)
         if self._forwarding:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
@@ -215,10 +216,16 @@ class HttpApplication:
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         if trace is not None:
             trace.mark(HTTP_SEND_START)
-        if self.lane is not None and reply is encoded and trace is None and b"expect" not in headers:
+        if (
+            self.lane is not None
+            and reply is encoded
+            and trace is None
+            and header_length is not None
+            and b"expect" not in headers
+        ):
             whole_of = state.get(WHOLE)
             if whole_of is not None and (whole := whole_of()) is not None:
-                self.lane.learn(whole, body, request, form, served)
+                self.lane.learn(whole, body, parse_header_length(header_length), request, form, served)
         respond = state.get(RESPOND)
         if respond is None or not respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, reply)
