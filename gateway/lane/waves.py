@@ -15,6 +15,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints, keys
+from charonia.calls.refused import failure_reason
 from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InvalidRecord, LogUnavailable, ResourceExhausted
@@ -208,8 +209,8 @@ class Waves:
         self._one(wave, call, response)
         return True
 
-    def _one(self, wave: PendingWave, call: Call, response: ResponseRecord) -> None:
-        """Answer one call of a wave by itself."""
+    def _one(self, wave: PendingWave, call: Call, response: ResponseRecord, *, executed: bool = True) -> None:
+        """Answer one call of a wave by itself; without `executed`, with what is known here of its fate."""
         call.wave = None
         wave.left -= 1
         if not wave.left:
@@ -219,13 +220,15 @@ class Waves:
             counts = wave.door.counts
             if response.error is None:
                 counts.succeeded(monotonic_ns() - wave.sent_ns)
+            else:
+                counts.failures[failure_reason(response.error, executed=executed)] += 1
             call.signature.respond(call, response)
 
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
         """Answer what is left of a wave with an error."""
         model, version = wave.model, wave.door.served.version
         for call in [call for call in wave.calls if call.wave is wave]:
-            self._one(wave, call, ResponseRecord(b"", model, version, [], {}, error))
+            self._one(wave, call, ResponseRecord(b"", model, version, [], {}, error), executed=False)
 
     def _forget(self, wave: PendingWave) -> None:
         if self._under_way.pop(wave.prefix, None) is None:
@@ -303,7 +306,7 @@ class Waves:
             for call in lost:
                 if call.wave is wave:
                     error = LogUnavailable(OUTCOME_UNKNOWN)
-                    self._one(wave, call, ResponseRecord(b"", wave.model, 0, [], {}, error))
+                    self._one(wave, call, ResponseRecord(b"", wave.model, 0, [], {}, error), executed=False)
 
     async def _end_idle(self, doors: Iterable[Door]) -> None:
         since_ns = monotonic_ns() - _IDLE_NS
