@@ -301,6 +301,7 @@ def test_calls_that_are_given_up(pair: LanePair, fates: list[str], places: list[
     pair.run(run())
 
 
+@pytest.mark.parametrize("pair", ["memory"], indirect=True)
 @pytest.mark.parametrize("change", [1, 0x20])
 @pytest.mark.parametrize(("model", "request_id"), [("one", "id-1"), ("two", "")])
 def test_a_call_that_differs_in_one_byte(pair: LanePair, model: str, request_id: str, change: int) -> None:

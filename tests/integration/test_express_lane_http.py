@@ -129,6 +129,7 @@ def test_any_requests_in_any_segments(
     assert on == off
 
 
+@pytest.mark.parametrize("pair", ["memory"], indirect=True)
 @pytest.mark.parametrize("change", [1, 0x20, 0x80])
 @pytest.mark.parametrize(("model", "request_id"), [("one", "id-1"), ("two", ""), ("picky", "p")])
 def test_a_request_that_differs_in_one_byte(pair: LanePair, model: str, request_id: str, change: int) -> None:

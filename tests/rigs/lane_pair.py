@@ -1,16 +1,14 @@
 """Two gateways over one log, batcher and executor: one with the express lane and one without it.
 
-Everything runs in a loop of its own in a thread, so that plain tests (and Hypothesis) may ask again and again. A client
-is in that loop as well: what it writes is read by a gateway before its next segment leaves.
+Everything runs in one loop of its own, so that plain tests (and Hypothesis) may ask again and again. A client is in
+that loop as well: what it writes is read by a gateway before its next segment leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,20 +98,13 @@ class LanePair:
         self._directory = directory
         self._url = url
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="lane-pair")
         self._closing: list[Any] = []
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float = PATIENCE_S) -> _T:
-        """Run something beside the servers."""
-        future: Future[_T] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            future.cancel()
-            raise
+        """Run something beside the servers, which stand still in between."""
+        return self.loop.run_until_complete(asyncio.wait_for(work, timeout_s))
 
     def __enter__(self) -> LanePair:
-        self._thread.start()
         try:
             self.run(self._start(), 60)
         except BaseException:
@@ -125,8 +116,6 @@ class LanePair:
         try:
             self.run(self._stop(), 60)
         finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
             self.loop.close()
 
     async def _log(self) -> EventLog:
