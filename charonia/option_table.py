@@ -193,6 +193,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
     Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
+    Option("express-lane", "bool", True, _G, "recognise small requests by their bytes and send them in waves"),
     Option("stream-buffer-bytes", "int", 16 * 1024**2, _G, "responses held for the reader of one stream"),
     # jobs, journal and tenants
     Option("durability", "str", "memory", _G, "memory, fsync or replicated:<n>: what an accepted request survives"),

@@ -114,6 +114,7 @@ class GatewayMetrics(Collector):
         self._jobs = jobs
         self._counts: dict[tuple[str, int], RequestCounts] = {}
         self.log_epoch_changes: Callable[[], int] = lambda: 0
+        self.lane_requests: Callable[[], int] = lambda: 0
         self.cache: CacheStore | None = None
         """Set where responses are cached."""
         self.tracer: Tracer | None = None
@@ -184,6 +185,11 @@ class GatewayMetrics(Collector):
         )
         yield CounterMetricFamily(
             "charonia_log_entries_appended", "Log entries that carried them", value=appended.entries
+        )
+        yield CounterMetricFamily(
+            "charonia_gateway_lane_requests",
+            "Requests this gateway sent in waves",
+            value=self.lane_requests(),
         )
         yield CounterMetricFamily(
             "charonia_duplicate_replies",

@@ -113,8 +113,10 @@ class GatewayService:
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
         self.lane = Lane(
-            *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation)
+            *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation),
+            is_on=settings.express_lane,
         )
+        self.metrics.lane_requests = lambda: self.lane.waves.requests
         self._counted = CountedWaves(log, settings.incarnation)
         self._dataplane.pending.on_facts = self._counted.on_facts
         self._dataplane.pending.on_wave = self.lane.waves.on_reply

@@ -91,6 +91,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         exit_timeout_secs=values["exit_timeout_secs"],
         drain_delay_secs=values["drain_delay_secs"],
         shm_dir=values["shm_dir"],
+        express_lane=values["express_lane"],
         stream_buffer_size_bytes=values["stream_buffer_bytes"],
         allow_webhooks=values["allow_webhooks"],
         webhook_allow=values["webhook_allow"],

@@ -52,7 +52,7 @@ from .heads import response_head
 from .job_json import PREFERENCE_APPLIED, accepted
 from .lane import HttpLane
 from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
-from .request_codec import RequestDecoder
+from .request_codec import RequestDecoder, parse_header_length
 from .response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
 from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
@@ -96,7 +96,7 @@ class HttpApplication:
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
         self.lane: HttpLane | None = None
-        if handler.lane is not None and not self._identifies:
+        if handler.lane is not None and handler.lane.is_on and not self._identifies:
             self.lane = HttpLane(handler.lane, self._encoder)
         self._tracer = handler.tracer
         self._routes: dict[str, Route] = {}
@@ -188,7 +188,8 @@ class HttpApplication:
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
-        request, form = self._decoder.decode(route.model, version, body, headers.get(HEADER_LENGTH), served)
+        header_length = headers.get(HEADER_LENGTH)
+        request, form = self._decoder.decode(route.model, version, body, header_length, served)
         if self._forwarding:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
@@ -223,10 +224,10 @@ class HttpApplication:
         if trace is not None:
             trace.mark(HTTP_SEND_START)
         is_plain = reply is encoded and trace is None and b"expect" not in headers
-        if self.lane is not None and learnt is not None and is_plain:
+        if self.lane is not None and learnt is not None and header_length is not None and is_plain:
             whole_of = state.get(WHOLE)
             if whole_of is not None and (whole := whole_of()) is not None:
-                self.lane.learn(whole, learnt, request, form, served)
+                self.lane.learn(whole, learnt, parse_header_length(header_length), request, form, served)
         respond = state.get(RESPOND)
         if respond is None or not respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, _joined(reply))

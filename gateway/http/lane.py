@@ -149,11 +149,22 @@ class HttpLane:
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def learn(self, whole: bytes, body: bytes, request: InferenceRequest, form: ReplyForm, served: ServedModel) -> None:
-        """A request that went the full way and was answered; `whole` are its bytes, `body` those of its body."""
+    def learn(
+        self,
+        whole: bytes,
+        body: bytes,
+        json_bytes: int,
+        request: InferenceRequest,
+        form: ReplyForm,
+        served: ServedModel,
+    ) -> None:
+        """A request that went the full way and was answered.
+
+        `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
+        """
         if len(whole) > _MOST_WHOLE_BYTES or not form.all_binary or not whole.endswith(body):
             return
-        layout = http_layout(whole, len(whole) - len(body), request)
+        layout = http_layout(whole, len(whole) - len(body), json_bytes, request)
         if layout is None:
             return
         signatures = self._by_size.get(len(whole), [])
@@ -227,11 +238,14 @@ class HttpLane:
         return False
 
 
-def http_layout(whole: bytes, body_at: int, request: InferenceRequest) -> Layout | None:
-    """The layout of a binary request; None where an input is not binary, or an id is not where clients write it."""
+def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceRequest) -> Layout | None:
+    """The layout of a binary request whose body begins at `body_at` with so much JSON.
+
+    None where an input is not binary, or an id is not where clients write it.
+    """
     sizes = [len(tensor.data) for tensor in request.inputs]
     raw_at = len(whole) - sum(sizes)
-    if raw_at <= body_at or not all(sizes):
+    if raw_at != body_at + json_bytes or not json_bytes or not all(sizes):
         return None
     at = raw_at
     parts = []
@@ -249,6 +263,8 @@ def http_layout(whole: bytes, body_at: int, request: InferenceRequest) -> Layout
         begin += 2 if whole[begin : begin + 2] == b' "' else 1
         if not whole.startswith(b'"' + name + b'"', begin - 1) or whole.find(b'"id"', begin, raw_at) >= 0:
             return None
+        if whole.find(b"\\", begin, raw_at) >= 0:
+            return None  # the same key may be written with escapes, and the last one counts
         id_bytes = len(name)
         parts.insert(0, (begin, begin + id_bytes))
     return Layout.of(whole, parts, id_bytes)

@@ -131,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             if self._held:
                 data, self._held = self._held + data, b""
-            if lane.is_open:
+            if lane.is_open and not self.flow.write_paused:  # else the full way waits until the client reads
                 self._call = lane.read(self, data)
                 if self._call is not None:
                     lane.ready()
@@ -503,9 +503,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stalled_s = 0.0
             return
         if self._held:  # it has not become a request that is recognised
-            held, self._held = self._held, b""
-            self._read_fully(held)
-        elif phase is _IDLE:
+            self._whole, self._held = self._held, b""
+            self._begun = 0
+            self._stalled_s = 0.0
+            self._read_fully(self._whole)
+            return
+        if phase is _IDLE:
             if self._task is not None and not self._task.done() and self._next is None:
                 self._stalled_s = 0.0
                 return

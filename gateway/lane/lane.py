@@ -48,6 +48,8 @@ class Lane:
         terms: TermsBook,
         tracer: Tracer,
         endpoint: str,
+        *,
+        is_on: bool = True,
     ) -> None:
         self._catalog = catalog
         self._dataplane = dataplane
@@ -61,8 +63,9 @@ class Lane:
         self._ways: dict[object, Awaited] = {}
         self._gatherings: dict[bytes, Gathering] = {}
         self._reserving: dict[str, asyncio.Task[bool]] = {}
-        self._is_closed = self._terms.journalled
-        """Requests that are journalled one by one gain nothing here."""
+        self.is_on = is_on and not self._terms.journalled
+        """Whether fronts recognise requests at all. Those that are journalled one by one gain nothing here."""
+        self._is_closed = not self.is_on
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:

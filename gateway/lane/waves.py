@@ -101,6 +101,8 @@ class Waves:
         self.touched: list[Door] = []
         self.on_close: Callable[[Door], None] = lambda _door: None
         self.duplicates = 0
+        self.requests = 0
+        """How many were sent."""
 
     # -- from a door into the log -------------------------------------------------------------------------------------
 
@@ -152,6 +154,7 @@ class Waves:
 
         try:
             if self._send_wave(stream, pieces, accepted):
+                self.requests += len(wave.calls)
                 return True
         except LogUnavailable:
             pass

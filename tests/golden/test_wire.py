@@ -39,6 +39,8 @@ from charonia.events import (
     ResponsesBegun,
     ResponsesWanted,
     SlotFreed,
+    StatisticsWanted,
+    StatisticsWritten,
     TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
@@ -67,14 +69,19 @@ from charonia.wire import (
     pack_failure,
     pack_request,
     pack_response,
+    pack_wave_reply,
     record_fields,
     records_of,
     refer_response,
+    reply_meta,
     report_response,
     request_meta,
     time_response,
     unpack_request,
     unpack_response,
+    unpack_wave,
+    unpack_wave_reply,
+    wave_head,
 )
 
 HERE = Path(__file__).parent
@@ -106,6 +113,10 @@ REPORT = Report(
 BLOCKED = Lineage((("a", ID), ("b", ID[::-1])), "", 1)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
+WAVES_HEADER = replace(HEADER, via_owner=False, waves=((b"q:{m}:0:0", b"11-0"), (b"q:{m}:2:1", b"12-3")))
+PREFIX = ID[:15]
+STRINGS = [join_bytes_elements([b"a", "é"]), join_bytes_elements([b"", b"bc"]), join_bytes_elements([b"d", b"efg"])]
+WAVE_OUTPUTS = (("y", DataType.BF16, (1, 3), 6), ("z", DataType.UINT8, (1,), 1))
 
 FACTS: list[Fact] = [
     ProcessJoined("executor", "e-1", pool="gpu", host="h", pid=7, hosts_batcher=True),
@@ -141,7 +152,16 @@ FACTS: list[Fact] = [
     ResponsesBegun("e-1", "owner-7-1", ID),
     ResponsesWanted("owner-7-1", ID, 70000),
     OwnerChanged("m"),
+    StatisticsWanted("g-1", "0a1b"),
+    StatisticsWritten("e-1", "0a1b"),
 ]
+WITH_WAVES: dict[str, Fact] = {
+    "process_joined_reads_waves": ProcessJoined("batcher", "b-1", host="h", pid=7, reads_waves=True),
+    "version_loaded_takes_waves": VersionLoaded(
+        "e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12, takes_waves=True
+    ),
+}
+"""Kinds of an earlier release with what was added to them."""
 
 
 ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
@@ -153,6 +173,26 @@ def request(endpoint: bytes, client_id: bytes = b"", **more: Any) -> bytes:
     data = () if "reference" in more else [t.data for t in INPUTS]
     values = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11} | more
     return pack_request(ID, endpoint, client_id, meta, data, **values)
+
+
+def wave(**more: Any) -> bytes:
+    """A wave of three requests; with `sizes`, its second input is of BYTES that differ in length."""
+    inputs = INPUTS if "sizes" in more else INPUTS[:1]
+    meta = request_meta(3, "abc", inputs, ("y",), PARAMETERS)
+    values = {"rows": 2, "signature": 2**64 - 1, "level": 0, "accepted_ns": 11} | more
+    columns = [bytes(range(48))] + ([b"".join(STRINGS)] if "sizes" in more else [])
+    return b"".join((wave_head(PREFIX, 3, b"g-1", meta, **values), *columns))
+
+
+def whole_wave() -> bytes:
+    """A wave with all that one may have."""
+    about = {"level": 5, "timeout_us": 13, "client_ids": ["é-1".encode(), b"", b"c"], "deadlines": [12, 0, 2**63]}
+    return wave(sizes=[[16] * 3, [len(text) for text in STRINGS]], **about)
+
+
+def wave_reply() -> bytes:
+    columns = [bytes(range(18)), b"\x01\x02\x03"]
+    return pack_wave_reply(PREFIX, 3, reply_meta("m", 3, WAVE_OUTPUTS), columns, 2**40)
 
 
 def written() -> dict[str, bytes]:
@@ -184,9 +224,14 @@ def written() -> dict[str, bytes]:
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
         "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
         "wire/v1-batch-header.hex": HEADER.pack(),
+        "wire/v1-wave.hex": wave(),
+        "wire/v1-wave-whole.hex": whole_wave(),
+        "wire/v1-wave-reply.hex": wave_reply(),
+        "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
         "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
-    return records | {f"events/{fact.kind}.hex": pack_fact(fact) for fact in FACTS}
+    facts = {fact.kind: fact for fact in FACTS} | WITH_WAVES
+    return records | {f"events/{name}.hex": pack_fact(fact) for name, fact in facts.items()}
 
 
 def kept(name: str) -> bytes:
@@ -292,6 +337,41 @@ def test_a_batch_header_is_read() -> None:
     assert BatchHeader.unpack(kept("wire/v1-batch-header-of-sequences.hex")) == SEQUENCES_HEADER
 
 
+def test_a_wave_is_read() -> None:
+    found = unpack_wave(kept("wire/v1-wave.hex"))
+    assert (found.prefix, found.count, found.endpoint, found.rows) == (PREFIX, 3, "g-1", 2)
+    assert (found.signature, found.level, found.accepted_ns, found.timeout_us) == (2**64 - 1, 0, 11, 0)
+    assert (found.client_ids, found.deadlines, found.sizes) == ((), (), ())
+    assert [bytes(column) for column in found.columns] == [bytes(range(48))]
+    assert [record.id for record in found.requests()] == [PREFIX + bytes((last,)) for last in range(3)]
+    assert [record.inputs()[0].data for record in found.requests()] == [bytes(range(a, a + 16)) for a in (0, 16, 32)]
+
+
+def test_a_wave_with_ids_deadlines_and_sizes_is_read() -> None:
+    found = unpack_wave(kept("wire/v1-wave-whole.hex"))
+    assert (found.level, found.timeout_us, found.deadlines) == (5, 13, (12, 0, 2**63))
+    assert found.client_ids == ("é-1", "", "c")
+    assert found.sizes == ((16, 16, 16), tuple(len(text) for text in STRINGS))
+    records = found.requests()
+    assert [bytes(record.inputs()[1].data) for record in records] == STRINGS
+    assert [(record.client_id, record.deadline_ns) for record in records] == [("é-1", 12), ("", 0), ("c", 2**63)]
+    assert {(record.meta.content_hash, record.meta.outputs, record.timeout_us) for record in records} == {
+        ("abc", ("y",), 13)
+    }
+
+
+def test_the_reply_to_a_wave_is_read() -> None:
+    reply = unpack_wave_reply(kept("wire/v1-wave-reply.hex"))
+    assert (reply.prefix, reply.count, reply.model, reply.version, reply.infer_ns) == (PREFIX, 3, "m", 3, 2**40)
+    assert [(p.name, p.datatype, p.shape, p.size_bytes) for p in reply.outputs] == list(WAVE_OUTPUTS)
+    assert reply.columns == (bytes(range(18)), b"\x01\x02\x03")
+
+
+def test_the_header_of_a_batch_of_waves_is_read() -> None:
+    assert BatchHeader.unpack(kept("wire/v1-batch-header-of-waves.hex")) == WAVES_HEADER
+    assert BatchHeader.unpack(kept("wire/v1-batch-header.hex")).waves == ()
+
+
 def test_joined_records_are_read() -> None:
     assert [bytes(r) for r in records_of([b"m", kept("wire/v1-joined-records.hex"), b"r", b"four"])] == [
         b"one",
@@ -304,6 +384,11 @@ def test_joined_records_are_read() -> None:
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.kind)
 def test_a_fact_is_read(fact: Fact) -> None:
     assert unpack_fact(kept(f"events/{fact.kind}.hex")) == fact
+
+
+@pytest.mark.parametrize("name", WITH_WAVES)
+def test_a_fact_with_what_was_added_is_read(name: str) -> None:
+    assert unpack_fact(kept(f"events/{name}.hex")) == WITH_WAVES[name]
 
 
 def test_every_kind_has_its_bytes() -> None:

@@ -50,7 +50,7 @@ class NativeGrpcFront:
             settings.max_pending_per_gateway_bytes,
             room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
         )
-        if handler.lane is not None and self._servicer.may_ride:
+        if handler.lane is not None and handler.lane.is_on and self._servicer.may_ride:
             lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)
             self._serving.lane = self._servicer.lane = lane
         self._server: asyncio.Server | None = None
