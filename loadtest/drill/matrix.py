@@ -61,6 +61,8 @@ WAVE_STEPS: dict[str, str] = {
 _BURSTING = "batcher.bursting"
 REACHED_WITHIN_S = 15.0
 _LOOK_S = 0.005
+_TRIES = 3
+_BURST_WITHIN_S = 5.0
 
 T = TypeVar("T")
 
@@ -138,10 +140,14 @@ class Matrix:
         if not self._wait_for(self._is_loaded, REACHED_WITHIN_S):
             return Kill(cell, False, 0.0, "no request rode in a wave")
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
-        provoked = self._provoke(armed) if cell.point == _BURSTING else 0
-        if not provoked:
+        provoked, stopped = 0, None
+        for _ in range(_TRIES if cell.point == _BURSTING else 0):  # what is killed may run requests that are no wave
+            provoked = self._provoke(armed)
+            if provoked and (stopped := self._wait_for(lambda: _read_pid(hit), _BURST_WITHIN_S)):
+                break
+        if cell.point != _BURSTING:
             armed.touch()
-        stopped = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
+            stopped = self._wait_for(lambda: _read_pid(hit), REACHED_WITHIN_S)
         if not stopped:
             armed.unlink(missing_ok=True)
             hit.unlink(missing_ok=True)

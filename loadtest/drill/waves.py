@@ -22,6 +22,7 @@ from .clients import RETRY_S, Client, Disconnected, Told, values_of
 DEADLINE_S = 10.0
 _STATISTICS_REQUESTS = 200
 _LOOK_S = 0.5
+_OF_EACH_PROCESS = ("token", "replies", "slots")
 
 
 class Hung(Disconnected):
@@ -198,7 +199,9 @@ def left_in(log_url: str, gateways: int) -> list[str]:
 
 def left_behind(directory: Path) -> list[str]:
     """Payloads that are left in the directory that processes share. A killed one's part of it is swept later."""
-    files = [path for path in directory.rglob("*") if not path.is_dir() and path.name not in ("token", "replies")]
+    files = [
+        path for path in directory.rglob("*") if not path.is_dir() and path.name not in ("token", "replies", "slots")
+    ]
     return [f"{path.relative_to(directory)} was left in the directory of payloads" for path in files]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from e2e_server import REPOSITORY
 
 ROLES, STEPS = 5, 3
+WAVE_ROLES, WAVE_STEPS = 3 + 2, 2
+"""Of a server with a batcher of its own, and of one whose executor holds it."""
 
 
 def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path: Path) -> None:
@@ -19,6 +21,7 @@ def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path
             "-m",
             "loadtest.drill",
             "--json",
+            "--loads=mixed",
             "--clients=8",
             "--steps=c,h,j",
             "--stall-secs=3",
@@ -35,3 +38,22 @@ def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path
     assert report["counts"]["keyed answered"] == report["counts"]["keyed sent"] > 0
     # at least once: what died may have been the note that it was delivered
     assert report["webhooks"]["deliveries"] >= report["webhooks"]["jobs"] > 0
+
+
+def test_every_part_may_be_killed_while_requests_travel_in_waves(few_models: Path) -> None:
+    command = (
+        *(sys.executable, "-m", "loadtest.drill", "--json", "--loads=waves,colocated", "--clients=8"),
+        *(
+            "--roles=gateway,batcher,executor,executor+batcher",
+            "--steps=f2,i2",
+            "--stall-secs=0",
+            "--recovery-secs=30",
+            f"--model-repository={few_models}",
+        ),
+    )
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert len(report["kills"]) == WAVE_ROLES * WAVE_STEPS
+    assert all(kill["reached"] for kill in report["kills"]), report
+    assert report["counts"]["waves: requests answered"] > 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from e2e_asking import post, statistics, until
+from e2e_asking import client, inputs, post, statistics, until
 from e2e_models import python
 from e2e_parts import GATEWAY_FLAGS, Part, log_of
 from e2e_server import Server, serving
@@ -61,13 +63,12 @@ def riding(server: Server) -> None:
 def test_a_poison_request_in_a_wave_harms_only_its_caller(deed: float, server: Server) -> None:
     with WaveLoad(server, "echo").running() as load:
         riding(server)
-        client = BinaryClient(server.http, "echo")
-        assert client.ask([0.0] * 16)[0] == 200
-        status, _, text = client.ask([deed] * 16)
+        with closing(BinaryClient(server.http, "echo")) as caller:
+            assert caller.ask([0.0] * 16)[0] == 200
+            status, _, text = caller.ask([deed] * 16)
         assert status == 500, text
         assert "is not healthy" in text
         load.until_more()
-        client.close()
     assert load.failures == []
     until_nothing_left(lambda: server.log_url)
     with server.log_client() as log:
@@ -85,10 +86,35 @@ def test_a_reload_under_load_fails_nobody(server: Server) -> None:
     until_nothing_left(lambda: server.log_url)
 
 
+def test_calls_that_wait_for_their_wave_at_a_reload_are_served_all_the_same(server: Server) -> None:
+    """Their doors close, and each goes the full way as the message that it was."""
+    stop = threading.Event()
+
+    def ask(index: int) -> int:
+        count = 0
+        with client("grpc", server) as caller:
+            while not stop.is_set():
+                values = np.full((1, 16), index * 65_536 + count, np.float32)
+                answer = caller.infer("echo", inputs("grpc", INPUT0=values))
+                assert (answer.as_numpy("OUTPUT0") == values).all()
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(12) as pool:
+        asking = [pool.submit(ask, index) for index in range(12)]
+        try:
+            until("requests ride in waves", lambda: _rides(server))
+            for _ in range(10):
+                assert post(server, "/v2/repository/models/echo/load")[0] == 200
+        finally:
+            stop.set()
+        assert all(one.result() for one in asking)
+
+
 def test_each_request_keeps_its_parameters_in_whatever_batch(server: Server) -> None:
     def ask(more: int) -> list[tuple[int, list[float], str]]:
-        with closing(BinaryClient(server.http, "adds", more=more)) as client:
-            return [client.ask([float(number)] * 16) for number in range(300)]
+        with closing(BinaryClient(server.http, "adds", more=more)) as caller:
+            return [caller.ask([float(number)] * 16) for number in range(300)]
 
     with ThreadPoolExecutor(12) as pool:
         found = [(more, pool.submit(ask, more)) for more in (1, 20, 300, 4000) * 3]

@@ -151,6 +151,14 @@ class LanePair:
         for gateway in (self.with_lane, self.without):
             async with asyncio.timeout(PATIENCE_S):
                 await gateway.became_ready()
+                await self._load_control(gateway)
+
+    async def _load_control(self, gateway: GatewayApp) -> None:
+        """Have the control calls loaded: two threads at once break pydantic, and elsewhere a process has one."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port(gateway))
+        writer.write(b"GET /v2/models/one HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
 
     async def _gateway(self, name: str, log_settings: LogSettings, **more: Any) -> GatewayApp:
         settings = GatewaySettings(

@@ -176,8 +176,8 @@ class GrpcSignature:
 
     def leave(self, call: Call) -> None:
         assert isinstance(call, LaneCall)
-        message = self.layout.join(call.data, call.client_id)[PREFIX_BYTES:]
-        call.connection.serve_fully(call, message)
+        framed = self.layout.join(call.data, call.client_id)
+        call.connection.serve_fully(call, framed[PREFIX_BYTES:])
 
 
 def _frame_head(size: int, kind: int, flags: int) -> bytes:
