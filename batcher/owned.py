@@ -257,13 +257,13 @@ class OwnedModel:
                 queued.remove(request)
                 self.spawn(self._burst(BurstWave(request)))
         now = monotonic_ns()
-        decisions = self.scheduler.observe_all([*queued, *self._early_cancels.of(queued)], now)
+        # in one go: once they are given out together nobody looks for the one that ended their executor
+        lost = self._bursting.suspected(queued)
+        decisions = self.scheduler.observe_all([*queued, *lost, *self._early_cancels.of(queued)], now)
         if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
             # accepted by a gateway that had not seen the unload yet
             decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)
         self._apply(decisions)
-        for lost in self._bursting.suspected(queued):
-            self.observe(lost)
         if self._gone:
             self.drop_of_gone(queued)
         return queued
