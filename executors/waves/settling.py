@@ -184,11 +184,12 @@ class WaveSettler:
             self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
 
     def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
-        for execution in executed.executions:
+        for place, execution in enumerate(executed.executions):
             for index in execution.indices:
                 wave = job.waves[index]
+                count = executed.succeeded(place, index, wave.count)
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
-                self._metrics.observe_wave(incarnation.model, incarnation.version, wave.count, waited_ns, execution)
+                self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
     def _fold_soon(self) -> None:
         self._fold_timer = None
@@ -222,8 +223,8 @@ class WaveSettler:
 def wave_increments(waves: Sequence[Wave], executed: ExecutedWaves) -> dict[str, int]:
     """What executed waves add to their model's statistics, as `accounting.increments` has it for requests."""
     totals: dict[str, int] = {}
-    for execution in executed.executions:
-        _add_execution(totals, waves, execution, executed)
+    for place, execution in enumerate(executed.executions):
+        _add_execution(totals, waves, place, execution, executed)
     if executed.failures:
         for failure in executed.failures:
             waited_ns = max(0, failure.end_ns - waves[failure.index].accepted_ns)
@@ -233,12 +234,12 @@ def wave_increments(waves: Sequence[Wave], executed: ExecutedWaves) -> dict[str,
 
 
 def _add_execution(
-    totals: dict[str, int], waves: Sequence[Wave], execution: Execution, executed: ExecutedWaves
+    totals: dict[str, int], waves: Sequence[Wave], place: int, execution: Execution, executed: ExecutedWaves
 ) -> None:
     count = queued_ns = whole_ns = rows = 0
     for index in execution.indices:
         wave = waves[index]
-        succeeded = wave.count - executed.failed.get(index, 0) if executed.failed else wave.count
+        succeeded = executed.succeeded(place, index, wave.count)
         count += succeeded
         rows += succeeded * wave.rows
         queued_ns += succeeded * max(0, execution.start_ns - wave.accepted_ns)
