@@ -40,13 +40,21 @@ class WaveCounts:
     def __bool__(self) -> bool:
         return bool(self._executions or self._failures)
 
-    def executed(self, execution: Execution, waves: Sequence[Wave], failed: dict[int, int]) -> None:
-        """One execution of waves; `failed` says how many requests of a wave failed (`ExecutedWaves`)."""
+    def executed(
+        self, execution: Execution, waves: Sequence[Wave], failed: dict[int, int], share: dict[int, int] | None = None
+    ) -> None:
+        """One execution of waves, or of those of their requests that `share` has (`ExecutedWaves`).
+
+        `failed` says how many requests of a wave failed.
+        """
         start, end = execution.start_ns, execution.end_ns
         total = 0
         for index in execution.indices:
             wave = waves[index]
-            count = wave.count - failed.get(index, 0) if failed else wave.count
+            if share is not None:
+                count = share[index]
+            else:
+                count = wave.count - failed.get(index, 0) if failed else wave.count
             total += count
             self._rows += count * wave.rows
             accepted = wave.accepted_ns

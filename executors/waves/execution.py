@@ -6,6 +6,7 @@ What columns cannot carry (ragged inputs, BYTES outputs, answers that differ) is
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -46,6 +47,14 @@ class ExecutedWaves(Executed):
     singly: dict[int, list[bytes]] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)
     """How many requests of a wave failed, where any did."""
+    shares: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of executions of single requests, by their place in `executions`: how many of each wave succeeded in it."""
+
+    def succeeded(self, place: int, index: int, count: int) -> int:
+        """How many of the `count` requests of a wave succeeded in an execution, which is at `place`."""
+        if place in self.shares:
+            return self.shares[place][index]
+        return count - self.failed.get(index, 0) if self.failed else count
 
 
 class WaveBatch:
@@ -340,7 +349,9 @@ class WaveBatch:
             self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
             self.executed.failures.append(Failure(index, failure.error, failure.reason, failure.end_ns))
         for execution in executed.executions:
-            execution.indices = tuple(dict.fromkeys(wave_of[index] for index in execution.indices))
+            shares = Counter(wave_of[index] for index in execution.indices)
+            execution.indices = tuple(shares)
+            self.executed.shares[len(self.executed.executions)] = shares
             self.executed.executions.append(execution)
 
     def _fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:

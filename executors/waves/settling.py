@@ -215,8 +215,8 @@ class WaveSettler:
         counts = self._counts.get(incarnation)
         if counts is None:
             counts = self._counts[incarnation] = WaveCounts()
-        for execution in executed.executions:
-            counts.executed(execution, job.waves, executed.failed)
+        for place, execution in enumerate(executed.executions):
+            counts.executed(execution, job.waves, executed.failed, executed.shares.get(place))
         if executed.failures:
             counts.failed(executed.failures, job.waves)
         if metrics.measures:
@@ -235,11 +235,12 @@ class WaveSettler:
             merge(self._unwritten.setdefault(key, {}), increments)
 
     def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
-        for execution in executed.executions:
+        for place, execution in enumerate(executed.executions):
             for index in execution.indices:
                 wave = job.waves[index]
+                count = executed.succeeded(place, index, wave.count)
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
-                self._metrics.observe_wave(incarnation.model, incarnation.version, wave.count, waited_ns, execution)
+                self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
     def _fold_soon(self) -> None:
         self._fold_timer = None

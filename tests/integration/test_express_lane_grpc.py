@@ -12,7 +12,7 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lane_pair import INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
+from lane_pair import DEADLY, DEATHS, INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
 
 from protos import grpc_service_pb2 as pb
 
@@ -186,6 +186,20 @@ def test_errors_of_single_requests_are_theirs(pair: LanePair) -> None:
     answers = pair.run(both(pair, [b"".join(calls)], [2 * n + 3 for n in range(5)]))
     assert [len(answers[2 * n + 3]) for n in range(5)] == [3, 1, 3, 1, 3]
     assert pair.ridden() == before + 5
+
+
+def test_only_the_culprit_of_a_death_fails(pair: LanePair) -> None:
+    DEATHS.clear()
+    before = pair.ridden()
+    calls = [call(2 * n + 3, infer("picky", value, "p")) for n, value in enumerate([1, 2, DEADLY, 3])]
+    port = pair.grpc_port(pair.with_lane)
+    answers = pair.run(said(port, [b"".join(calls)], [3, 5, 7, 9]))
+    assert pair.ridden() == before + 4
+    assert isinstance(answers, dict)
+    assert [len(answers[stream]) for stream in (3, 5, 7, 9)] == [3, 3, 1, 3]
+    assert sorted(DEATHS, reverse=True) == DEATHS
+    assert DEATHS.count(DEATHS[0]) == 1, "they ran together again"
+    pair.run(pair.settled())
 
 
 _message = st.one_of(

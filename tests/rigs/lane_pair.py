@@ -17,7 +17,7 @@ import numpy as np
 
 from batcher.app import BatcherApp
 from charonia import keys
-from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.eventlog.memory import MemoryLog
@@ -33,6 +33,7 @@ from gateway.service import GatewayService
 
 PATIENCE_S = 20.0
 UNLUCKY = 13
+DEADLY = 66
 _CONFIG = 'backend: "%s" max_batch_size: 8 dynamic_batching { %s } instance_group { count: 1 kind: KIND_CPU }'
 CONFIGS = {
     "one": _CONFIG % ("arrays", "")
@@ -43,6 +44,8 @@ CONFIGS = {
     "picky": _CONFIG % ("requests", "")
     + ' input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_INT32 dims: 2 }',
 }
+DEATHS: list[int] = []
+"""How many requests were aboard each death."""
 _T = TypeVar("_T")
 
 
@@ -68,9 +71,12 @@ class ArraysBackend:
 
 
 class _Requests:
-    """Adds one, and refuses `UNLUCKY` numbers."""
+    """Adds one, refuses `UNLUCKY` numbers, and dies of `DEADLY` ones."""
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse]:
+        if any(request.inputs[0].array()[0, 0] == DEADLY for request in requests):
+            DEATHS.append(len(requests))
+            raise InstanceDied("the instance is no more", "Segmentation fault")
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: ModelRequest) -> ModelResponse:

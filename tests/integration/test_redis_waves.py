@@ -1,0 +1,55 @@
+"""Waves on a server that is full: nothing new is taken, and what was accepted ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from own_server import PATIENCE_S, admin, log_on, own_server
+
+from charonia import keys
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.port import Limits, Reply
+from charonia.eventlog.redis import RedisLog
+
+pytestmark = pytest.mark.integration
+QUEUE = keys.queue("m", 0, 0)
+
+
+async def send(log: RedisLog) -> bytes | CharoniaError:
+    told: asyncio.Future[bytes | CharoniaError] = asyncio.get_running_loop().create_future()
+    assert log.waves.send(QUEUE, [b"wave"], told.set_result)
+    return await asyncio.wait_for(told, PATIENCE_S)
+
+
+async def test_a_full_server_takes_no_wave_and_lets_those_it_has_end() -> None:
+    with own_server() as server:
+        async with log_on(server) as log:
+            ended, burst = await send(log), await send(log)
+            assert isinstance(ended, bytes)
+            assert isinstance(burst, bytes)
+            await admin(server, "CONFIG", "SET", "maxmemory", "1")
+
+            refused = await send(log)
+            assert isinstance(refused, LogUnavailable)
+            assert "OOM" in str(refused)
+            told: asyncio.Future[int | CharoniaError] = asyncio.get_running_loop().create_future()
+            replies = [Reply(keys.replies("g"), [b"w", b"reply"]), Reply(keys.replies("h"), [b"w", b"other"])]
+            assert log.waves.end(QUEUE, [ended], replies, told.set_result)
+            assert await asyncio.wait_for(told, PATIENCE_S) == 1
+            for endpoint, reply in (("g", b"reply"), ("h", b"other")):
+                (entry,) = await log.range(keys.replies(endpoint))
+                assert bytes(entry.fields[1]) == reply, "it is answered though the server is full"
+            assert await log.waves.burst("m", QUEUE, burst, [(b"a" * 16, 1)], [b"r", b"x"]) != b""
+            assert await log.pending("m") == (1, 1)
+            assert await log.waves.lease("m", "g", 1, 1, Limits())
+            assert await log.settle("m", [(b"a" * 16, 0)], None, []) == [True]
+
+
+async def test_a_wave_that_the_server_refuses_is_told_as_an_error() -> None:
+    with own_server() as server:
+        async with log_on(server) as log:
+            await admin(server, "SET", QUEUE.decode(), "no stream")
+            assert isinstance(await send(log), LogUnavailable)
+            await admin(server, "DEL", QUEUE.decode())
+            assert isinstance(await send(log), bytes)

@@ -1,0 +1,141 @@
+"""Waves and the requests they stand for are the same, and bytes that are no wave are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidRecord
+from charonia.tensors import Tensor, join_bytes_elements
+from charonia.wire import (
+    FIELD_RECORD,
+    FIELD_WAVE,
+    MAX_WAVE_REQUESTS,
+    pack_request,
+    pack_wave_reply,
+    reply_meta,
+    request_meta,
+    unpack_request,
+    unpack_wave,
+    unpack_wave_reply,
+    wave_head,
+)
+from charonia.wire.waves import requests_in, work_in
+
+PREFIX = bytes(range(100, 115))
+_text = st.text(max_size=6)
+_numbers = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def waves(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """A packed wave, and the records of its requests as a gateway would have written them."""
+    count = draw(st.integers(1, MAX_WAVE_REQUESTS if draw(st.booleans()) else 4))
+    rows = draw(st.integers(1, 3))
+    kinds = draw(st.lists(st.sampled_from([DataType.INT8, DataType.FP32, DataType.BYTES]), min_size=1, max_size=3))
+    has_strings = DataType.BYTES in kinds
+    tensors: list[list[Tensor]] = []
+    for index in range(count):
+        inputs = []
+        for number, kind in enumerate(kinds):
+            if kind is DataType.BYTES:
+                data = join_bytes_elements(draw(st.lists(st.binary(max_size=3), min_size=rows, max_size=rows)))
+            else:
+                data = bytes([index * 7 + number & 0xFF]) * (2 * rows * kind.size_bytes)
+            shape = (rows,) if kind is DataType.BYTES else (rows, 2)
+            inputs.append(Tensor(f"in{number}", kind, shape, data))
+        tensors.append(inputs)
+    outputs = tuple(draw(st.lists(_text, max_size=2, unique=True)))
+    parameters: dict[str, Any] = draw(st.dictionaries(_text, st.one_of(_text, st.booleans(), st.integers(0, 9))))
+    about = {
+        "rows": rows,
+        "signature": draw(_numbers),
+        "level": draw(_numbers),
+        "accepted_ns": draw(_numbers),
+        "timeout_us": draw(_numbers),
+    }
+    endpoint = draw(_text).encode()
+    some = st.lists(_text, min_size=count, max_size=count)
+    client_ids = [name.encode() for name in draw(some)] if draw(st.booleans()) else []
+    deadlines = draw(st.lists(_numbers, min_size=count, max_size=count)) if draw(st.booleans()) else []
+    metas = [request_meta(3, "hash", inputs, outputs, parameters) for inputs in tensors]
+    sizes = [[len(inputs[at].data) for inputs in tensors] for at in range(len(kinds))] if has_strings else []
+    head = wave_head(
+        *(PREFIX, count, endpoint, metas[0]), **about, client_ids=client_ids, deadlines=deadlines, sizes=sizes
+    )
+    columns = [b"".join(bytes(inputs[at].data) for inputs in tensors) for at in range(len(kinds))]
+    records = [
+        pack_request(
+            *(PREFIX + bytes((index,)), endpoint, client_ids[index] if client_ids else b"", metas[index]),
+            [tensor.data for tensor in inputs],
+            **about,
+            deadline_ns=deadlines[index] if deadlines else 0,
+        )
+        for index, inputs in enumerate(tensors)
+    ]
+    return b"".join([head, *columns]), records
+
+
+@given(waves())
+def test_a_wave_stands_for_the_records_of_its_requests(made: tuple[bytes, list[bytes]]) -> None:
+    packed, records = made
+    wave = unpack_wave(packed)
+    assert [bytes(request.record) for request in wave.requests()] == records
+    assert wave.ids() == [unpack_request(record).id for record in records]
+    assert wave.request_bytes() == [unpack_request(record).meta.size_bytes for record in records]
+    assert wave.id not in wave.ids()
+    alone = records[0]
+    fields = [FIELD_WAVE, packed, FIELD_RECORD, alone, FIELD_WAVE, wave]
+    assert [bytes(request.record) for request in requests_in(fields)] == [*records, alone, *records]
+    kinds = [type(one).__name__ for one in work_in(fields)]
+    assert kinds == ["Wave", "RequestRecord", "Wave"]
+
+
+@given(waves(), st.data())
+def test_bytes_that_are_no_wave_are_refused(made: tuple[bytes, list[bytes]], data: st.DataObject) -> None:
+    packed, _ = made
+    end = data.draw(st.integers(0, len(packed) - 1))
+    with pytest.raises(InvalidRecord):
+        unpack_wave(packed[:end])
+    with pytest.raises(InvalidRecord):
+        unpack_wave(packed + b"x")
+    changed = bytearray(packed)
+    changed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        wave = unpack_wave(bytes(changed))
+    except InvalidRecord:
+        return
+    try:
+        assert len(wave.requests()) == wave.count
+    except InvalidRecord:
+        pass
+
+
+@given(
+    count=st.integers(1, MAX_WAVE_REQUESTS),
+    sizes=st.lists(st.integers(0, 9), max_size=3),
+    infer_ns=_numbers,
+    data=st.data(),
+)
+def test_replies_to_waves(count: int, sizes: list[int], infer_ns: int, data: st.DataObject) -> None:
+    places = tuple((f"out{number}", DataType.UINT8, (1, size), size) for number, size in enumerate(sizes))
+    columns = tuple(bytes([number]) * (size * count) for number, size in enumerate(sizes))
+    packed = pack_wave_reply(PREFIX, count, reply_meta("m", 2, places), columns, infer_ns)
+    reply = unpack_wave_reply(packed)
+    assert (reply.prefix, reply.count, reply.model, reply.version, reply.infer_ns) == (PREFIX, count, "m", 2, infer_ns)
+    assert tuple((p.name, p.datatype, p.shape, p.size_bytes) for p in reply.outputs) == places
+    assert reply.columns == columns
+    with pytest.raises(InvalidRecord):
+        unpack_wave_reply(packed + b"x")
+    with pytest.raises(InvalidRecord):
+        unpack_wave_reply(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    changed = bytearray(packed)
+    changed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        unpack_wave_reply(bytes(changed))
+    except InvalidRecord:
+        pass
