@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,31 @@ async def test_batchers_read_what_others_tell_of_who_waits(server: GuardedServer
     await executor.put_note(keys.turns("e"), b"turns", 5)
     assert await batcher.notes([keys.waiting("b"), keys.turns("e")]) == [b"calls", b"turns"]
     assert refused(server) == set()
+
+
+async def test_waves_are_sent_answered_and_burst(server: GuardedServer, opened: Any) -> None:
+    gateway, batcher, executor = await opened("gateway"), await opened("batcher"), await opened("executor")
+    queue = keys.queue(M, 0, 0)
+    assert await gateway.waves.lease(M, "g", 10, 1000, Limits())
+    assert await batcher.waves.leases(M) == ["g"]
+    assert await batcher.waves.lease(M, "g", 0, 0, Limits())
+    for burster in (gateway, batcher):
+        first, second = [await told(partial(gateway.waves.send, queue, [b"wave"])) for _ in range(2)]
+        replies = [Reply(keys.replies("g"), [b"w", b"reply"])]
+        assert await told(partial(executor.waves.end, queue, [first], replies)) == 1
+        requests = [(b"p" * 15 + b"0", 1)]
+        assert await burster.waves.burst(M, queue, second, requests, [b"r", b"record"])
+        assert await gateway.waves.waiting(queue, [first, second]) == [False, False]
+    await gateway.append(keys.batches("executor-1"), [b"f", b"fact"])
+    assert refused(server) == set()
+
+
+async def told(write: Callable[[Callable[[Any], None]], bool]) -> Any:
+    """What a write that answers to a callback answers."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    assert write(answer.set_result)
+    async with asyncio.timeout(10):
+        return await answer
 
 
 async def test_every_role_goes_on_in_a_full_log(server: GuardedServer, opened: Any) -> None:

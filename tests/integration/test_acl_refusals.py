@@ -50,7 +50,7 @@ _FORBIDDEN = {
     "gateway": (
         ("XDEL", "ctl", "1-1"),
         ("XRANGE", "dlq:{m}", "-", "+"),
-        ("XADD", "x:executor-1", "*", "a", "b"),
+        ("XDEL", "x:executor-1", "1-1"),
         ("XREAD", "STREAMS", "x:executor-1", "0"),
         ("SET", "whs:{m}:00", "1"),
         ("ZADD", "wht:{m}", "1", "a"),
@@ -69,7 +69,7 @@ _FORBIDDEN = {
         ("XDEL", "ctl", "1-1"),
         ("CONFIG", "GET", "*"),
         ("XRANGE", "q:{m}:0:0", "-", "+"),
-        ("XDEL", "q:{m}:0:0", "1-1"),
+        ("DEL", "q:{m}:0:0"),
         ("XRANGE", "r:gateway-1", "-", "+"),
         ("XREAD", "STREAMS", "r:gateway-1", "0"),
         ("XREAD", "STREAMS", "f:{m}", "0"),
