@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from charonia.eventlog.port import EventLog
+from charonia import keys
+from charonia.eventlog.port import START, EventLog
 from charonia.eventlog.sharing import preferred_owner
 from charonia.models.catalog import Catalog
 
-__all__ = ["live_batchers", "preferred_owner", "take"]
+__all__ = ["is_waited_for", "live_batchers", "preferred_owner", "take"]
 
 
 def live_batchers(catalog: Catalog) -> set[str]:
     """Incarnations that may own models: batchers, and executors that host one."""
     return {p.incarnation for p in catalog.processes.values() if p.role == "batcher"}
+
+
+async def is_waited_for(log: EventLog, model: str) -> bool:
+    """Whether anything of a model is unsettled in the log. Waves are in its queues and in no count of the log."""
+    if await log.pending(model) != (0, 0):
+        return True
+    for level, lane in await log.lanes(model):
+        if await log.range(keys.queue(model, level, lane), START, 1):
+            return True
+    return False
 
 
 async def take(log: EventLog, catalog: Catalog, model: str, incarnation: str) -> int:

@@ -10,7 +10,7 @@ from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
 from charonia.events import ModelRequested, RepositoryScanned, VersionLoaded
-from charonia.wire import RequestRecord, records_of, unpack_request
+from charonia.wire import RequestRecord, Wave, work_in
 
 _FIRST_PAGE = 50
 _MOST_PAGE = 1000
@@ -21,13 +21,17 @@ _MARGINS_US = (20_000, 1_000_000, 30_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """An unsettled request and the entry that carries it. `attempt` 0: never begun, as far as the log was told."""
+    """An unsettled request and the entry that carries it. `attempt` 0: never begun, as far as the log was told.
+
+    Those in waves are in no count of the log.
+    """
 
     record: RequestRecord
     level: int
     lane: int
     entry_id: bytes
     attempt: int
+    in_wave: bool = False
 
 
 async def queued(
@@ -41,17 +45,23 @@ async def queued(
         size_bytes = sum(len(field) for entry in entries for field in entry.fields)
         page = max(1, min(_MOST_PAGE, _PAGE_BYTES * len(entries) // max(1, size_bytes)))
         found: list[tuple[bytes, RequestRecord]] = []
+        waves: dict[bytes, list[Queued]] = {}
         for entry in entries:
             try:
-                found += [(entry.id, unpack_request(record)) for record in records_of(entry.fields)]
+                for work in work_in(entry.fields):
+                    if isinstance(work, Wave):
+                        members = [Queued(record, level, lane, entry.id, 0, True) for record in work.requests()]
+                        waves.setdefault(entry.id, []).extend(members)
+                    else:
+                        found.append((entry.id, work))
             except InvalidRecord:
                 continue
         attempts = await log.unsettled(model, [record.id for _, record in found])
-        yield [
-            Queued(record, level, lane, entry_id, attempt)
-            for (entry_id, record), attempt in zip(found, attempts, strict=True)
-            if attempt >= 0
-        ]
+        singly: dict[bytes, list[Queued]] = {}
+        for (entry_id, record), attempt in zip(found, attempts, strict=True):
+            if attempt >= 0:
+                singly.setdefault(entry_id, []).append(Queued(record, level, lane, entry_id, attempt))
+        yield [request for entry in entries for request in (singly.get(entry.id) or waves.get(entry.id, ()))]
 
 
 async def queued_of_model(log: EventLog, model: str) -> AsyncIterator[list[Queued]]:

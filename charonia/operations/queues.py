@@ -51,16 +51,22 @@ async def list_queues(
         paused = await log.paused(model)
         tenants = await _tenants(log, model)
         about = {"paused": paused, "owner": owner}
-        totals.append({"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants})
+        total = {"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants}
+        totals.append(total)
         for level, lane in sorted(await log.lanes(model)):
-            row = await _lane(log, model, level, lane, now_ns, scan_requests)
+            row, waved = await _lane(log, model, level, lane, now_ns, scan_requests)
+            total["requests"] += waved[0]
+            total["bytes"] += waved[1]
             if row["requests"]:
                 lanes.append({"model": model, "level": level, "lane": lane, **row, **about})
     return {"models": totals, "queues": lanes}
 
 
-async def _lane(log: EventLog, model: str, level: int, lane: int, now_ns: int, most: int) -> dict[str, Any]:
-    requests = size_bytes = begun = 0
+async def _lane(
+    log: EventLog, model: str, level: int, lane: int, now_ns: int, most: int
+) -> tuple[dict[str, Any], tuple[int, int]]:
+    """A lane, and how many requests and bytes of it are in waves."""
+    requests = size_bytes = begun = waved = waved_bytes = 0
     oldest_ns = now_ns
     exact = True
     async for page in queued(log, model, level, lane):
@@ -68,12 +74,16 @@ async def _lane(log: EventLog, model: str, level: int, lane: int, now_ns: int, m
             requests += 1
             size_bytes += len(request.record.record)
             begun += request.attempt > 0
+            if request.in_wave:
+                waved += 1
+                waved_bytes += len(request.record.record)
             oldest_ns = min(oldest_ns, request.record.accepted_ns)
         if requests >= most:
             exact = False
             break
     age_s = (now_ns - oldest_ns) / 1e9
-    return {"requests": requests, "bytes": size_bytes, "begun": begun, "oldest_age_s": age_s, "exact": exact}
+    row = {"requests": requests, "bytes": size_bytes, "begun": begun, "oldest_age_s": age_s, "exact": exact}
+    return row, (waved, waved_bytes)
 
 
 async def _tenants(log: EventLog, model: str) -> dict[str, dict[str, int]]:

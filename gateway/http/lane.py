@@ -27,6 +27,7 @@ _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16
 """Signatures of one length."""
 _MOST_WHOLE_BYTES = MAX_REQUEST_BYTES + 8192
+_POST = b"POST "
 _LEADING_ID = b'{"id":'
 
 
@@ -173,7 +174,10 @@ class HttpLane:
         door = self._lane.door_for(request)
         if door is None:
             return
-        if self._count >= _MOST_SIGNATURES or len(signatures) >= _MOST_ALIKE:
+        if self._count >= _MOST_SIGNATURES:
+            self._by_size.clear()
+            self._count, signatures = 0, []
+        elif len(signatures) >= _MOST_ALIKE:
             self._count -= len(signatures)
             signatures.clear()
         self._count += 1
@@ -185,6 +189,7 @@ class HttpLane:
             before = len(signatures)
             signatures[:] = [found for found in signatures if found.door is not door]
             self._count -= before - len(signatures)
+        self._by_size = {size: found for size, found in self._by_size.items() if found}
 
     # -- recognising --------------------------------------------------------------------------------------------------
 
@@ -229,6 +234,8 @@ class HttpLane:
     def may_become(self, data: bytes) -> bool:
         """Whether these bytes may be the beginning of a request that is recognised once it has come whole."""
         size = len(data)
+        if not _POST.startswith(data[: len(_POST)]):
+            return False
         for whole, signatures in self._by_size.items():
             if size < whole:
                 for signature in signatures:

@@ -201,6 +201,7 @@ class Lane:
         """The log is another one, which knows nothing of these waves."""
         self._dataplane.counts.lanes.clear()
         self.close_all()
+        self.waves.drop_leases()
         self.waves.lose_all(LogUnavailable(EPOCH_CHANGED))
 
     async def close(self) -> None:

@@ -50,6 +50,7 @@ class PendingWave:
 
     __slots__ = (
         "accepted",
+        "burst",
         "calls",
         "door",
         "entry_id",
@@ -79,6 +80,7 @@ class PendingWave:
         self.stream = b""
         self.pieces: list[Buffer] | None = None
         """The record in pieces, where it may have to be taken apart here."""
+        self.burst: asyncio.Future[None] | None = None
         self.reply: WaveReply | None = None
         """Its reply, while it is not known to have reached its durability level."""
         self.was_missing = False
@@ -308,10 +310,15 @@ class Waves:
         """Take a wave apart in the log, unless that was done or it is settled."""
         pieces, wave.pieces = wave.pieces, None
         if pieces is not None:
-            record = unpack_wave(b"".join(pieces))
-            sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
-            fields = record_fields([request.record for request in record.requests()])
-            await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
+            wave.burst = asyncio.ensure_future(self._burst_pieces(wave, pieces))
+        if wave.burst is not None:
+            await asyncio.shield(wave.burst)
+
+    async def _burst_pieces(self, wave: PendingWave, pieces: list[Buffer]) -> None:
+        record = unpack_wave(b"".join(pieces))
+        sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
+        fields = record_fields([request.record for request in record.requests()])
+        await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
 
     def _forget(self, wave: PendingWave) -> None:
         if self._under_way.pop(wave.prefix, None) is None:
@@ -363,9 +370,12 @@ class Waves:
 
     def lose_all(self, error: CharoniaError) -> None:
         """The log is another one, or the gateway ends: nothing under way is answered any more."""
-        self._leases.clear()
         for wave in list(self._under_way.values()):
             self._fail(wave, error)
+
+    def drop_leases(self) -> None:
+        """The log is another one, and knows of none."""
+        self._leases.clear()
 
     async def watch(self, doors: Callable[[], Iterable[Door]]) -> None:
         """See to it that no caller waits for ever, and give back leases that are not used."""
@@ -404,7 +414,11 @@ class Waves:
             lease = self._leases.pop(model)
             for door in [door for door in doors if door.served.model == model]:
                 self.close_door(door)
-            await lease.end()
+            try:
+                await lease.end()
+            except CharoniaError:
+                self._leases.setdefault(model, lease)  # to be ended later
+                raise
 
     async def close(self) -> None:
         leases, self._leases = self._leases, {}

@@ -40,6 +40,7 @@ _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16
 """Signatures of one length."""
 _MOST_BLOCKS = 512
+_MOST_BLOCK_BYTES = 4096
 _MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _MOST_REFUSED = 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
@@ -210,20 +211,21 @@ class GrpcLane:
 
     def learn_block(self, block: bytes, headers: CallHeaders) -> None:
         """The header block of an ordinary call; the same bytes mean the same whenever they come."""
-        if headers.timeout_ns is not None or not self._takes(headers):
+        if headers.timeout_ns is not None or len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
             return
         head = _frame_head(len(block), HEADERS, END_HEADERS)
         known = self._by_head.get(head)
+        if known is not None and known[1] is not None and block in known[1]:
+            return
+        if self._blocks >= _MOST_BLOCKS:
+            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is None}
+            self._blocks, known = 0, None
         if known is None or known[1] is None:
             known = self._by_head[head] = (HEAD_BYTES + len(block), {}, [])
         blocks = known[1]
         assert blocks is not None
-        if block not in blocks:
-            if self._blocks >= _MOST_BLOCKS:
-                blocks.clear()
-                self._blocks = 0
-            self._blocks += 1
-            blocks[block] = headers
+        self._blocks += 1
+        blocks[block] = headers
 
     def learn(self, data: bytes, message: pb.ModelInferRequest) -> None:
         """A message that went the full way and was answered."""
@@ -252,7 +254,11 @@ class GrpcLane:
         layout = layout.behind(prefix)
         if any(found.layout == layout for found in signatures):
             return
-        if self._count >= _MOST_SIGNATURES or len(signatures) >= _MOST_ALIKE:
+        if self._count >= _MOST_SIGNATURES:
+            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None}
+            self._count, signatures = 0, []
+            self._by_head[head] = (HEAD_BYTES + size, None, signatures)
+        elif len(signatures) >= _MOST_ALIKE:
             self._count -= len(signatures)
             signatures.clear()
         self._count += 1
@@ -264,6 +270,7 @@ class GrpcLane:
                 before = len(signatures)
                 signatures[:] = [found for found in signatures if found.door is not door]
                 self._count -= before - len(signatures)
+        self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None or found[2]}
 
     # -- recognising --------------------------------------------------------------------------------------------------
 
