@@ -161,7 +161,7 @@ def test_any_frames(parts: list[bytes], piece: int, begins_well: bool) -> None:
             await asyncio.sleep(0)
         assert not connection.calls.streams
         assert not serving.connections
-        assert connection._out.blocked_bytes == 0
+        assert connection.out.blocked_bytes == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     try:

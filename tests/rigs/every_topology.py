@@ -33,6 +33,7 @@ CONTRACT = tuple(
         "journal",
         "notes_and_times",
         "streams",
+        "waves",
     )
 )
 SERVICES = tuple(
