@@ -1,8 +1,9 @@
 """Answers and settles executed waves (docs/adr/0015).
 
 The replies of a wave are written first, to its gateway's socket or its stream; then its entry is deleted, which settles
-it. Deletions of answered waves are gathered for a moment, statistics for a second: whoever asks for them makes them be
-written first (`fold`).
+it. Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
+killed takes no more counts along than it has waves that will run again. Whoever asks for them makes them be written
+first (`fold`).
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class WaveSettler:
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._folding: asyncio.Task[None] | None = None
+        self._fold_again = False
+        """More was settled since the statistics that are being written were added up."""
         self.unsettled = 0
         """Deletions under way."""
         self._quiet: asyncio.Event | None = None
@@ -98,6 +101,8 @@ class WaveSettler:
             loop_replies = []
         self._tell(job, executed, left)
         self._account(job, executed, incarnation)
+        if through_log:
+            self._fold_now()
 
     def _tell(self, job: Job, executed: ExecutedWaves, left: list[bytes]) -> None:
         """Tell the owner that the batch has ended, or how it died."""
@@ -132,6 +137,7 @@ class WaveSettler:
         failpoints.hit("executor.answered")
         for stream, answered in gathered.items():
             self._end(stream, answered, ())
+        self._fold_now()
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, again until the log has answered."""
@@ -242,10 +248,25 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
+    def _fold_now(self) -> None:
+        """Write the statistics of waves with their settlement: what is counted here alone is lost with this process."""
+        if self._folding is not None and not self._folding.done():
+            self._fold_again = True
+            return
+        if self._fold_timer is not None:
+            self._fold_timer.cancel()
+        self._fold_soon()
+
     def _fold_soon(self) -> None:
         self._fold_timer = None
         if self._folding is None or self._folding.done():
-            self._folding = asyncio.get_running_loop().create_task(self._write_statistics())
+            self._folding = asyncio.get_running_loop().create_task(self._fold_all())
+
+    async def _fold_all(self) -> None:
+        await self._write_statistics()
+        while self._fold_again:
+            self._fold_again = False
+            await self._write_statistics()
 
     async def fold(self) -> None:
         """Write what was counted so far; returns when the log has it, or cannot have it now."""
