@@ -167,7 +167,7 @@ class BatcherService:
         try:
             while not self._closing:
                 try:
-                    if not self._catalog.held(model) and not await is_waited_for(self._log, model):
+                    if not self._catalog.held(model) and not await ownership.is_waited_for(self._log, model):
                         return
                     token = await ownership.take(self._log, self._catalog, model, self._settings.incarnation)
                     if not token:

@@ -61,7 +61,7 @@ async def queued(
         for (entry_id, record), attempt in zip(found, attempts, strict=True):
             if attempt >= 0:
                 singly.setdefault(entry_id, []).append(Queued(record, level, lane, entry_id, attempt))
-        yield [request for entry in entries for request in (singly.get(entry.id) or waves.get(entry.id, ()))]
+        yield [request for entry in entries for request in singly.get(entry.id) or waves.get(entry.id, [])]
 
 
 async def queued_of_model(log: EventLog, model: str) -> AsyncIterator[list[Queued]]:

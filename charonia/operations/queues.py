@@ -51,7 +51,7 @@ async def list_queues(
         paused = await log.paused(model)
         tenants = await _tenants(log, model)
         about = {"paused": paused, "owner": owner}
-        total = {"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants}
+        total: dict[str, Any] = {"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants}
         totals.append(total)
         for level, lane in sorted(await log.lanes(model)):
             row, waved = await _lane(log, model, level, lane, now_ns, scan_requests)
