@@ -48,6 +48,7 @@ SERVICES = tuple(
         "poison",
         "response_cache",
         "unforeseen_errors",
+        "wave_losses",
         "webhook_processes",
         "webhooks",
     )
@@ -82,7 +83,7 @@ OVER_ONE_SERVER = {
         *("response_cache", "scheduling", "sequence_streams", "several_gateways", "stalled_executor", "tracing"),
         "unwanted_runs",
     ),
-    "over servers of their own": ("cluster", "drill", "failover", "log_failures"),
+    "over servers of their own": ("cluster", "drill", "failover", "log_failures", "waves"),
 }
 """Tests of whole servers that are not made over other topologies, and why."""
 SHORT_PARTS = ("integration/test_gateway_jobs", "integration/test_operations", "e2e/test_gateways", "e2e/test_pools")
