@@ -6,7 +6,6 @@ on an idle connection is compared with those that went the full way; anything el
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from charonia.errors import CharoniaError
@@ -14,7 +13,7 @@ from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.handler import ServedModel
-from gateway.lane.calls import Call
+from gateway.lane.calls import Call, values_of
 from gateway.lane.door import Door
 from gateway.lane.lane import MAX_REQUEST_BYTES, Lane
 from gateway.lane.layout import Layout, is_plain
@@ -79,7 +78,7 @@ class HttpSignature:
             self._prepare(reply)
         fixed = self._fixed
         head = fixed[0]
-        for call, values in zip(calls, self._values(calls, start, reply), strict=True):
+        for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
             if call.gone:
                 continue
             assert type(call) is HttpCall
@@ -89,17 +88,6 @@ class HttpSignature:
                 call.connection.write_answer(head + values[0])
             else:
                 call.connection.write_answer(b"".join((head, *values)))
-
-    def _values(self, calls: list[Call], start: int, reply: WaveReply) -> Iterable[tuple[bytes, ...]]:
-        """What is each answer's own: its id, if it has one, and its outputs."""
-        columns = []
-        for column, place in zip(reply.columns, reply.outputs, strict=True):
-            size = place.size_bytes
-            first = start * size
-            columns.append([column[at : at + size] for at in range(first, first + len(calls) * size, size)])
-        if self.layout.id_bytes:
-            columns.insert(0, [call.client_id for call in calls])
-        return zip(*columns, strict=True)
 
     def _prepare(self, reply: WaveReply) -> None:
         """Make the template of answers with these outputs."""
@@ -164,6 +152,8 @@ class HttpLane:
         `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
         """
         if len(whole) > _MOST_WHOLE_BYTES or not form.all_binary or not whole.endswith(body):
+            return
+        if not self._lane.may_learn(request.model, len(whole)):
             return
         layout = http_layout(whole, len(whole) - len(body), json_bytes, request)
         if layout is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -56,3 +57,15 @@ class Signature(Protocol):
 
     def leave(self, call: Call) -> None:
         """Send a call the full way: nothing of it is in the log."""
+
+
+def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool) -> Iterable[tuple[bytes, ...]]:
+    """What is its own of each answer to calls that are neighbours in a wave: its id, if they have one, and outputs."""
+    columns = []
+    for column, place in zip(reply.columns, reply.outputs, strict=True):
+        size = place.size_bytes
+        first = start * size
+        columns.append([column[at : at + size] for at in range(first, first + len(calls) * size, size)])
+    if with_ids:
+        columns.insert(0, [call.client_id for call in calls])
+    return zip(*columns, strict=True)

@@ -34,6 +34,9 @@ from .waves import ReplyServer, Waves
 MAX_REQUEST_BYTES = 16_384
 """Larger requests gain little by sharing an entry, and travel beside the log from 32 KB on."""
 _MOST_DOORS = 1024
+_TRIES = 16
+_TRIES_NS = 1_000_000_000
+_MOST_TRIED = 4096
 
 
 class Lane:
@@ -62,6 +65,8 @@ class Lane:
         self.fronts: list[Callable[[Door], None]] = []
         self._ways: dict[object, Awaited] = {}
         self._gatherings: dict[bytes, Gathering] = {}
+        self._tried: dict[tuple[str, int], tuple[int, int]] = {}
+        """By model and size: how often requests were looked at since when."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
         self.is_on = is_on and not self._terms.journalled
         """Whether fronts recognise requests at all. Those that are journalled one by one gain nothing here."""
@@ -80,6 +85,20 @@ class Lane:
     def is_open(self) -> bool:
         """Whether any request may be recognised."""
         return bool(self._ways)
+
+    def may_learn(self, model: str, size_bytes: int) -> bool:
+        """Whether it is worth while to look at a request that went the full way: not at all that ever do so."""
+        if self._is_closed:
+            return False
+        key = model, size_bytes
+        tries, since_ns = self._tried.get(key, (0, 0))
+        now_ns = monotonic_ns()
+        if now_ns - since_ns > _TRIES_NS:
+            tries, since_ns = 0, now_ns
+            if len(self._tried) >= _MOST_TRIED:
+                self._tried.clear()
+        self._tried[key] = tries + 1, since_ns
+        return tries < _TRIES
 
     def door_for(self, request: InferenceRequest) -> Door | None:
         """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""

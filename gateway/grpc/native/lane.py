@@ -7,7 +7,7 @@ read. A call whose headers were recognised and whose data is not becomes an ordi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from gateway.grpc.convert import ResponseEncoder, infer_request, varint
 from gateway.grpc.errors import refusal
 from gateway.grpc.jobs import JOB_ID
 from gateway.handler import Handler
-from gateway.lane.calls import Call
+from gateway.lane.calls import Call, values_of
 from gateway.lane.door import Door
 from gateway.lane.lane import MAX_REQUEST_BYTES, Lane
 from gateway.lane.layout import Layout, protobuf_layout
@@ -42,7 +42,6 @@ _MOST_ALIKE = 16
 _MOST_BLOCKS = 512
 _MOST_BLOCK_BYTES = 4096
 _MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
-_MOST_REFUSED = 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
 
 
@@ -93,7 +92,7 @@ class GrpcSignature:
             self._prepare(reply)
         write, whole = self._write, self._whole
         touched: dict[Outbox, Connection] = {}
-        for call, values in zip(calls, self._values(calls, start, reply), strict=True):
+        for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
             if call.gone:
                 continue
             assert type(call) is LaneCall
@@ -108,17 +107,6 @@ class GrpcSignature:
             touched[out] = connection
         for connection in touched.values():
             connection.answered(at_once=len(calls) == 1)
-
-    def _values(self, calls: list[Call], start: int, reply: WaveReply) -> Iterable[tuple[bytes, ...]]:
-        """What is each answer's own: its id, if it has one, and its outputs."""
-        columns = []
-        for column, place in zip(reply.columns, reply.outputs, strict=True):
-            size = place.size_bytes
-            first = start * size
-            columns.append([column[at : at + size] for at in range(first, first + len(calls) * size, size)])
-        if self.layout.id_bytes:
-            columns.insert(0, [call.client_id for call in calls])
-        return zip(*columns, strict=True)
 
     def _prepare(self, reply: WaveReply) -> None:
         """Make the template of answers with these outputs."""
@@ -204,7 +192,6 @@ class GrpcLane:
         """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
         self._count = 0
         self._blocks = 0
-        self._refused: set[tuple[str, int]] = set()
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -229,8 +216,7 @@ class GrpcLane:
 
     def learn(self, data: bytes, message: pb.ModelInferRequest) -> None:
         """A message that went the full way and was answered."""
-        key = message.model_name, len(data)
-        if len(data) > _MOST_MESSAGE_BYTES or key in self._refused:
+        if len(data) > _MOST_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
             return
         if message.parameters and not _WORDS.isdisjoint(message.parameters):
             return  # about its delivery, which models do not see: it is no execution, or one with a record
