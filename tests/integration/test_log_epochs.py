@@ -50,7 +50,13 @@ def ask(server: PrivateServer, *words: str) -> object:
 
 
 def exchange(server: PrivateServer, change: Callable[[Path], None]) -> None:
-    """Kill the server, change its append-only files, and start it again."""
+    """Kill the server, change its append-only files, and start it again.
+
+    What it has answered to is in the files first: it postpones writes while a sync is under way.
+    """
+    with redis.Redis.from_url(server.url) as client:
+        while client.info("persistence")["aof_buffer_length"]:
+            pass
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
         pass
