@@ -35,7 +35,7 @@ MAX_REQUEST_BYTES = 16_384
 """Larger requests gain little by sharing an entry, and travel beside the log from 32 KB on."""
 _MOST_DOORS = 1024
 _TRIES = 16
-_TRIES_NS = 1_000_000_000
+_TRIES_NS = 100_000_000
 _MOST_TRIED = 4096
 
 
