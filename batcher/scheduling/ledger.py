@@ -81,7 +81,7 @@ class RequestLedger:
             return False
         if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
             return False
-        return rules.takes_waves or wave.count == 1
+        return rules.takes_waves or (wave.count == 1 and not rules.dynamic)
 
     def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
         """Whether a request that is in no queue may go into one; otherwise it ends here."""
