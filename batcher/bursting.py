@@ -40,14 +40,14 @@ class Bursting:
         """A batch of waves took its instance with it; those without an outcome are about to be burst."""
         if death.blameless:
             return
-        waves = [record for request in members if request.id in death.ids and (record := _wave_of(request))]
+        waves = [record for request in members if request.id in death.ids and (record := wave_of(request))]
         ids = frozenset(request_id for wave in waves for request_id in wave.ids())
         for wave in waves:
             self._suspects[wave.prefix] = replace(death, ids=ids)
 
     async def burst(self, decision: BurstWave) -> None:
         """Carry out a decision. Raises what the log raises, then it may be tried again."""
-        wave = _wave_of(decision.request)
+        wave = wave_of(decision.request)
         assert wave is not None
         if decision.suspect:  # before they can be read
             self._suspects.setdefault(wave.prefix, decision.executor)
@@ -74,6 +74,6 @@ class Bursting:
         return said
 
 
-def _wave_of(request: RequestQueued) -> Wave | None:
+def wave_of(request: RequestQueued) -> Wave | None:
     record: object = carrier_of(request).record
     return record if isinstance(record, Wave) else None

@@ -9,12 +9,13 @@ the youngest first: the others go on then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from charonia.clock import monotonic_ns
 from charonia.turns import TurnsNote
 
+from .bursting import wave_of
 from .carriers import carrier_of
 from .owned import OwnedModel
 from .scheduling.deadlocks import Lack, StuckCall, stuck_calls
@@ -141,7 +142,7 @@ class _View:
             {(name, version): slots for name, one in self._owned.items() for version, slots in one.instances().items()},
             tuple(
                 [
-                    Holder((name, version), executor, frozenset([request.id for request in requests]))
+                    Holder((name, version), executor, _ids_of(requests))
                     for name, one in self._owned.items()
                     for executor, version, requests in one.scheduler.holding()
                 ]
@@ -168,6 +169,15 @@ class _View:
         scheduler = self._owned[model].scheduler
         step = scheduler.step(call_id) if isinstance(scheduler, SequenceScheduler) else None
         return CalledRequest(call_id, (model, request.version), ancestors, step)
+
+
+def _ids_of(requests: Sequence[RequestQueued]) -> frozenset[bytes]:
+    """Those of requests, and of waves also those of the requests in them, which is what calls name."""
+    ids = [request.id for request in requests]
+    for request in requests:
+        if request.wave and (wave := wave_of(request)) is not None:
+            ids += wave.ids()
+    return frozenset(ids)
 
 
 def _called(model: OwnedModel) -> Iterable[RequestQueued]:
