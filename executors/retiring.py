@@ -27,9 +27,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
 _QUIET_LOOKS = 50
-_WAVES_LOOKS = 3
-"""So many quiet looks are enough where the log counts nothing: waves it does not count, and their owner sends the next
-batch as soon as one has ended."""
 
 
 class Retirement:
@@ -122,7 +119,7 @@ class Retirement:
                 looks = 0
             with contextlib.suppress(LogUnavailable):
                 unsettled = (await self._log.pending(incarnation.model))[0]
-                if unsettled == 0 and looks >= _WAVES_LOOKS:
+                if unsettled == 0:
                     break
                 alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
                 if alone and unsettled != last:

@@ -275,7 +275,7 @@ class GatewayService:
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
             return self._coming(self._cache.answer(request, served, rules, tenant, send, counts))
-        if options is None and request.trace is None and rules is None:
+        if options is None and request.trace is None and rules is None and not request.sequence_id:
             way = self.lane.way(served, counts, admitted, level, request.timeout_us)
             if way is not None:
                 return self._in_wave(way, request, admitted, level, served, flush_interval_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from charonia.batch_strategies import PARAMETER as STRATEGY
 from charonia.models.adaptive_batching import PARAMETER as TARGET
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from executors.loading import Incarnation
 
@@ -15,9 +16,11 @@ def takes_waves(incarnation: Incarnation) -> bool:
 
 def are_alike_to(interface: ModelInterface) -> bool:
     """Whether the scheduler of a model makes no difference between requests of one signature."""
+    if interface.scheduling == ENSEMBLE_SCHEDULING:
+        return False  # its owner answers it, and it may have requests of sequences
     if interface.decoupled or interface.sequence_batching is not None:
         return False
-    if STRATEGY in interface.parameters or TARGET in interface.parameters:
+    if interface.has_ragged_input or STRATEGY in interface.parameters or TARGET in interface.parameters:
         return False
     block = interface.dynamic_batching
     if block is None:

@@ -106,7 +106,7 @@ def _files(server: Any) -> list[Path]:
     """All payload files of this server. Its directory is the one its gateway has a part of."""
     here = f"-{server.pids('gateway')[0]}-"
     roots = {path.parent for path in Path("/dev/shm").glob("charonia-*/*") if here in path.name}
-    return [path for root in roots for path in root.glob("*/*") if path.name not in ("token", "slots")]
+    return [path for root in roots for path in root.glob("*/*") if path.name not in ("token", "slots", "replies")]
 
 
 def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Path, serve: Any, tmp_path: Path) -> None:
