@@ -242,12 +242,14 @@ class WaveBatch:
     def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
         """Whether these waves are one set of columns, which a single small request is not worth.
 
-        The model sees one set of parameters and one time-out for all.
+        The model sees one shape, one set of parameters and one time-out for all.
         """
         first = self._waves[run[0][0]]
         for index, _ in run[1:]:
             wave = self._waves[index]
-            if wave.timeout_us != first.timeout_us or wave.meta.parameters != first.meta.parameters:
+            if wave.rows != first.rows or wave.timeout_us != first.timeout_us:
+                return False
+            if wave.meta.parameters != first.meta.parameters:
                 return False
         return len(run) > 1 or first.count > 1 or first.meta.size_bytes >= _WORTH_COLUMNS_BYTES
 
