@@ -60,7 +60,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("scheduling")
     for name, config in CONFIGS.items():
         gated(directory / "models", name, config)
-    with serving(directory / "models", directory / "state") as server:
+    # batches of single requests: a wave is never cut, and not joined with requests of other forms
+    with serving(directory / "models", directory / "state", "--express-lane=false") as server:
         yield server
 
 
