@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from charonia import keys
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import EventLog
 from charonia.eventlog.sharing import preferred_owner
 from charonia.models.catalog import Catalog
 
@@ -17,12 +16,7 @@ def live_batchers(catalog: Catalog) -> set[str]:
 
 async def is_waited_for(log: EventLog, model: str) -> bool:
     """Whether anything of a model is unsettled in the log. Waves are in its queues and in no count of the log."""
-    if await log.pending(model) != (0, 0):
-        return True
-    for level, lane in await log.lanes(model):
-        if await log.range(keys.queue(model, level, lane), START, 1):
-            return True
-    return False
+    return await log.pending(model) != (0, 0) or await log.waves.queued(model) > 0
 
 
 async def take(log: EventLog, catalog: Catalog, model: str, incarnation: str) -> int:

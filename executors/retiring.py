@@ -105,26 +105,27 @@ class Retirement:
         stays(incarnation)
 
     async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
-        # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled. When other
-        # versions of it are served, what is unsettled may wait for those: then it is enough that the owner has sent
-        # nothing for a while. Looks are counted, not time: an owner in this process stalls when this one does.
+        # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, and no
+        # wave. When other versions of it are served, what is unsettled may wait for those: then it is enough that the
+        # owner has sent nothing for a while. Looks are counted, not time: an owner in this process stalls when this one
+        # does.
         key = (incarnation.model, incarnation.version)
         if users:
             await asyncio.wait(users)
-        looks, last = 0, -1
+        looks, last = 0, (-1, -1)
         while looks < _QUIET_LOOKS:
             looks += 1
             if incarnation.pool.unfinished:
                 await incarnation.pool.idle()
                 looks = 0
             with contextlib.suppress(LogUnavailable):
-                unsettled = (await self._log.pending(incarnation.model))[0]
-                if unsettled == 0:
+                waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queued(key[0]))
+                if waiting == (0, 0):
                     break
                 alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
-                if alone and unsettled != last:
+                if alone and waiting != last:
                     looks = 0
-                last = unsettled
+                last = waiting
             await asyncio.sleep(_LOOK_S)
         if self._serving.get(key) is incarnation:
             del self._serving[key]

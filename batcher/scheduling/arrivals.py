@@ -11,6 +11,7 @@ from typing import cast
 from charonia.errors import ErrorCode
 
 from .decisions import BurstWave, Decision
+from .dynamic_batching import BatchRules
 from .ledger import QUEUE_FULL
 from .model_state import ModelState
 from .model_version import ModelVersion
@@ -80,15 +81,18 @@ class Arrivals:
         decisions.append(BurstWave(wave))
 
     def _meets_others(self, request: QueuedRequest, decisions: list[Decision]) -> bool:
-        """Burst waves that wait for company when a request comes that might be it; whether this one was burst.
+        """Burst waves that would share a batch with single requests if they were such; whether this one was burst.
 
-        A wave shares no batch with single requests, so each would wait for as long as the configuration lets it.
+        Those are waves that wait for company while the configuration delays them, and waves of one behind an execution:
+        a burst costs them nothing, as they wait all the same.
         """
         rules = self._state.ledger.batching
         version = self._state.versions.get(request.version)
-        if rules is None or not rules.delay_ns or version is None:
+        if rules is None or version is None or not version.queue.rows:
             return False
-        if not 0 < version.queue.rows < rules.largest_preferred:
+        if not rules.delay_ns:
+            return self._meets_neighbours(request, version, rules, decisions)
+        if version.queue.rows >= rules.largest_preferred:
             return False
         others = [other for other in version.queue if other.signature == request.signature ^ 1]
         if request.wave:
@@ -100,7 +104,31 @@ class Arrivals:
             decisions.append(BurstWave(wave))
         return False
 
-    def enqueue_alike(self, events: list[Observation]) -> int:
+    def _meets_neighbours(
+        self, request: QueuedRequest, version: ModelVersion, rules: BatchRules, decisions: list[Decision]
+    ) -> bool:
+        """The same where nothing waits for company: of the requests before it, the last ones may share its batch."""
+        if request.wave and request.count > 1:
+            return False
+        seat = version.instances.best()
+        if seat is not None and seat.free_slots > 0:
+            return False  # they leave in this tick
+        rows = request.rows
+        others: list[QueuedRequest] = []
+        for other in version.queue.last(request.queue_level):
+            rows += other.rows
+            if other.signature != request.signature ^ 1 or other.count > 1 or rows > rules.largest_preferred:
+                break
+            if request.wave:
+                self._burst(request, decisions)
+                return True
+            others.append(other)
+        for wave in reversed(others):
+            self._state.remove(wave)
+            decisions.append(BurstWave(wave))
+        return False
+
+    def enqueue_alike(self, events: list[Observation], decisions: list[Decision]) -> int:
         """`enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
 
         That is where one level has neither bound nor time-out, and they have one row and no deadline.
@@ -110,8 +138,6 @@ class Arrivals:
         first = events[0]
         if policy is None or policy.max_queue_size or policy.default_timeout_us or type(first) is not RequestQueued:
             return 0
-        if ledger.has_waves and ledger.batching is not None and ledger.batching.delay_ns:
-            return 0  # each may be company for a wave that waits
         number, signature, lane = first.version, first.signature, first.lane
         unlike = (
             place
@@ -130,6 +156,8 @@ class Arrivals:
         known = ledger.known
         if not queued or len(by_id) < count or not known.keys().isdisjoint(by_id):
             return 0  # what was seen before is told apart one by one
+        if ledger.has_waves:
+            self._meets_others(queued[0], decisions)
         known |= by_id
         for order, request in enumerate(queued, self._next_order):
             request.order = order

@@ -285,6 +285,13 @@ class VersionQueue:
         """The same; with one level in use, without a step in between."""
         return self._levels[-self._descending[0]].in_order() if len(self._descending) == 1 else self
 
+    def last(self, number: int) -> Iterator[QueuedRequest]:
+        """The requests of a level that are in time, the last to be served first; none where lanes share it."""
+        level = self._levels.get(number)
+        for request in reversed(level.live) if level is not None else ():
+            if request.state is QUEUED:
+                yield request
+
     def append(self, request: QueuedRequest) -> bool:
         """Queue a new request on its `queue_level`; whether it is now the last to be served."""
         number = request.queue_level

@@ -101,7 +101,7 @@ class ModelScheduler:
             self._endings.expire(now_ns, decisions)
         if type(events) is list:
             if len(events) > 1:  # most of what arrives together is alike
-                events = events[self._arrivals.enqueue_alike(events) :]
+                events = events[self._arrivals.enqueue_alike(events, decisions) :]
             elif events and type(events[0]) is RequestQueued and events[0].wave:
                 given = self._dispatching.give_at_once(events[0], now_ns)
                 if given is not None:

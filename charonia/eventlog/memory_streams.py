@@ -71,6 +71,9 @@ class MemoryStreams:
     async def delete_stream(self, stream: bytes) -> None:
         self._streams.pop(stream, None)
 
+    def length(self, stream: bytes) -> int:
+        return len(self._streams.get(stream, ()))
+
     def has_entry(self, stream: bytes, entry_id: bytes) -> bool:
         return entry_number(entry_id) in self._streams.get(stream, ())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from charonia import keys
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE
 
@@ -52,6 +53,10 @@ class MemoryWaves:
 
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         return [self._streams.has_entry(stream, entry_id) for entry_id in entry_ids]
+
+    async def queued(self, model: str) -> int:
+        queues = [keys.queue(model, level, lane) for level, lane in self._of(model).lanes]
+        return sum([self._streams.length(queue) for queue in queues])
 
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         return self._of(model).lease(holder, requests, size_bytes, limits)

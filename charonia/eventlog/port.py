@@ -134,6 +134,9 @@ class Waves(Protocol):
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         """Whether each of these waves is neither settled nor burst."""
 
+    async def queued(self, model: str) -> int:
+        """How many entries are in a model's queues, waves that run and what was settled a moment ago among them."""
+
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         """Reserve room for so many requests and bytes under a model's bounds, in place of what `holder` had before.
 

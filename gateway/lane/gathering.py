@@ -36,6 +36,8 @@ _HOLDS = 0.5
 _PROBES = 32
 """Else it is tried with each so manieth wave."""
 _WEIGHT = 8
+_PATIENCE_S = 0.01
+"""A model that was quick and does not answer a wave for so long: what gathers goes to the log, for all to see."""
 
 
 class Gathering:
@@ -46,6 +48,7 @@ class Gathering:
     __slots__ = (
         "_answered",
         "_doors",
+        "_ended",
         "_expected",
         "_hold_timer",
         "_holds",
@@ -57,6 +60,7 @@ class Gathering:
         "_may_gather",
         "_measured",
         "_number",
+        "_patience_timer",
         "_scheduled",
         "_seen",
         "_under_way",
@@ -86,6 +90,9 @@ class Gathering:
         self._holds = 1.0
         """How often all came that were waited for, of late."""
         self._hold_timer: asyncio.TimerHandle | None = None
+        self._patience_timer: asyncio.TimerHandle | None = None
+        self._ended = 0
+        """Waves that are over."""
         self._number = 0
         self._is_proven = False
         """The model was seen to be quick; until then every request goes to the log at once."""
@@ -104,6 +111,8 @@ class Gathering:
             else:
                 self._scheduled = True
                 self._loop.call_soon(self._quiet)
+        elif self._patience_timer is None and self._under_way:
+            self._patience_timer = self._loop.call_later(_PATIENCE_S, self._stalled, self._ended)
         own = len(door.waiting)
         if own >= door.most:
             if own > _MOST_WAITING:
@@ -150,9 +159,21 @@ class Gathering:
         self._holds += (came - self._holds) / _WEIGHT
         self._flush()
 
+    def _stalled(self, ended: int) -> None:
+        """Requests have waited for an answer for a while: wait on if one came, else in the log, as for a slow model."""
+        self._patience_timer = None
+        if not self._count():
+            return
+        if self._ended > ended:
+            self._patience_timer = self._loop.call_later(_PATIENCE_S, self._stalled, self._ended)
+            return
+        self._is_proven = False
+        self._flush()
+
     def ended(self, count: int) -> None:
         """A wave of so many requests is over: the next may leave."""
         self._under_way -= 1
+        self._ended += 1
         self._answered += count
         if self._hold_timer is not None or self._scheduled or not self._has_turn:
             return

@@ -107,6 +107,18 @@ async def test_replies_are_there_before_their_wave_is_gone(
     assert await collector.count(replies, 3) == [b"one", b"three", b"one"]
 
 
+async def test_the_entries_of_a_model_s_queues_are_counted(subject: Subject) -> None:
+    assert await subject.peer.waves.queued("m") == 0
+    await accept(subject.log, "m", b"r" * 16)
+    entries = await subject.peer.waves.queued("m")
+    first, second = await send(subject.log, b"1"), await send(subject.log, b"2")
+    assert await subject.peer.waves.queued("m") == entries + 2
+    assert await end(subject.peer, first) == 1
+    assert await burst(subject.log, second)
+    assert await subject.peer.waves.queued("m") == entries + 1, "its requests take its place"
+    assert await subject.peer.waves.queued("another") == 0
+
+
 async def test_a_burst_wave_is_its_requests(subject: Subject) -> None:
     entry_id = await send(subject.log, b"wave")
     new_id = await burst(subject.peer, entry_id)

@@ -220,25 +220,27 @@ def test_no_request_notices_a_reload(explicit: Any) -> None:
     assert set().union(*seen) == allowed
 
 
-def test_unload_finishes_what_was_accepted(explicit: Any, tmp_path: Path) -> None:
-    server = explicit.server
-    gated(explicit.models, "queued", "max_batch_size: 4")
+@pytest.mark.parametrize("name", ["queued", "queued_as_waves"])
+def test_unload_finishes_what_was_accepted(name: str, explicit: Any, tmp_path: Path) -> None:
+    server, value = explicit.server, np.zeros((1, 1), np.int32)
+    gated(explicit.models, name, "max_batch_size: 4" + (" dynamic_batching { }" if name != "queued" else ""))
     with client("http", server) as control, ThreadPoolExecutor(8) as pool:
-        control.load_model("queued")
-        with Gate(server, "queued", tmp_path, pool) as gate:
-            waiting = [pool.submit(infer, server, "queued", VALUE=np.full((1, 1), n, np.int32)) for n in range(5)]
-            until("five requests wait", lambda: pending(server, "queued") == 5)
-            control.unload_model("queued")
-            until("it unloads", lambda: index(server)["queued", "1"]["state"] == "UNLOADING")
-            assert not control.is_model_ready("queued")
-            with pytest.raises(InferenceServerException, match="Request for unknown model: 'queued' has no available"):
-                infer(server, "queued", VALUE=np.zeros((1, 1), np.int32))
-            with pytest.raises(InferenceServerException, match="'queued' version 1 is not at ready state"):
-                infer(server, "queued", "grpc", {"model_version": "1"}, VALUE=np.zeros((1, 1), np.int32))
+        control.load_model(name)
+        before = [infer(server, name, VALUE=value) for _ in range(3)]  # what is like them may travel in waves
+        with Gate(server, name, tmp_path, pool) as gate:
+            waiting = [pool.submit(infer, server, name, VALUE=np.full((1, 1), n, np.int32)) for n in range(5)]
+            until("five requests wait", lambda: pending(server, name) == 5)
+            control.unload_model(name)
+            until("it unloads", lambda: index(server)[name, "1"]["state"] == "UNLOADING")
+            assert not control.is_model_ready(name)
+            with pytest.raises(InferenceServerException, match=f"Request for unknown model: '{name}' has no available"):
+                infer(server, name, VALUE=value)
+            with pytest.raises(InferenceServerException, match=f"'{name}' version 1 is not at ready state"):
+                infer(server, name, "grpc", {"model_version": "1"}, VALUE=value)
             gate.open()
-            assert gate.request.result().as_numpy("EXECUTION").tolist() == [[1]]
+            assert gate.request.result().as_numpy("EXECUTION").tolist() == [[1 + len(before)]]
             assert [f.result().as_numpy("ECHO").tolist() for f in waiting] == [[[n]] for n in range(5)]
-        until("it is unloaded", lambda: index(server)["queued", "1"].get("reason") == "unloaded")
+        until("it is unloaded", lambda: index(server)[name, "1"].get("reason") == "unloaded")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -60,8 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("scheduling")
     for name, config in CONFIGS.items():
         gated(directory / "models", name, config)
-    # batches of single requests: a wave is never cut, and not joined with requests of other forms
-    with serving(directory / "models", directory / "state", "--express-lane=false") as server:
+    with serving(directory / "models", directory / "state") as server:
         yield server
 
 
@@ -131,6 +130,17 @@ def test_another_shape_ends_the_batch(ask: Any) -> None:
     assert [number(f, "REQUESTS") for f in futures] == [2, 2, 1, 1]
     assert statistics(ask.server, "greedy")["execution_count"] == executions + 4
     assert [f.result().as_numpy("ECHO").shape for f in futures] == [(1, 2), (1, 2), (1, 3), (1, 2)]
+
+
+def test_a_quick_model_that_stalls_lets_what_follows_queue(ask: Any) -> None:
+    for _ in range(2):  # enough answers for the gateway to take the model for quick, and to gather requests
+        with ask.gate("greedy"):
+            pass
+        infer(ask.server, "greedy", VALUE=ask.value(1, 1, 2))
+        infer(ask.server, "greedy", VALUE=ask.value(1, 1, 2))
+    with ask.gate("greedy"):
+        futures = [ask.queue("greedy", n, width=width) for n, width in enumerate([2, 2, 3, 2, 2])]
+    assert [number(f, "REQUESTS") for f in futures] == [2, 2, 1, 2, 2]
 
 
 def test_preferred_sizes_show_in_the_batch_statistics(ask: Any) -> None:

@@ -90,7 +90,7 @@ class Model:
             ident(number), version, level, rows, signature, timeout_us, deadline_us * US, self.now_ns, attempt, number
         )
 
-    def wave(self, number: int, count: int, *, signature: int = 7) -> RequestQueued:
+    def wave(self, number: int, count: int = 1, *, signature: int = 7) -> RequestQueued:
         """A wave of requests of one row."""
         return RequestQueued(
             *(ident(number), 1, 0, count, signature ^ 1, 0, 0, self.now_ns, 0, number), count=count, wave=True

@@ -124,6 +124,9 @@ class ClusterWaves:
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         return await self._log.at(stream, lambda log: log.waves.waiting(stream, entry_ids))
 
+    async def queued(self, model: str) -> int:
+        return await self._log.at(keys.counters(model), lambda log: log.waves.queued(model))
+
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         at = keys.counters(model)
         return await self._log.at(at, lambda log: log.waves.lease(model, holder, requests, size_bytes, limits))

@@ -6,11 +6,13 @@ What they mean is `work`'s and `jobs`', matching replies is `connection`'s, leve
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import hiredis
 
+from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.durability import Level, parse_level
 from charonia.eventlog.port import Fields, Reply
@@ -21,6 +23,8 @@ from .durability import Durability, Writes
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .scripts import WRITE, Script
 from .wire import Refused, lost
+
+_LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 
 
 class Commands:
@@ -33,6 +37,12 @@ class Commands:
 
     async def execute(self, *command: Argument) -> Any:
         return await self._connection.execute(*command)
+
+    async def lanes(self, model: str) -> list[tuple[int, int]]:
+        """`EventLog.lanes`."""
+        members = await self.execute("SMEMBERS", keys.lanes(model))
+        # what is no lane is nothing that accepting put there (faults H27)
+        return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
 
     async def each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Commands of one key each, in one write: keys of several slots may not share a command."""

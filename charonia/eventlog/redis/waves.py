@@ -119,6 +119,10 @@ class RedisWaves:
         found = await self._commands.each([("XRANGE", stream, one, one) for one in entry_ids])
         return [bool(entries) for entries in found]
 
+    async def queued(self, model: str) -> int:
+        queues = [keys.queue(model, level, lane) for level, lane in await self._commands.lanes(model)]
+        return sum(await self._commands.each([("XLEN", queue) for queue in queues]))
+
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         arguments = (holder, requests, size_bytes, limits.requests, limits.size_bytes)
         return bool(await self._commands.script(scripts.LEASE, [keys.counters(model)], arguments))

@@ -6,7 +6,6 @@ what a settlement calls `settlements`', what is sent together `commands`'.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -29,7 +28,6 @@ from .job_records import fields_of, told
 from .packing import Argument, pack, pack_pieces
 from .settlements import settle_call
 
-_LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""
 _MOST_FORGOTTEN = 1000
@@ -317,9 +315,7 @@ class Work:
         return [(int(requests or 0), int(size_bytes or 0)) for requests, size_bytes in found]
 
     async def lanes(self, model: str) -> list[tuple[int, int]]:
-        members = await self._commands.execute("SMEMBERS", keys.lanes(model))
-        # what is no lane is nothing that accepting put there (faults H27)
-        return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
+        return await self._commands.lanes(model)
 
 
 def _won(result: Any, count: int, groups: Groups) -> list[bool]:

@@ -54,3 +54,44 @@ def test_a_full_batch_of_requests_needs_no_wave() -> None:
     model.now_ns += 2000 * US
     assert model.finish(1) == ["a: 5 6 7 8"]
     assert model.finish(5) == ["a: 9"]
+
+
+def test_waves_of_one_behind_an_execution_join_requests_that_come_by_themselves() -> None:
+    model = Model(DynamicBatching(), slots=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.put(2) == []
+    assert model.see(model.wave(3)) == ["burst 3"]
+    assert model.put(3) == [], "as a request, which comes by itself"
+    assert model.finish(1) == ["a: 2 3"]
+
+
+def test_a_request_behind_waves_of_one_shares_their_batch() -> None:
+    model = Model(DynamicBatching(), slots=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.see(model.wave(2)) == []
+    assert model.see(model.wave(3)) == []
+    assert model.put(4) == ["burst 2", "burst 3"]
+    assert model.put(2, 3) == []
+    assert model.finish(1) == ["a: 4 2 3"]
+
+
+def test_requests_together_behind_waves_of_one_share_their_batch() -> None:
+    model = Model(DynamicBatching(), slots=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.see(model.wave(2)) == []
+    assert model.put(3, 4) == ["burst 2"]
+
+
+def test_waves_of_one_that_could_not_join_are_left_as_they_are() -> None:
+    model = Model(DynamicBatching(), slots=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.see(model.wave(2, signature=9)) == []
+    assert model.put(3) == [], "another form"
+    assert model.see(model.wave(4)) == ["burst 4"]
+    assert model.see(model.wave(5, signature=9)) == []
+    assert model.finish(1) == ["a: 2"]
+
+
+def test_waves_of_one_are_not_burst_where_an_instance_is_free() -> None:
+    model = Model(DynamicBatching(), slots=2)
+    assert model.see(model.request(1), model.wave(2)) == ["a: 1", "a: 2"]
