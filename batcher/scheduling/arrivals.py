@@ -47,8 +47,8 @@ class Arrivals:
             if not ledger.takes(request, now_ns, limit):
                 self._burst(request, decisions)
                 return
-        # A request that has been in a batch was admitted once (by another owner): the limit is for new ones.
-        elif limit and not request.attempt and ledger.levels.get(level, 0) >= limit:
+        # A request that was admitted once, perhaps by another owner, is so again: the limit is for new ones.
+        elif limit and not ledger.was_admitted(request) and ledger.levels.get(level, 0) >= limit:
             self._decide(now_ns, decisions)  # what came with it may leave room
             if ledger.levels.get(level, 0) >= limit:
                 ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
@@ -101,7 +101,7 @@ class Arrivals:
             return bool(others)
         for wave in others:
             self._state.remove(wave)
-            decisions.append(BurstWave(wave))
+            self._state.ledger.burst(wave, decisions)
         return False
 
     def _meets_neighbours(
@@ -125,7 +125,7 @@ class Arrivals:
             others.append(other)
         for wave in reversed(others):
             self._state.remove(wave)
-            decisions.append(BurstWave(wave))
+            self._state.ledger.burst(wave, decisions)
         return False
 
     def enqueue_alike(self, events: list[Observation], decisions: list[Decision]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from charonia.errors import ErrorCode
 
-from .decisions import BurstWave, Decision, RejectReason, RejectRequest, StopExecution
+from .decisions import Decision, RejectReason, RejectRequest, StopExecution
 from .due_times import NEVER_NS
 from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, LOAD_FAILED, NOT_READY, TIMED_OUT, cut_short
 from .model_state import ModelState
@@ -63,7 +63,7 @@ class Endings:
 
     def _burst(self, wave: QueuedRequest, decisions: list[Decision]) -> None:
         self._state.remove(wave)
-        decisions.append(BurstWave(wave))
+        self._state.ledger.burst(wave, decisions)
 
     def drop(self, request_id: bytes, decisions: list[Decision]) -> None:
         """Somebody else has settled a request."""

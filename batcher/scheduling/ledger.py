@@ -8,8 +8,9 @@ from __future__ import annotations
 from charonia.batch_strategies import BatchStrategy
 from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
+from charonia.wire import PREFIX_BYTES
 
-from .decisions import CondemnRequest, Decision, RejectReason, RejectRequest
+from .decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
 from .due_times import DueTimes
 from .dynamic_batching import BatchRules
 from .observations import QueuedRequest, RequestState
@@ -31,10 +32,15 @@ def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
     return (ErrorCode.UNAVAILABLE, StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message, "BACKEND")
 
 
+_MOST_ADMITTED = 4096
+"""Requests of a burst wave may end before they are read, so some are waited for in vain."""
+
+
 class RequestLedger:
     """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
 
     __slots__ = (
+        "_admitted",
         "batching",
         "due",
         "has_deadlines",
@@ -54,6 +60,8 @@ class RequestLedger:
         """None until the first configuration is known."""
         self.queueing = QueueRules.of(None)
         self.repeatable = False
+        self._admitted: dict[bytes, int] = {}
+        """How many requests of a burst wave are to come, by the prefix of their ids, where a bound was kept by it."""
         self.known: dict[bytes, QueuedRequest] = {}
         self.levels: dict[int, int] = {}
         self.queued = 0
@@ -82,6 +90,30 @@ class RequestLedger:
         if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
             return False
         return rules.takes_waves or (wave.count == 1 and not rules.dynamic)
+
+    def burst(
+        self, wave: QueuedRequest, decisions: list[Decision], *, suspect: bool = False, executor: str = ""
+    ) -> None:
+        """A wave that was queued, and is no more, comes back as its requests: those are not refused for a bound."""
+        self.known.pop(wave.id, None)
+        wave.state = ENDED
+        if self.queueing.place(wave.level)[1].max_queue_size:
+            if len(self._admitted) >= _MOST_ADMITTED:
+                del self._admitted[next(iter(self._admitted))]
+            self._admitted[wave.id[:PREFIX_BYTES]] = wave.count
+        decisions.append(BurstWave(wave, suspect, executor))
+
+    def was_admitted(self, request: QueuedRequest) -> bool:
+        """Whether a request that is being queued was in the queue before: in a batch, or in a wave."""
+        if request.attempt:
+            return True
+        prefix = request.id[:PREFIX_BYTES]
+        left = self._admitted.get(prefix, 0)
+        if left > 1:
+            self._admitted[prefix] = left - 1
+        elif left:
+            del self._admitted[prefix]
+        return left > 0
 
     def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
         """Whether a request that is in no queue may go into one; otherwise it ends here."""

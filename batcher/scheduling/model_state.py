@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .adaptive_batching import AdaptiveBatching
-from .decisions import BurstWave, Decision
+from .decisions import Decision
 from .fair_sharing import TurnRules
 from .kept_executors import KeptExecutors
 from .ledger import RequestLedger, cut_short
@@ -103,9 +103,7 @@ class ModelState:
         left: list[QueuedRequest] = []
         for request in batch.requests:
             if request.wave:
-                self.ledger.known.pop(request.id, None)
-                request.state = ENDED
-                decisions.append(BurstWave(request, suspect, batch.executor))
+                self.ledger.burst(request, decisions, suspect=suspect, executor=batch.executor)
                 continue
             request.away_ns += now_ns - batch.dispatched_ns
             if request.due_ns:

@@ -21,7 +21,7 @@ from charonia.errors import ErrorCode
 
 from .adaptive_batching import AdaptiveBatching
 from .arrivals import Arrivals
-from .decisions import BurstWave, Decision, ReleaseReplies
+from .decisions import Decision, ReleaseReplies
 from .dispatch import Dispatching
 from .endings import Endings
 from .model_state import ModelState
@@ -325,9 +325,7 @@ class ModelScheduler:
             for request in version.queue.drain():
                 self._state.ledger.uncount(request)
                 if request.wave:
-                    self._state.ledger.known.pop(request.id, None)
-                    request.state = ENDED
-                    decisions.append(BurstWave(request))
+                    self._state.ledger.burst(request, decisions)
                 elif self._state.ledger.admit(request, now_ns, decisions):
                     self._state.ledger.count_again(request)
                     self._state.set_lane(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_bench import US, Model
 
-from charonia.models.scheduling import DynamicBatching
+from charonia.models.scheduling import DynamicBatching, QueuePolicy
 
 WAITS = DynamicBatching(max_queue_delay_us=1000)
 
@@ -95,3 +95,15 @@ def test_waves_of_one_that_could_not_join_are_left_as_they_are() -> None:
 def test_waves_of_one_are_not_burst_where_an_instance_is_free() -> None:
     model = Model(DynamicBatching(), slots=2)
     assert model.see(model.request(1), model.wave(2)) == ["a: 1", "a: 2"]
+
+
+def test_requests_of_a_burst_wave_have_the_places_it_had() -> None:
+    bound = QueuePolicy(max_queue_size=2)
+    model = Model(DynamicBatching(default_queue_policy=bound), slots=1)
+    assert model.put(1) == ["a: 1"]
+    assert model.see(model.wave(2)) == []
+    assert model.put(3) == ["burst 2"]
+    assert model.put(4) == [], "it was faster, and there was room"
+    assert model.put(2) == [], "it was in the queue before"
+    assert model.put(5) == ["5 UNAVAILABLE REJECTED Exceeds maximum queue size"]
+    assert model.finish(1) == ["a: 3 4 2"]
