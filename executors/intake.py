@@ -216,6 +216,7 @@ class Intake:
                 self.give_back(header, entry_id, f"'{header.model}' takes no waves")
                 return
             job = _job(records, partial(self._waves_executed, incarnation), header, entry_id)
+            job.settler = self.waves
             if entry_id:
                 self._held.add(entry_id)
             self._taken[header.batch_id] = (job, incarnation)
@@ -317,11 +318,12 @@ class Intake:
 
     def _waves_executed(self, incarnation: Incarnation, job: Job, executed: Executed) -> None:
         try:
-            failpoints.hit("executor.executed")
+            assert isinstance(executed, ExecutedWaves)
+            if executed.sent is None:
+                failpoints.hit("executor.executed")
             self._forget(job)
             if executed.death is not None:
                 self._metrics.died(incarnation.model, incarnation.version)
-            assert isinstance(executed, ExecutedWaves)
             self.waves.settle(job, executed, incarnation)
             failpoints.hit("executor.settled")
             if not self._local:

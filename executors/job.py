@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from .responding import Responses
     from .streaming import StreamedBatch
     from .waves.execution import WaveBatch
+    from .waves.settling import WaveSettler
 
 
 class Job(Struct, eq=False):
-    """The batch and its callbacks, all called in the event loop.
+    """The batch and its callbacks, called in the event loop.
 
     `done` when it has been executed or its instance has died under it.
     `flags` are those of any of its records.
@@ -41,6 +42,8 @@ class Job(Struct, eq=False):
     entry_id: bytes = b""
     flags: int = 0
     waves: Sequence[Wave] = ()
+    settler: WaveSettler | None = None
+    """Who answers these from the thread of an instance."""
     planned: Sequence[Planned] = ()
     """What of it is executed, once its execution has begun. Set in the instance's thread."""
     untold: bool = False

@@ -35,7 +35,7 @@ from .execution import Batch
 from .handover import Handover, Seat
 from .host_policy import restrict_thread
 from .job import Job, died, take_all
-from .waves.execution import WaveBatch
+from .waves.execution import ExecutedWaves, WaveBatch
 
 if TYPE_CHECKING:
     from .instance import InstancePool
@@ -244,6 +244,8 @@ class ThreadWorker(Worker):
         with contextlib.suppress(RuntimeError):
             while (job := self._jobs.get(self._seat)) is not None:
                 executed = self._run(job)
+                if job.settler is not None and isinstance(executed, ExecutedWaves):
+                    job.settler.answer(job, executed)  # the event loop is a wake-up away
                 self._loop.call_soon_threadsafe(self._pool.finish, job, executed)
                 if executed.death is not None:
                     asyncio.run_coroutine_threadsafe(self._replace(), self._loop).result()

@@ -59,6 +59,9 @@ class ExecutedWaves(Executed):
     shares: dict[int, dict[int, int]] = field(default_factory=dict)
     """Of executions of single requests, by their place in `executions`: how many of each wave succeeded in it."""
 
+    sent: set[int] | None = None
+    """Those that the instance's thread has answered; None where the event loop answers all."""
+
     def succeeded(self, place: int, index: int, count: int) -> int:
         """How many of the `count` requests of a wave succeeded in an execution, which is at `place`."""
         if place in self.shares:

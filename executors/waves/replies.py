@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
 from struct import Struct
-from typing import cast
 
 from charonia.clock import monotonic_ns
 from charonia.eventlog.payloads import PayloadDirectory
@@ -22,17 +23,81 @@ _MOST_UNSENT_BYTES = 1 << 20
 """A gateway that reads so slowly gets its replies through the log, which holds them for it."""
 
 
-class _Peer(asyncio.Protocol):
-    """One gateway's socket."""
+class _Peer:
+    """One gateway's socket. Instances and the event loop write to it; the loop writes what it did not take."""
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self.is_closed = False
+        self._loop.add_reader(sock.fileno(), self._read)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+    def send(self, reply: bytes) -> bool:
+        """Write one reply; False when nothing of it was written. From any thread."""
+        data = _SIZE.pack(len(reply)) + reply
+        with self._lock:
+            if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:
+                return False
+            if self._unsent:
+                self._unsent += data
+                return True
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.is_closed = True
+                self._loop.call_soon_threadsafe(self.close)
+                return False
+            if sent < len(data):
+                self._unsent += memoryview(data)[sent:]
+                self._loop.call_soon_threadsafe(self._watch)
+            return True
 
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self.transport = None
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing is left that it could still be sent."""
+        return self.is_closed or not self._unsent
+
+    def close(self) -> None:
+        """In the event loop."""
+        with self._lock:
+            self.is_closed = True
+            if self._socket.fileno() >= 0:
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_writer(self._socket.fileno())
+                self._socket.close()
+            self._unsent.clear()
+
+    def _watch(self) -> None:
+        if not self.is_closed:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            try:
+                del self._unsent[: self._socket.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError:
+                self.is_closed = True
+            if not self._unsent and not self.is_closed:
+                self._loop.remove_writer(self._socket.fileno())
+        if self.is_closed:
+            self.close()
+
+    def _read(self) -> None:
+        """A gateway says nothing, so it has gone."""
+        try:
+            if self._socket.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.close()
 
 
 class ReplySockets:
@@ -45,35 +110,16 @@ class ReplySockets:
         self._connecting: dict[str, asyncio.Task[None]] = {}
 
     def send(self, endpoint: str, reply: bytes) -> bool:
-        """Write a reply to a gateway's socket; False when it has to go through the log."""
+        """Write a reply to a gateway's socket; False when it has to go through the log. From any thread."""
         peer = self._peers.get(endpoint)
-        transport = peer.transport if peer is not None else None
-        if transport is None or transport.is_closing():
-            self._try(endpoint)
-            return False
-        if transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-            return False
-        transport.write(_SIZE.pack(len(reply)) + reply)
-        return True
+        return peer is not None and peer.send(reply)
 
-    def is_sent(self, endpoint: str) -> bool:
-        """Whether the system has all that was written to a gateway: then it arrives, whatever becomes of this process.
-
-        True for one that is gone as well: it waits for nothing.
-        """
+    def seek(self, endpoint: str) -> None:
+        """A reply could not be sent to this gateway: see whether it has a socket here."""
         peer = self._peers.get(endpoint)
-        transport = peer.transport if peer is not None else None
-        return transport is None or not transport.get_write_buffer_size()
-
-    async def close(self) -> None:
-        for task in self._connecting.values():
-            task.cancel()
-        for peer in self._peers.values():
-            if peer.transport is not None:
-                peer.transport.close()
-
-    def _try(self, endpoint: str) -> None:
         now_ns = monotonic_ns()
+        if peer is not None and not peer.is_closed:
+            return
         if endpoint in self._connecting or now_ns - self._tried_ns.get(endpoint, -_TRY_AGAIN_NS) < _TRY_AGAIN_NS:
             return
         path = self._directory.socket_path(endpoint)
@@ -81,16 +127,33 @@ class ReplySockets:
             return
         if len(self._tried_ns) > 1024:  # of gateways that are no more
             self._tried_ns.clear()
-            self._peers = {name: peer for name, peer in self._peers.items() if peer.transport is not None}
+            self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_closed}
         self._tried_ns[endpoint] = now_ns
         self._connecting[endpoint] = asyncio.get_running_loop().create_task(self._connect(endpoint, path))
 
+    def is_sent(self, endpoint: str) -> bool:
+        """Whether the system has all that was written to a gateway: then it arrives, whatever becomes of this process.
+
+        True for one that is gone as well: it waits for nothing.
+        """
+        peer = self._peers.get(endpoint)
+        return peer is None or peer.is_sent
+
+    async def close(self) -> None:
+        for task in self._connecting.values():
+            task.cancel()
+        for peer in self._peers.values():
+            peer.close()
+
     async def _connect(self, endpoint: str, path: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            peer = _Peer()
-            await asyncio.get_running_loop().create_unix_connection(lambda: peer, path)
-            self._peers[endpoint] = peer
-        except OSError:
-            pass  # a gateway of another machine, or one that is gone
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, path)
+            self._peers[endpoint] = _Peer(sock)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):  # a gateway of another machine, or one that is gone
+                raise
         finally:
             self._connecting.pop(endpoint, None)

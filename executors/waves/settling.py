@@ -39,6 +39,7 @@ _GATHER_S = 0.01
 them. What was answered and not settled runs again should this process die, and those answers find no caller."""
 _FOLD_S = 1.0
 _RETRY_S = 0.2
+_UNCOUNTED_S = 0.001
 
 
 class WaveSettler:
@@ -69,26 +70,42 @@ class WaveSettler:
         self._folding: asyncio.Task[None] | None = None
         self._fold_again = False
         """More was settled since the statistics that are being written were added up."""
+        self._uncounted: set[Job] = set()
+        """Batches that instances' threads have answered, whose ends are on their way to the event loop."""
         self.unsettled = 0
         """Deletions under way."""
         self._quiet: asyncio.Event | None = None
 
+    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+        """Answer what can be answered at once, in the thread of the instance; `settle` follows in the event loop."""
+        if job.abandoned:
+            return
+        failpoints.hit("executor.executed")
+        self._uncounted.add(job)
+        sent = executed.sent = set()
+        for index, answer in enumerate(executed.answers):
+            if answer and self._sockets.send(job.waves[index].endpoint, answer):
+                sent.add(index)
+
     def settle(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
-        """Answer and settle the waves of a batch and tell their owner of its end."""
+        """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
         header = job.header
         assert header is not None
         waves: Sequence[Wave] = job.waves
         loop_replies: list[Reply] = []
         through_log: dict[bytes, list[_Answered]] = {}
         left: list[bytes] = []
+        self._uncounted.discard(job)
+        sent = executed.sent or ()
         for index, (wave, (stream, entry_id)) in enumerate(zip(waves, header.waves, strict=True)):
             answer = executed.answers[index]
             singly = executed.singly.get(index)
-            if answer and self._sockets.send(wave.endpoint, answer):
+            if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
                 self._told.add(wave.endpoint)
                 self._gather(stream, (entry_id, wave, header))
                 continue
             if answer:
+                self._sockets.seek(wave.endpoint)
                 loop_replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
             elif singly is not None:
                 loop_replies.append(Reply(keys.replies(wave.endpoint), record_fields(singly)))
@@ -269,7 +286,11 @@ class WaveSettler:
             await self._write_statistics()
 
     async def fold(self) -> None:
-        """Write what was counted so far; returns when the log has it, or cannot have it now."""
+        """Write what was answered so far; returns when the log has it, or cannot have it now."""
+        answered = self._uncounted.copy()
+        while any(not job.abandoned for job in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
+            await asyncio.sleep(_UNCOUNTED_S)
+        self._uncounted.difference_update([job for job in answered if job.abandoned])
         if self._fold_timer is not None:
             self._fold_timer.cancel()
             self._fold_timer = None
