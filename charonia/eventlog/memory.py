@@ -41,7 +41,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         self._work: dict[str, ModelWork] = {}
         self._epoch = secrets.token_hex(16)
         self._job_models: dict[str, None] = {}
-        self.waves = MemoryWaves(self, self._of)
+        self.waves = MemoryWaves(self, self._of, self.count_here)
 
     async def open(self) -> None:
         pass

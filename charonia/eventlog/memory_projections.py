@@ -49,6 +49,9 @@ class MemoryProjections:
     # -- statistics and payloads --------------------------------------------------------------------------------------
 
     async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None:
+        self.count_here(key, increments)
+
+    def count_here(self, key: bytes, increments: Mapping[str, int]) -> None:
         totals = self._statistics.setdefault(key, {})
         for name, value in increments.items():
             if name.startswith("last_"):

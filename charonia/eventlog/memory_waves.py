@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
 from charonia.tensors import Buffer
@@ -11,15 +11,21 @@ from charonia.wire import FIELD_WAVE
 
 from .memory_streams import MemoryStreams
 from .memory_work import ModelWork
-from .port import Ended, Fields, Limits, Reply, Sent
+from .port import Counted, Ended, Fields, Limits, Reply, Sent
 
 
 class MemoryWaves:
     """`Waves` over streams in memory; `of` gives the work of a model."""
 
-    def __init__(self, streams: MemoryStreams, of: Callable[[str], ModelWork]) -> None:
+    def __init__(
+        self,
+        streams: MemoryStreams,
+        of: Callable[[str], ModelWork],
+        add_statistics: Callable[[bytes, Mapping[str, int]], None],
+    ) -> None:
         self._streams = streams
         self._of = of
+        self._add_statistics = add_statistics
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         entry_id = self._streams.append_here(stream, [FIELD_WAVE, b"".join(record)])
@@ -34,6 +40,11 @@ class MemoryWaves:
             self._streams.append_here(reply.stream, reply.fields)
         count = sum(self._streams.take_entry(stream, entry_id) for entry_id in entry_ids)
         asyncio.get_running_loop().call_soon(done, count)
+        return True
+
+    def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
+        self._add_statistics(key, increments)
+        asyncio.get_running_loop().call_soon(done, None)
         return True
 
     async def burst(

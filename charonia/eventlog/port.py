@@ -92,6 +92,8 @@ Sent = Callable[[bytes | CharoniaError], None]
 """Gets the id of an appended entry once its level is reached, or why it is not known to be in the log."""
 Ended = Callable[[int | CharoniaError], None]
 """Gets how many of the entries were still there, or why that is not known."""
+Counted = Callable[[CharoniaError | None], None]
+"""Gets None once the statistics are written, or why that is not known."""
 
 
 class Waves(Protocol):
@@ -113,7 +115,10 @@ class Waves(Protocol):
         """Write what was sent now, in one go."""
 
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        """Append `replies`, then delete these waves: they are settled. Written at once; as `send` otherwise."""
+        """Append `replies`, then delete these waves: they are settled. As `send` otherwise."""
+
+    def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
+        """`EventLog.add_statistics`, as `end`. What is written in one go is counted with the waves that it settles."""
 
     async def burst(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from charonia import failpoints, keys
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.port import EventLog, Reply
 from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
@@ -67,9 +67,8 @@ class WaveSettler:
         """Increments by statistics key that the log does not have."""
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
-        self._folding: asyncio.Task[None] | None = None
-        self._fold_again = False
-        """More was settled since the statistics that are being written were added up."""
+        self._writing: set[asyncio.Future[None]] = set()
+        """Statistics on their way to the log."""
         self._uncounted: set[Job] = set()
         """Batches that instances' threads have answered, whose ends are on their way to the event loop."""
         self.unsettled = 0
@@ -91,13 +90,12 @@ class WaveSettler:
         """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
         header = job.header
         assert header is not None
-        waves: Sequence[Wave] = job.waves
-        loop_replies: list[Reply] = []
+        sent = executed.sent or ()
+        self._account(job, executed, incarnation)
+        replies: list[Reply] = []
         through_log: dict[bytes, list[_Answered]] = {}
         left: list[bytes] = []
-        self._uncounted.discard(job)
-        sent = executed.sent or ()
-        for index, (wave, (stream, entry_id)) in enumerate(zip(waves, header.waves, strict=True)):
+        for index, (wave, (stream, entry_id)) in enumerate(zip(job.waves, header.waves, strict=True)):
             answer = executed.answers[index]
             singly = executed.singly.get(index)
             if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
@@ -106,20 +104,16 @@ class WaveSettler:
                 continue
             if answer:
                 self._sockets.seek(wave.endpoint)
-                loop_replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
+                replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
             elif singly is not None:
-                loop_replies.append(Reply(keys.replies(wave.endpoint), record_fields(singly)))
+                replies.append(Reply(keys.replies(wave.endpoint), record_fields(singly)))
             else:
                 left.append(wave.id)
                 continue
             through_log.setdefault(stream, []).append((entry_id, wave, header))
-        for stream, answered in through_log.items():
-            self._end(stream, answered, loop_replies)
-            loop_replies = []
-        self._tell(job, executed, left)
-        self._account(job, executed, incarnation)
         if through_log:
-            self._fold_now()
+            self._flush(through_log, replies)
+        self._tell(job, executed, left)
 
     def _tell(self, job: Job, executed: ExecutedWaves, left: list[bytes]) -> None:
         """Tell the owner that the batch has ended, or how it died."""
@@ -143,18 +137,33 @@ class WaveSettler:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
-    def _flush(self) -> None:
-        self._timer = None
-        if not all(map(self._sockets.is_sent, self._told)):
+    def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
+        """Settle what was gathered, and waves `answered` by `replies`, and write what was counted: all in one go.
+
+        A process that is killed has then settled and counted a wave, or neither.
+        """
+        ending = answered or {}
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if all(map(self._sockets.is_sent, self._told)):
+            if self._gathered:
+                failpoints.hit("executor.answered")
+            for stream, waves in self._gathered.items():
+                ending[stream] = ending.get(stream, []) + waves
+            self._gathered = {}
+            self._told.clear()
+        elif self._gathered:
             # what is still in this process would be lost with it, and the waves then have to run again
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
-            return
-        gathered, self._gathered = self._gathered, {}
-        self._told.clear()
-        failpoints.hit("executor.answered")
-        for stream, answered in gathered.items():
-            self._end(stream, answered, ())
-        self._fold_now()
+        self.count()
+        unwritten, self._unwritten = self._unwritten, {}
+        for key, increments in unwritten.items():
+            self._write(key, increments)
+        for stream, waves in ending.items():
+            self._end(stream, waves, replies)
+            replies = ()
+        self._log.waves.flush()
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, again until the log has answered."""
@@ -220,8 +229,7 @@ class WaveSettler:
     async def settled(self) -> None:
         """Wait until everything answered is settled and counted."""
         while self._gathered or self.unsettled:
-            if self._timer is not None and self._gathered:
-                self._timer.cancel()
+            if self._gathered:
                 self._flush()
             if self.unsettled:
                 self._quiet = self._quiet or asyncio.Event()
@@ -244,8 +252,7 @@ class WaveSettler:
             counts.failed(executed.failures, job.waves)
         if metrics.measures:
             self._measure(job, executed, incarnation)
-        if self._fold_timer is None:
-            self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
+        self._arm()
 
     def count(self) -> None:
         """Tell this process's metrics what was counted so far, and keep it for the log."""
@@ -265,25 +272,35 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
-    def _fold_now(self) -> None:
-        """Write the statistics of waves with their settlement: what is counted here alone is lost with this process."""
-        if self._folding is not None and not self._folding.done():
-            self._fold_again = True
-            return
-        if self._fold_timer is not None:
-            self._fold_timer.cancel()
-        self._fold_soon()
+    def _write(self, key: bytes, increments: dict[str, int]) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: CharoniaError | None) -> None:
+            self._writing.discard(written)
+            if error is not None:
+                self._keep(key, increments, error)
+            if not written.done():
+                written.set_result(None)
+
+        if self._log.waves.count(key, increments, done):
+            self._writing.add(written)
+        else:
+            self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
+
+    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
+        """Statistics that could not be written are written later."""
+        _log.warning("statistics cannot be written, trying again: %s", error)
+        merge(self._unwritten.setdefault(key, {}), increments)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._fold_timer is None:
+            self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
 
     def _fold_soon(self) -> None:
         self._fold_timer = None
-        if self._folding is None or self._folding.done():
-            self._folding = asyncio.get_running_loop().create_task(self._fold_all())
-
-    async def _fold_all(self) -> None:
-        await self._write_statistics()
-        while self._fold_again:
-            self._fold_again = False
-            await self._write_statistics()
+        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
+        self._flush()
 
     async def fold(self) -> None:
         """Write what was answered so far; returns when the log has it, or cannot have it now."""
@@ -291,22 +308,6 @@ class WaveSettler:
         while any(not job.abandoned for job in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
             await asyncio.sleep(_UNCOUNTED_S)
         self._uncounted.difference_update([job for job in answered if job.abandoned])
-        if self._fold_timer is not None:
-            self._fold_timer.cancel()
-            self._fold_timer = None
-        if self._folding is not None and not self._folding.done():
-            await self._folding
-        await self._write_statistics()
-
-    async def _write_statistics(self) -> None:
-        self.count()
-        unwritten, self._unwritten = self._unwritten, {}
-        for key, increments in unwritten.items():
-            try:
-                await self._log.add_statistics(key, increments)
-            except CharoniaError as error:
-                _log.warning("statistics cannot be written, trying again: %s", error)
-                merge(self._unwritten.setdefault(key, {}), increments)
-        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
-        if self._unwritten and self._fold_timer is None:
-            self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
+        self._flush()
+        if self._writing:
+            await asyncio.wait(self._writing)

@@ -107,6 +107,22 @@ async def test_replies_are_there_before_their_wave_is_gone(
     assert await collector.count(replies, 3) == [b"one", b"three", b"one"]
 
 
+async def test_statistics_are_written_with_what_they_count(subject: Subject) -> None:
+    key = keys.statistics("m", 1, "hash")
+    entry_id = await send(subject.log, b"1")
+    counted: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    assert subject.log.waves.count(key, {"success_count": 3, "last_inference_ms": 7}, counted.set_result)
+    assert subject.log.waves.end(QUEUE, [entry_id], [], ended.set_result)
+    subject.log.waves.flush()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await counted is None
+        assert await ended == 1
+    assert await subject.peer.statistics(key) == {"success_count": 3, "last_inference_ms": 7}
+    await subject.log.add_statistics(key, {"success_count": 1})
+    assert await subject.peer.statistics(key) == {"success_count": 4, "last_inference_ms": 7}
+
+
 async def test_the_entries_of_a_model_s_queues_are_counted(subject: Subject) -> None:
     assert await subject.peer.waves.queued("m") == 0
     await accept(subject.log, "m", b"r" * 16)

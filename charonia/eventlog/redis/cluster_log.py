@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
-from charonia.eventlog.port import START, Ended, Entry, Fields, Limits, Reply, Sent, StreamReader
+from charonia.eventlog.port import START, Counted, Ended, Entry, Fields, Limits, Reply, Sent, StreamReader
 from charonia.tensors import Buffer
 
 from .address import Address, parse_address
@@ -123,6 +123,18 @@ class ClusterWaves:
 
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         return await self._log.at(stream, lambda log: log.waves.waiting(stream, entry_ids))
+
+    def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
+        async def count() -> None:
+            try:
+                await self._log.add_statistics(key, increments)
+            except CharoniaError as error:
+                done(error)
+            else:
+                done(None)
+
+        self._log.spawn(count())
+        return True
 
     async def queued(self, model: str) -> int:
         return await self._log.at(keys.counters(model), lambda log: log.waves.queued(model))

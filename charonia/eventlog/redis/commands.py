@@ -54,15 +54,12 @@ class Commands:
                 raise Refused(str(reply))
         return replies
 
-    def write_now(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
-        """`count` packed commands, written before this returns; `done` gets the replies, None when they are lost.
-
-        False: nothing was written, as the server is away or takes no more just now.
-        """
-        return self._connection.batch_now(pieces, count, done)
-
     def write_soon(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
-        """`write_now` that waits for `flush`, or for the end of the tick."""
+        """Write `count` packed commands with the next `flush`, or at the end of the tick.
+
+        `done` gets the replies, None when they are lost. False: nothing will be written, as the server is away or takes
+        no more just now.
+        """
         return self._connection.batch_soon(pieces, count, done)
 
     def flush(self) -> None:

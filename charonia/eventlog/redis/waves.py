@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,14 +11,15 @@ import hiredis
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import Ended, Fields, Limits, Reply, Sent
+from charonia.eventlog.port import Counted, Ended, Fields, Limits, Reply, Sent
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE
 
 from . import scripts
-from .commands import Commands, pack_append
+from .commands import Commands, call_of, pack_append
 from .groups import value_of
 from .packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .statistics import amounts_of
 from .wire import Refused, lost
 
 _LEASE = b"lease:"
@@ -75,7 +76,17 @@ class RedisWaves:
             else:
                 done(_result(answers, -1))
 
-        return self._commands.write_now(pieces, len(replies) + 1, answered)
+        return self._commands.write_soon(pieces, len(replies) + 1, answered)
+
+    def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
+        sums, amounts = amounts_of(increments)
+        call = call_of(scripts.ADD_STATISTICS, (key,), (sums, *amounts))
+
+        def answered(answers: list[Any] | None) -> None:
+            result = _result(answers, 0)
+            done(result if isinstance(result, CharoniaError) else None)
+
+        return self._commands.write_soon([call], 1, answered)
 
     async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
         """Append what the server refused as it was out of memory: its wave is settled already."""
