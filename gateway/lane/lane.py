@@ -61,6 +61,7 @@ class Lane:
         self._terms = terms.default
         self.waves = Waves(log, dataplane, endpoint, terms.default.limits)
         self.waves.on_close = self._forget
+        self.waves.doors = self._doors
         self.replies = ReplyServer(self.waves)
         self.fronts: list[Callable[[Door], None]] = []
         self._ways: dict[object, Awaited] = {}
@@ -76,7 +77,7 @@ class Lane:
     def start(self) -> None:
         self._catalog.listeners.append(self._changed)
         self._catalog.process_listeners.append(self._on_process)
-        self._watch = asyncio.get_running_loop().create_task(self.waves.watch(self._doors))
+        self._watch = asyncio.get_running_loop().create_task(self.waves.watch())
 
     def _doors(self) -> list[Door]:
         return [way.door for way in self._ways.values()]

@@ -170,6 +170,25 @@ def test_known_calls_ride_and_are_answered_alike(pair: LanePair) -> None:
     pair.run(pair.settled())
 
 
+def test_calls_with_deadlines_ride(pair: LanePair) -> None:
+    timed = ("grpc-timeout", "50S")
+    learning = headers(3, timed) + data(3, infer("one", 1))
+    calls = [headers(stream, timed) + data(stream, infer("one", stream)) for stream in (5, 7)]
+    pair.run(said(pair.grpc_port(pair.with_lane), [learning], [3]))
+    before = pair.ridden()
+    answers = pair.run(both(pair, [b"".join(calls)], [5, 7], first=opening()))
+    assert [kind for kind, _, _ in answers[7]] == [h2.HEADERS, h2.DATA, h2.HEADERS]
+    assert pair.ridden() == before + 2
+    pair.run(pair.settled())
+
+
+def test_a_call_whose_message_does_not_come_ends_at_its_deadline(pair: LanePair) -> None:
+    timed = ("grpc-timeout", "200m")
+    pair.run(said(pair.grpc_port(pair.with_lane), [headers(3, timed) + data(3, infer("one", 1))], [3]))
+    answers = pair.run(both(pair, [headers(5, timed)], [5]))
+    assert b"Deadline Exceeded" in answers[5][0][2]
+
+
 def test_calls_in_one_segment_share_a_wave(pair: LanePair) -> None:
     counts = pair.service._dataplane.counts
     entries, before = counts.entries, pair.ridden()
