@@ -373,7 +373,7 @@ class Waves:
         """Requests of a door go the full way from now on."""
         self.on_close(door)
         if door.waiting:
-            door.send()
+            door.gathering.sent(door.send())
             self.flush()
 
     def lose_all(self, error: CharoniaError) -> None:
