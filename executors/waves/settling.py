@@ -280,12 +280,14 @@ class WaveSettler:
     async def _write_statistics(self) -> None:
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
-        for key, increments in unwritten.items():
-            try:
-                await self._log.add_statistics(key, increments)
-            except CharoniaError as error:
-                _log.warning("statistics cannot be written, trying again: %s", error)
-                merge(self._unwritten.setdefault(key, {}), increments)
+        await asyncio.gather(*(self._write_some(key, increments) for key, increments in unwritten.items()))
         self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
         if self._unwritten and self._fold_timer is None:
             self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
+
+    async def _write_some(self, key: bytes, increments: dict[str, int]) -> None:
+        try:
+            await self._log.add_statistics(key, increments)
+        except CharoniaError as error:
+            _log.warning("statistics cannot be written, trying again: %s", error)
+            merge(self._unwritten.setdefault(key, {}), increments)

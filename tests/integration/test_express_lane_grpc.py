@@ -170,6 +170,17 @@ def test_known_calls_ride_and_are_answered_alike(pair: LanePair) -> None:
     pair.run(pair.settled())
 
 
+def test_typed_floats_ride(pair: LanePair) -> None:
+    request = pb.ModelInferRequest(model_name="two", id="t")
+    request.inputs.add(name="a", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.5)
+    request.inputs.add(name="b", datatype="INT32", shape=[1, 1]).contents.int_contents.append(2)
+    mixed = request.SerializeToString()
+    pair.run(both(pair, [call(3, mixed)], [3]))
+    before = pair.ridden()
+    pair.run(both(pair, [call(3, mixed)], [3]))
+    assert pair.ridden() == before + 1  # it is read in full, and shares waves all the same
+
+
 def test_calls_with_deadlines_ride(pair: LanePair) -> None:
     timed = ("grpc-timeout", "50S")
     learning = headers(3, timed) + data(3, infer("one", 1))

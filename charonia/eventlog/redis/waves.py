@@ -75,7 +75,7 @@ class RedisWaves:
             else:
                 done(_result(answers, -1))
 
-        return self._commands.write_now(pieces, len(replies) + 1, answered)
+        return self._commands.write_soon(pieces, len(replies) + 1, answered)
 
     async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
         """Append what the server refused as it was out of memory: its wave is settled already."""
