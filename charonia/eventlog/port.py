@@ -113,7 +113,7 @@ class Waves(Protocol):
         """Write what was sent now, in one go."""
 
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        """Append `replies`, then delete these waves: they are settled. Written at once; as `send` otherwise."""
+        """Append `replies`, then delete these waves: they are settled. Written with this tick; as `send` otherwise."""
 
     async def burst(
         self,

@@ -55,9 +55,10 @@ class Commands:
         """`write_now` that waits for `flush`, or for the end of the tick."""
         return self._connection.batch_soon(pieces, count, done)
 
-    def flush(self) -> None:
-        """Write what waits."""
-        self._connection.flush()
+    @property
+    def takes_writes(self) -> bool:
+        """Whether `write_now` would write now."""
+        return self._connection.takes_writes
 
     @property
     def replies_prove_level(self) -> bool:
