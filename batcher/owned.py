@@ -234,7 +234,8 @@ class OwnedModel:
         if self.closed:
             return
         if stream in (self.dispatcher.facts_shared, self.dispatcher.facts_local):
-            self._see_arrived()  # these facts may be about them
+            if self._arrived:
+                self._see_arrived()  # these facts may be about them
             for entry in entries:
                 keeper = CarrierEntry(stream, entry.id, 1)
                 for fact in facts_of(entry):
@@ -284,9 +285,10 @@ class OwnedModel:
 
     def _see_arrived(self) -> None:
         """Show the scheduler what came on several levels in this tick."""
-        if self._arrived and not self.closed:
+        if not self.closed:
             arrived, self._arrived = self._arrived, []
-            self._see(arrived)
+            if arrived:
+                self._see(arrived)
 
     def _see(self, queued: list[seen.RequestQueued]) -> None:
         now = monotonic_ns()

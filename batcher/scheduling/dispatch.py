@@ -5,6 +5,7 @@ Which requests go together is `dynamic_batching`'s, who may take them `instance_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from .decisions import Decision, DispatchBatch, ReleaseReplies
@@ -14,7 +15,7 @@ from .instance_group import Seat
 from .isolation import Suspects
 from .model_state import ModelState
 from .model_version import Batch, ModelVersion
-from .observations import QueuedRequest, RequestState
+from .observations import Observation, QueuedRequest, RequestQueued, RequestState
 
 DISPATCHED = RequestState.DISPATCHED
 
@@ -51,23 +52,28 @@ class Dispatching:
             if version.is_idle():
                 del self._state.versions[number]
 
-    def give_at_once(self, waves: list[QueuedRequest], now_ns: int) -> DispatchBatch | None:
+    def give_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
         """Give waves that have just arrived to a free instance, where nothing waits and they make one batch.
 
         None where more has to be looked at: then they are queued like any request; they skip the queue and no more.
         """
-        state, first = self._state, waves[0]
+        state, first = self._state, arrived[0]
+        assert type(first) is RequestQueued
         ledger = state.ledger
         rules, version = ledger.batching, state.versions.get(first.version)
         if rules is None or version is None or version.adaptive is not None or not version.is_quiet():
             return None
         if state.changed or state.paused or state.kept or state.fresh_waits or self.waits_for:
             return None
-        several = len(waves) > 1
+        several = len(arrived) > 1
+        waves: list[QueuedRequest] = []
         rows = 0
-        for wave in waves:
-            if several and not (wave.wave and wave.version == first.version and wave.signature == first.signature):
+        for wave in arrived:
+            if type(wave) is not RequestQueued or not wave.wave:
                 return None
+            if wave.version != first.version or wave.signature != first.signature:
+                return None
+            waves.append(wave)
             wave.queue_level, policy = ledger.queueing.place(wave.level)
             if not ledger.takes(wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
                 return None

@@ -101,10 +101,9 @@ class ModelScheduler:
             self._endings.expire(now_ns, decisions)
         if type(events) is list:
             if events and type(events[0]) is RequestQueued and events[0].wave:
-                waves = [event for event in events if type(event) is RequestQueued]
-                given = self._dispatching.give_at_once(waves, now_ns) if len(waves) == len(events) else None
+                given = self._dispatching.give_at_once(events, now_ns)
                 if given is not None:
-                    for wave in waves:
+                    for wave in given.requests:
                         self._arrivals.number(wave)
                     return [given]
             elif len(events) > 1:  # most of what arrives together is alike

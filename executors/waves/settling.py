@@ -280,7 +280,11 @@ class WaveSettler:
     async def _write_statistics(self) -> None:
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
-        await asyncio.gather(*(self._write_some(key, increments) for key, increments in unwritten.items()))
+        if len(unwritten) > 1:  # in one write
+            await asyncio.gather(*(self._write_some(key, increments) for key, increments in unwritten.items()))
+        else:
+            for key, increments in unwritten.items():
+                await self._write_some(key, increments)
         self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
         if self._unwritten and self._fold_timer is None:
             self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)

@@ -97,3 +97,11 @@ async def test_waves_of_one_flush_are_refused_together() -> None:
                     await asyncio.sleep(0.005)
             assert isinstance(results[0], bytes)
             assert isinstance(results[1], LogUnavailable), "each has its own outcome"
+
+
+async def test_waves_of_one_flush_are_accepted_without_transactions() -> None:
+    with own_server() as server:
+        await admin(server, "ACL", "SETUSER", "default", "-multi", "-exec")
+        async with log_on(server) as log:
+            told = await asyncio.wait_for(asyncio.gather(send(log), send(log)), PATIENCE_S)
+            assert told == [entry.id for entry in await log.range(QUEUE)]

@@ -38,9 +38,9 @@ class RedisWaves:
         if not self._commands.replies_prove_level:
             self._spawn(self._send_and_wait(pieces, done))
             return True
-        if not self._commands.takes_writes:
-            return False
         if not self._unsent:
+            if not self._commands.takes_writes:
+                return False
             asyncio.get_running_loop().call_soon(self.flush)
         self._unsent.append((pieces, done))
         return True
@@ -162,6 +162,8 @@ def _results(replies: list[Any] | None, count: int) -> Sequence[Any]:
     if replies is None or count == 1:
         return [_result(replies, 0) for _ in range(count)]
     found = replies[-1]
+    if type(replies[0]) is hiredis.ReplyError:  # no transactions for this user: each was executed by itself
+        return [_result(replies, at + 1) for at in range(count)]
     if type(found) is hiredis.ReplyError:  # none was executed: the first that was refused says why
         return [_result([next((one for one in replies if type(one) is hiredis.ReplyError), found)], 0)] * count
     return [_result(found, at) for at in range(count)]
