@@ -158,6 +158,8 @@ class OwnedModel:
         """Its requests may have several responses; they are not run again once one was seen."""
         self._policy_hash = ""
         self._capacity = Capacity()
+        self._arrived: list[seen.RequestQueued] = []
+        """What came in this tick and the scheduler has not seen."""
         self.called: dict[bytes, seen.RequestQueued] = {}
         """Requests that models made, by id; who looks at them forgets those that have ended (`deadlocks`)."""
         self.on_blocking: Callable[[], None] = lambda: None
@@ -232,6 +234,8 @@ class OwnedModel:
         if self.closed:
             return
         if stream in (self.dispatcher.facts_shared, self.dispatcher.facts_local):
+            if self._arrived:
+                self._see_arrived()  # these facts may be about them
             for entry in entries:
                 keeper = CarrierEntry(stream, entry.id, 1)
                 for fact in facts_of(entry):
@@ -242,13 +246,25 @@ class OwnedModel:
         else:
             failpoints.hit("batcher.picked")
             self.windows.read(stream, entries[-1].id)
-            self.queue(stream, entries, None)
+            if self.windows.has_several:  # what comes on another level in this tick may be batched with it
+                if not self._arrived:
+                    self._loop.call_soon(self._see_arrived_soon)
+                self._arrived += self._arrivals_in(stream, entries, None)
+            else:
+                self.queue(stream, entries, None)
             if self.windows.pause_if_full(stream):
                 self.on_behind()
         self.arm()
 
     def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
+        queued = self._arrivals_in(stream, entries, attempts)
+        self._see(queued)
+        return queued
+
+    def _arrivals_in(
+        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
+    ) -> list[seen.RequestQueued]:
         known = len(self.called)
         queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
         if len(self.called) > known:
@@ -257,6 +273,24 @@ class OwnedModel:
             for request in [request for request in queued if request.wave]:
                 queued.remove(request)
                 self.spawn(self._burst(BurstWave(request)))
+        return queued
+
+    def _see_arrived_soon(self) -> None:
+        try:
+            self._see_arrived()
+            if not self.closed:
+                self.arm()
+        except Exception as error:
+            self.stumbled(error)
+
+    def _see_arrived(self) -> None:
+        """Show the scheduler what came on several levels in this tick."""
+        if not self.closed:
+            arrived, self._arrived = self._arrived, []
+            if arrived:
+                self._see(arrived)
+
+    def _see(self, queued: list[seen.RequestQueued]) -> None:
         now = monotonic_ns()
         # suspects must be known for that before any of them is given out
         news = [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
@@ -267,7 +301,6 @@ class OwnedModel:
         self._apply(decisions)
         if self._gone:
             self.drop_of_gone(queued)
-        return queued
 
     def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
         if isinstance(fact, BatchFinished):

@@ -57,6 +57,11 @@ class Windows:
     def streams(self) -> list[bytes]:
         return list(self._lanes)
 
+    @property
+    def has_several(self) -> bool:
+        """Whether there is more than one stream."""
+        return len(self._lanes) > 1
+
     def lane(self, stream: bytes) -> int:
         """The number of a stream's lane."""
         return self._lanes[stream].number

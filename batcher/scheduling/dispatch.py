@@ -5,6 +5,7 @@ Which requests go together is `dynamic_batching`'s, who may take them `instance_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from .decisions import Decision, DispatchBatch, ReleaseReplies
@@ -14,7 +15,7 @@ from .instance_group import Seat
 from .isolation import Suspects
 from .model_state import ModelState
 from .model_version import Batch, ModelVersion
-from .observations import QueuedRequest, RequestState
+from .observations import Observation, QueuedRequest, RequestQueued, RequestState
 
 DISPATCHED = RequestState.DISPATCHED
 
@@ -51,29 +52,46 @@ class Dispatching:
             if version.is_idle():
                 del self._state.versions[number]
 
-    def give_at_once(self, wave: QueuedRequest, now_ns: int) -> DispatchBatch | None:
-        """Give a wave that has just arrived to a free instance, where nothing waits and nothing can join it.
+    def give_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
+        """Give waves that have just arrived to a free instance, where nothing waits and they make one batch.
 
-        None where more has to be looked at: then it is queued like any request. It skips the queue and nothing else.
+        None where more has to be looked at: then they are queued like any request; they skip the queue and no more.
         """
-        state = self._state
-        rules, version = state.ledger.batching, state.versions.get(wave.version)
+        state, first = self._state, arrived[0]
+        assert type(first) is RequestQueued
+        ledger = state.ledger
+        rules, version = ledger.batching, state.versions.get(first.version)
         if rules is None or version is None or version.adaptive is not None or not version.is_quiet():
             return None
         if state.changed or state.paused or state.kept or state.fresh_waits or self.waits_for:
             return None
-        level, policy = state.ledger.queueing.place(wave.level)
-        if not state.ledger.takes(wave, now_ns, policy.max_queue_size) or wave.deadline_ns:
+        several = len(arrived) > 1
+        waves: list[QueuedRequest] = []
+        rows = 0
+        for wave in arrived:
+            if type(wave) is not RequestQueued or not wave.wave:
+                return None
+            if wave.version != first.version or wave.signature != first.signature:
+                return None
+            waves.append(wave)
+            wave.queue_level, policy = ledger.queueing.place(wave.level)
+            if not ledger.takes(wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
+                return None
+            if wave.id in ledger.known:
+                return None
+            rows += wave.rows
+        if several and (not rules.dynamic or rows > rules.max_rows or len({wave.id for wave in waves}) < len(waves)):
             return None
-        if rules.delay_ns and wave.rows < rules.largest_preferred:
+        if rules.delay_ns and rows < rules.largest_preferred:
             return None
         seat = version.instances.best()
-        if seat is None or seat.free_slots <= 0 or wave.id in state.ledger.known:
+        if seat is None or seat.free_slots <= 0:
             return None
-        wave.queue_level = level
-        state.ledger.has_waves = True
-        state.ledger.known[wave.id] = wave
-        return self._give(version, seat, [wave], rules, now_ns)
+        ledger.has_waves = True
+        for wave in waves:
+            ledger.known[wave.id] = wave
+            wave.deadline_ns = 0  # its gateway tells callers when their deadline comes
+        return self._give(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
         if self._state.ledger.queued >= self.waits_for:

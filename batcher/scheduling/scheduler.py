@@ -100,13 +100,14 @@ class ModelScheduler:
         if due.nearest_ns <= now_ns:
             self._endings.expire(now_ns, decisions)
         if type(events) is list:
-            if len(events) > 1:  # most of what arrives together is alike
-                events = events[self._arrivals.enqueue_alike(events, decisions) :]
-            elif events and type(events[0]) is RequestQueued and events[0].wave:
-                given = self._dispatching.give_at_once(events[0], now_ns)
+            if events and type(events[0]) is RequestQueued and events[0].wave:
+                given = self._dispatching.give_at_once(events, now_ns)
                 if given is not None:
-                    self._arrivals.number(events[0])
+                    for wave in given.requests:
+                        self._arrivals.number(wave)
                     return [given]
+            elif len(events) > 1:  # most of what arrives together is alike
+                events = events[self._arrivals.enqueue_alike(events, decisions) :]
         for event in events:
             if type(event) is RequestQueued:
                 self._arrivals.enqueue(event, now_ns, decisions)

@@ -115,10 +115,10 @@ class Waves(Protocol):
         """Write what was sent now, in one go."""
 
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        """Append `replies`, then delete these waves: they are settled. As `send` otherwise."""
+        """Append `replies`, then delete these waves: they are settled. Written with this tick; as `send` otherwise."""
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
-        """`EventLog.add_statistics`, as `end`. What is written in one go is counted with the waves that it settles."""
+        """`EventLog.add_statistics`, as `end`: what one tick settles and counts is written in one go."""
 
     async def burst(
         self,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from charonia.backend import (
     Array,
@@ -100,7 +100,7 @@ class WaveBatch:
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
         for run in self._runs():
-            if isinstance(instance, ColumnInstance) and instance.takes_columns and self._may_be_columns(run):
+            if _has_columns(instance) and instance.takes_columns and self._may_be_columns(run):
                 await self._run_columns(instance, run)
                 continue
             batch = self._requests_of(run)
@@ -382,6 +382,17 @@ class WaveBatch:
             self.executed.singly[index] = failed
             self.executed.failed[index] = wave.count
             self.executed.failures += [Failure(index, error, reason, end)] * wave.count
+
+
+_HAS_COLUMNS: dict[type, bool] = {}
+"""By class: to ask a protocol costs more than the rest of a small run."""
+
+
+def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
+    known = _HAS_COLUMNS.get(type(instance))
+    if known is None:
+        known = _HAS_COLUMNS[type(instance)] = isinstance(instance, ColumnInstance)
+    return known
 
 
 def _together(wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:

@@ -163,7 +163,6 @@ class WaveSettler:
         for stream, waves in ending.items():
             self._end(stream, waves, replies)
             replies = ()
-        self._log.waves.flush()
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, again until the log has answered."""

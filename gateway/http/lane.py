@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from charonia.calls.shedding import shed
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
@@ -17,6 +18,7 @@ from gateway.lane.calls import Call, values_of
 from gateway.lane.door import Door
 from gateway.lane.lane import MAX_REQUEST_BYTES, Lane
 from gateway.lane.layout import Layout, is_plain
+from gateway.lane.waves import response_in
 
 from .errors import Headers, render_error
 from .heads import response_head
@@ -74,6 +76,11 @@ class HttpSignature:
         self._fixed: list[bytes] = []
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        if not self._form.all_binary:  # text is as long as its numbers
+            for index, call in enumerate(calls, start):
+                if not call.gone:
+                    self.respond(call, response_in(reply, index))
+            return
         if reply.outputs is not self._outputs or reply.version != self._version:
             self._prepare(reply)
         fixed = self._fixed
@@ -108,12 +115,14 @@ class HttpSignature:
         assert isinstance(call, HttpCall)
         status = 200
         headers: Headers
-        if record.error is not None:
-            status, headers, body = render_error(record.error)
-        else:
+        try:
+            if record.error is not None:
+                raise record.error
             name, client_id = self.door.served.interface.name, call.client_id.decode()
             response = InferenceResponse(name, record.version, record.outputs, client_id, record.parameters)
             headers, body = self._encoder.encode(response, self._form, self._served)
+        except CharoniaError as error:
+            status, headers, body = render_error(shed(error))
         call.connection.write_answer(response_head(headers, len(body), status) + body)
 
     def fail(self, call: Call, error: CharoniaError) -> None:
@@ -151,7 +160,7 @@ class HttpLane:
 
         `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
         """
-        if len(whole) > _MOST_WHOLE_BYTES or not form.all_binary or not whole.endswith(body):
+        if len(whole) > _MOST_WHOLE_BYTES or form.classes or not whole.endswith(body):
             return
         if not self._lane.may_learn(request.model, len(whole)):
             return

@@ -45,7 +45,8 @@ class Awaited:
         door = self.door
         door.waiting.append(call)
         door.gathering.came(door)
-        timer = door.waves.arm(call) if deadline_ns else None
+        if deadline_ns:
+            door.waves.expiry.watch(deadline_ns)
         try:
             return await call.future
         except asyncio.CancelledError:
@@ -53,9 +54,6 @@ class Awaited:
             raise
         except CharoniaError as error:
             raise shed(error) from None
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
         for index, call in enumerate(calls, start):

@@ -28,7 +28,7 @@ from gateway.tracing.tracer import Tracer
 
 from .awaited import Awaited
 from .door import Door
-from .gathering import Gathering
+from .gathering import Gathering, Round
 from .waves import ReplyServer, Waves
 
 MAX_REQUEST_BYTES = 16_384
@@ -61,10 +61,13 @@ class Lane:
         self._terms = terms.default
         self.waves = Waves(log, dataplane, endpoint, terms.default.limits)
         self.waves.on_close = self._forget
+        self.waves.doors = self._doors
         self.replies = ReplyServer(self.waves)
         self.fronts: list[Callable[[Door], None]] = []
         self._ways: dict[object, Awaited] = {}
         self._gatherings: dict[bytes, Gathering] = {}
+        self._shared: Round | None = None
+        """Of the queues of quick models."""
         self._tried: dict[tuple[str, int], tuple[int, int]] = {}
         """By model and size: how often requests were looked at since when."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
@@ -76,7 +79,7 @@ class Lane:
     def start(self) -> None:
         self._catalog.listeners.append(self._changed)
         self._catalog.process_listeners.append(self._on_process)
-        self._watch = asyncio.get_running_loop().create_task(self.waves.watch(self._doors))
+        self._watch = asyncio.get_running_loop().create_task(self.waves.watch())
 
     def _doors(self) -> list[Door]:
         return [way.door for way in self._ways.values()]
@@ -156,13 +159,14 @@ class Lane:
         if not self._is_reserved(served) or not self._batchers_read_waves():
             return None
         if len(self._ways) >= _MOST_DOORS:
-            self.close_all()
-            self._gatherings.clear()
+            self._learn_anew()
         if gathering is None:
             block = served.interface.dynamic_batching
             may_gather = block is not None and not block.queue_policy(level).max_queue_size
             instances = sum(served.slots.values())
-            gathering = self._gatherings[stream] = Gathering(self.waves, stream, instances, may_gather=may_gather)
+            self._shared = self._shared or Round(self.waves, is_shared=True)
+            gathering = Gathering(self.waves, stream, instances, self._shared, may_gather=may_gather)
+            self._gatherings[stream] = gathering
         door = Door(self.waves, gathering, key, served, admitted, counts, level=level, timeout_us=timeout_us)
         way = self._ways[key] = Awaited(door)
         return way
@@ -189,8 +193,12 @@ class Lane:
 
     def _changed(self, _model: str) -> None:
         # names of models may lead elsewhere now, too: what changes rarely is learned anew as a whole
+        self._learn_anew()
+
+    def _learn_anew(self) -> None:
         self.close_all()
         self._gatherings.clear()
+        self._shared = None
 
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():

@@ -11,8 +11,12 @@ from operator import itemgetter
 from charonia.tensors import Buffer
 
 _ID = 3
+_INPUT = 5
 _RAW = 7
 _LENGTH_DELIMITED = 2
+_CONTENTS = 5
+_AS_THEY_ARE = (6, 7)
+"""The typed contents whose bytes are those of the tensor: packed FP32 and FP64."""
 
 
 class Layout:
@@ -103,9 +107,11 @@ def is_plain(request_id: bytes) -> bool:
 
 
 def protobuf_layout(data: bytes, inputs: int) -> Layout | None:
-    """The layout of a `ModelInferRequest` with raw inputs; None for any that is not written in the usual order."""
+    """The layout of a `ModelInferRequest` whose inputs are all raw, or all typed FP32 or FP64; None for any other, and
+    for what is not written in the usual order.
+    """
     parts: list[tuple[int, int]] = []
-    id_bytes = raw = at = last = 0
+    id_bytes = raw = typed = at = last = 0
     size = len(data)
     while at < size:
         tag, at = read_varint(data, at)
@@ -121,15 +127,45 @@ def protobuf_layout(data: bytes, inputs: int) -> Layout | None:
                 return None
             id_bytes = length
             parts.append((at, end))
+        elif field == _INPUT:
+            values = _typed_values(data, at, end)
+            if values is None:
+                return None
+            if values[0] < values[1]:
+                typed += 1
+                parts.append(values)
         elif field == _RAW:
             if not length:
                 return None
             raw += 1
             parts.append((at, end))
         last, at = field, end
-    if not raw or raw != inputs:
+    if not inputs or (raw, typed) not in ((inputs, 0), (0, inputs)):
         return None
     return Layout.of(data, parts, id_bytes)
+
+
+def _typed_values(data: bytes, at: int, end: int) -> tuple[int, int] | None:
+    """Where the values of an `InferInputTensor` lie, all of them in one packed field; an empty place without contents.
+
+    None for contents of another form.
+    """
+    while at < end:
+        tag, at = read_varint(data, at)
+        if tag & 7 != _LENGTH_DELIMITED:
+            return None
+        length, at = read_varint(data, at)
+        if at + length > end:
+            return None
+        if tag >> 3 == _CONTENTS:
+            if at + length != end or not length:
+                return None
+            tag, at = read_varint(data, at)
+            length, at = read_varint(data, at)
+            is_whole = tag & 7 == _LENGTH_DELIMITED and at + length == end and length > 0
+            return (at, end) if tag >> 3 in _AS_THEY_ARE and is_whole else None
+        at += length
+    return end, end
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from charonia import failpoints, keys
 from charonia.calls.refused import failure_reason
 from charonia.calls.replies import OUTCOME_UNKNOWN
-from charonia.clock import monotonic_ns, wall_ns
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import EventLog, Limits
 from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
@@ -29,6 +29,7 @@ from gateway.job_outcomes import DEADLINE_EXCEEDED
 
 from .calls import Call
 from .door import Door
+from .expiry import Expiry
 from .leases import Lease
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class PendingWave:
 
 
 class Waves:
-    """`spawn` runs what ends with the gateway; `on_close` is told of doors whose signatures are to be forgotten."""
+    """`on_close` is told of doors whose signatures are to be forgotten; `doors` gives those that are open."""
 
     def __init__(self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits) -> None:
         self._log = log
@@ -105,6 +106,8 @@ class Waves:
         self.duplicates = 0
         self.requests = 0
         """How many were sent."""
+        self.doors: Callable[[], Iterable[Door]] = tuple
+        self.expiry = Expiry(self._outstanding, self._expire)
 
     # -- from a door into the log -------------------------------------------------------------------------------------
 
@@ -263,26 +266,31 @@ class Waves:
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
-    def arm(self, call: Call) -> asyncio.TimerHandle:
-        """A timer for a call's deadline, to be cancelled once it has its answer."""
-        armed_ns = wall_ns()
-        delay_s = max(0.0, (call.deadline_ns - armed_ns) / 1e9)
-        return asyncio.get_running_loop().call_later(delay_s, self._expire, call, armed_ns)
+    def _outstanding(self) -> Iterable[Call]:
+        """The calls that may have deadlines: those at doors, and those of waves that hold any."""
+        for door in self.doors():
+            yield from door.waiting
+        for wave in self._under_way.values():
+            if wave.pieces is not None or wave.burst is not None:
+                yield from [call for call in wave.calls if call.wave is wave]
 
-    def _expire(self, call: Call, armed_ns: int) -> None:
+    def _expire(self, call: Call) -> None:
         door, wave = call.signature.door, call.wave
         if wave is not None:
-            self._dataplane.spawn(self._expire_in_log(wave, call, armed_ns))
+            self._dataplane.spawn(self._expire_in_log(wave, call))
         elif call in door.waiting:
             door.waiting.remove(call)
             self._dataplane.deadlines.expired += 1
-            call.signature.fail(call, DeadlineExceeded(DEADLINE_EXCEEDED))
+            error = DeadlineExceeded(DEADLINE_EXCEEDED)
+            if call.signature.counts_itself:
+                door.counts.failures[failure_reason(error, executed=False)] += 1
+            call.signature.fail(call, error)
 
-    async def _expire_in_log(self, wave: PendingWave, call: Call, armed_ns: int) -> None:
+    async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
         """Settle a request of a wave as expired, for which the wave is taken apart; only who wins that is told so."""
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
-        increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
+        increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
         request_id = wave.prefix + bytes((call.index,))
         try:
             async with asyncio.timeout(_LOG_PATIENCE_S):
@@ -365,7 +373,7 @@ class Waves:
         """Requests of a door go the full way from now on."""
         self.on_close(door)
         if door.waiting:
-            door.send()
+            door.gathering.sent(door.send())
             self.flush()
 
     def lose_all(self, error: CharoniaError) -> None:
@@ -377,13 +385,13 @@ class Waves:
         """The log is another one, and knows of none."""
         self._leases.clear()
 
-    async def watch(self, doors: Callable[[], Iterable[Door]]) -> None:
+    async def watch(self) -> None:
         """See to it that no caller waits for ever, and give back leases that are not used."""
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._look_after_lost()
-                await self._end_idle(doors())
+                await self._end_idle()
             except CharoniaError:
                 continue
             except Exception:
@@ -407,7 +415,8 @@ class Waves:
                 if call.wave is wave:
                     self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
 
-    async def _end_idle(self, doors: Iterable[Door]) -> None:
+    async def _end_idle(self) -> None:
+        doors = list(self.doors())
         since_ns = monotonic_ns() - _IDLE_NS
         used = {door.served.model for door in doors if door.used_ns > since_ns}
         for model in [model for model, lease in self._leases.items() if model not in used and lease.is_idle]:
@@ -421,6 +430,7 @@ class Waves:
                 raise
 
     async def close(self) -> None:
+        self.expiry.close()
         leases, self._leases = self._leases, {}
         for lease in leases.values():
             with contextlib.suppress(CharoniaError):

@@ -4,6 +4,9 @@ Ten forms of requests in random order, every one with its own id and tensor: sin
 contents over gRPC), with and without named outputs, three models. 5 % ask for the higher priority, 2 % are wrong and
 must be refused, 1 % are cancelled right after they were sent (a closed connection over HTTP). Identities and echoed
 ids are compared. The log file has the form of h2load's: start in us, status, duration in us; cancels are not in it.
+
+Messages are built once and sent with new ids, and both protocols are written by hand: a generator that takes longer
+for a request than the server keeps most of what is in flight to itself.
 """
 
 from __future__ import annotations
@@ -12,25 +15,31 @@ import argparse
 import asyncio
 import json
 import random
+import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import grpc
+import hpack
 import numpy as np
 
 from loadtest.bench.cases import Array
 from loadtest.bench.h2load import Sample
 from loadtest.bench.messages import GRPC_PATH
-from loadtest.http1 import ResponseReader
+from loadtest.http1 import Head, ProtocolError, ResponseReader
 
 CANCELLED, PRIORITISED, WRONG = 0.01, 0.05, 0.02
 POOL = 64
 TIMEOUT_S = 60.0
+CONNECTIONS = 4
+_NO_ID = "0" * 32
+_HEAD = struct.Struct(">HBBBL")
+_WIDEST = (1 << 31) - 1
+_INVALID_ARGUMENT, _UNAVAILABLE = 3, 14
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """A request of the trace before it has an id: its form, its tensor, and whether it must be refused."""
 
@@ -80,28 +89,31 @@ class Request:
 
 
 class Trace:
-    """An endless, seeded sequence of requests; tensors come from a pool, because making them costs."""
+    """An endless, seeded sequence of requests; they come from pools, because making them costs."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         values = np.random.default_rng(seed).random((POOL, 4, 784), dtype=np.float32)
-        self._pool = [
+        tensors = [
             [np.ascontiguousarray(one[: form.rows, : 784 if form.model == "mlp" else 16]) for one in values]
             for form in FORMS
         ]
+        self._plain = [[Request(form, one, 0, False) for one in tensors[n]] for n, form in enumerate(FORMS)]
+        self._wrong = [
+            [Request(form, np.ascontiguousarray(one[:, :-1]), 0, True) for one in tensors[n]]
+            for n, form in enumerate(FORMS)
+        ]
+        self._prior = [Request(FORMS[6], one, 1, False) for one in tensors[6]]
 
     def next(self) -> tuple[Request, bool]:
         """The next request, and whether it is cancelled."""
-        draw = self._random
-        number = draw.randrange(len(FORMS))
-        form, tensor = FORMS[number], self._pool[number][draw.randrange(POOL)]
-        refused = draw.random() < WRONG
-        if refused:
-            tensor = np.ascontiguousarray(tensor[:, :-1])
-        elif draw.random() < PRIORITISED:
-            form, tensor = FORMS[6], self._pool[6][draw.randrange(POOL)]
-            return Request(form, tensor, 1, False), False
-        return Request(form, tensor, 0, refused), draw.random() < CANCELLED
+        draw = self._random.random
+        number, index = int(draw() * len(FORMS)), int(draw() * POOL)
+        if draw() < WRONG:
+            return self._wrong[number][index], draw() < CANCELLED
+        if draw() < PRIORITISED:
+            return self._prior[index], False
+        return self._plain[number][index], draw() < CANCELLED
 
     def new_id(self) -> str:
         """A random id of 32 hexadecimal digits."""
@@ -182,104 +194,297 @@ class Tally:
     cancelled: int = 0
 
 
-Send = Callable[[Request, bool], Awaitable[str | None]]
-"""Sends a request, cancelling it if asked; what was wrong with the answer."""
+class Templates:
+    """Serialised requests without their ids: a request is built once and sent many times, each time with its own id."""
+
+    def __init__(self, build: Callable[[Request, str], bytes]) -> None:
+        self._build = build
+        self._known: dict[Request, tuple[bytes, bytes]] = {}
+
+    def message(self, request: Request, request_id: str) -> bytes:
+        """The message of a request with this id of 32 characters."""
+        parts = self._known.get(request)
+        if parts is None:
+            before, _, after = self._build(request, _NO_ID).partition(_NO_ID.encode())
+            parts = self._known[request] = (before, after)
+        return parts[0] + request_id.encode() + parts[1]
 
 
-class HttpLane:
-    """One keep-alive connection."""
+class Run:
+    """One run of the trace: `in_flight` callers, each of which sends a request, takes its answer and goes on."""
 
-    def __init__(self, address: str, trace: Trace) -> None:
+    def __init__(self, in_flight: int, seconds: float) -> None:
+        self.trace, self.tally = Trace(1), Tally()
+        self._stop_s = time.monotonic() + seconds
+        self._left = in_flight
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def next(self) -> tuple[Request, str, bool] | None:
+        """What a caller sends next: a request, its id, and whether it is cancelled. None when the time is up."""
+        if time.monotonic() < self._stop_s:
+            request, cancel = self.trace.next()
+            self.tally.cancelled += cancel
+            return request, self.trace.new_id(), cancel
+        self._left -= 1
+        if not self._left and not self.over.done():
+            self.over.set_result(None)
+        return None
+
+    def answered(self, started_us: int, fault: str | None) -> None:
+        """A caller has its answer."""
+        self.tally.samples.append(Sample(started_us, time.time_ns() // 1000 - started_us, fault is None))
+        if fault is not None:
+            self.tally.faults[fault] += 1
+
+
+class HttpCaller(asyncio.Protocol):
+    """One keep-alive connection, a new one after each cancel, with one request at a time."""
+
+    def __init__(self, run: Run, address: str, templates: Templates) -> None:
+        self._run, self._templates = run, templates
         self._host, _, port = address.rpartition(":")
-        self._port, self._address, self._trace = int(port), address, trace
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._port = int(port)
+        self._transport: asyncio.Transport | None = None
+        self._reader = ResponseReader()
+        self._request: Request | None = None
+        self._id = ""
+        self._started_us = 0
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    async def send(self, request: Request, cancel: bool) -> str | None:
-        """See `Send`."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
-        reader, writer = self._streams
-        request_id = self._trace.new_id()
-        writer.write(http_bytes(request, request_id, self._address))
+    def connect(self) -> None:
+        """Go on with a new connection."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.create_connection(lambda: self, self._host, self._port))
+        self._tasks.add(task)
+        task.add_done_callback(self._connected)
+
+    def _connected(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._run.over.done():
+            self._run.over.set_exception(error)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._reader = ResponseReader()
+        self._send()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._request is not None:
+            self._end("connection closed by the server")
+            self.connect()
+
+    def _send(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        drawn = self._run.next()
+        if drawn is None:
+            transport.close()
+            return
+        request, self._id, cancel = drawn
+        self._started_us = time.time_ns() // 1000
+        transport.write(self._templates.message(request, self._id))
         if cancel:
-            await writer.drain()
-            writer.close()
-            self._streams = None
-            return None
-        answers = ResponseReader()
-        while True:
-            data = await asyncio.wait_for(reader.read(1 << 18), TIMEOUT_S)
-            if not data:
-                self._streams = None
-                return "connection closed by the server"
-            answer = answers.feed(data)
-            if answer is not None:
-                head, body = answer
-                if head.close:
-                    writer.close()
-                    self._streams = None
-                return http_fault(request, request_id, head.status, head.json_length, body)
+            transport.close()
+            self.connect()
+        else:
+            self._request = request
 
+    def _end(self, fault: str | None) -> None:
+        self._request = None
+        self._run.answered(self._started_us, fault)
 
-class GrpcLane:
-    """One call at a time on a shared channel."""
+    def data_received(self, data: bytes) -> None:
+        request = self._request
+        if request is None:
+            return  # what follows a cancel
+        try:
+            answer = self._reader.feed(data)
+        except ProtocolError as error:
+            self._end(f"not an answer: {error}")
+            self.connect()
+            return
+        if answer is None:
+            return
+        head, body = answer
+        self._end(self._fault(request, head, body))
+        if head.close:
+            assert self._transport is not None
+            self._transport.close()
+            self.connect()
+        else:
+            self._send()
 
-    def __init__(self, call: Any, trace: Trace) -> None:
-        self._call, self._trace = call, trace
-
-    async def send(self, request: Request, cancel: bool) -> str | None:
-        """See `Send`."""
-        from tritonclient.grpc import service_pb2
-
-        request_id = self._trace.new_id()
-        call = self._call(grpc_bytes(request, request_id), timeout=TIMEOUT_S)
-        if cancel:
-            await asyncio.sleep(0)  # the call's task sends in the next tick
-            call.cancel()
+    def _fault(self, request: Request, head: Head, body: bytes) -> str | None:
+        size = head.json_length
+        is_answer = size is not None and head.status == 200 and not request.refused and request.is_echo()
+        mine = f'"id":"{self._id}"'.encode()
+        if is_answer and body[size:] == request.tensor.tobytes() and mine in body[:size]:
             return None
         try:
-            answer = service_pb2.ModelInferResponse.FromString(await call)
-        except grpc.aio.AioRpcError as error:
-            if request.refused and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return None
-            return f"{error.code().name}: {error.details()}"
+            return http_fault(request, self._id, head.status, size, body)
+        except (ValueError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+class GrpcCaller:
+    """One call at a time on a shared connection."""
+
+    def __init__(self, run: Run, connection: GrpcConnection) -> None:
+        self._run, self._connection = run, connection
+        self._request: Request | None = None
+        self._id = ""
+        self._started_us = 0
+
+    def send(self) -> None:
+        """Begin a call, and another in its stead for each that is cancelled, in the next tick."""
+        drawn = self._run.next()
+        if drawn is None:
+            return
+        self._request, self._id, cancel = drawn
+        self._started_us = time.time_ns() // 1000
+        number = self._connection.begin(self, self._request, self._id)
+        if cancel:
+            asyncio.get_running_loop().call_soon(self._cancel, number)
+
+    def _cancel(self, number: int) -> None:
+        self._connection.cancel(number)
+        self.send()
+
+    def answered(self, message: bytes, status: int, reason: str) -> None:
+        """The call has ended."""
+        request = self._request
+        assert request is not None
+        self._run.answered(self._started_us, self._fault(request, message, status, reason))
+        self.send()
+
+    def _fault(self, request: Request, message: bytes, status: int, reason: str) -> str | None:
+        from tritonclient.grpc import service_pb2
+
+        if status:
+            return None if request.refused and status == _INVALID_ARGUMENT else f"status {status}: {reason}"
         if request.refused:
             return "a wrong request was answered"
-        if answer.id != request_id:
+        if request.is_echo() and message.endswith(request.tensor.tobytes()) and self._id.encode() in message:
+            return None
+        answer = service_pb2.ModelInferResponse.FromString(message)
+        if answer.id != self._id:
             return "the id of another request"
         return tensor_fault(request, np.frombuffer(answer.raw_output_contents[0], np.float32))
 
 
+class GrpcConnection(asyncio.Protocol):
+    """One connection: HTTP/2 as far as unary calls of a few KB need it; every call has a deadline."""
+
+    def __init__(self, address: str, templates: Templates) -> None:
+        self._templates = templates
+        self._transport: asyncio.Transport | None = None
+        self._decoder, self._blocks = hpack.Decoder(), dict[bytes, tuple[int, str]]()
+        fields = [
+            (":method", "POST"), (":scheme", "http"), (":path", GRPC_PATH), (":authority", address),
+            ("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", f"{TIMEOUT_S:.0f}S"),
+            ("user-agent", "charonia-loadtest"),
+        ]  # fmt: skip
+        encoder = hpack.Encoder()
+        encoder.header_table_size = 0
+        headers = [hpack.NeverIndexedHeaderTuple(*one) for one in fields]
+        self._first = encoder.encode(headers)  # it says as well that there is no table
+        self._headers = encoder.encode(headers)
+        self._calls: dict[int, tuple[GrpcCaller, bytearray]] = {}
+        self._next, self._rest = 1, b""
+        self.lost = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        opening += _frame(4, 0, 0, struct.pack(">HLHL", 1, 0, 4, _WIDEST))  # no table, wide streams
+        self._transport.write(opening + _frame(8, 0, 0, struct.pack(">L", _WIDEST - 65_535)))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.lost = self.lost or "connection closed by the server"
+        for number in list(self._calls):
+            self._end(number, _UNAVAILABLE, self.lost)
+
+    def begin(self, caller: GrpcCaller, request: Request, request_id: str) -> int:
+        """Send a call; its number."""
+        assert self._transport is not None
+        number, self._next = self._next, self._next + 2
+        self._calls[number] = (caller, bytearray())
+        message = self._templates.message(request, request_id)
+        data = struct.pack(">BL", 0, len(message)) + message
+        block = self._headers if number > 1 else self._first
+        self._transport.write(_frame(1, 4, number, block) + _frame(0, 1, number, data))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Reset a call, should it not have ended."""
+        assert self._transport is not None
+        if self._calls.pop(number, None) is not None:
+            self._transport.write(_frame(3, 0, number, struct.pack(">L", 8)))
+
+    def _end(self, number: int, status: int, reason: str) -> None:
+        caller, message = self._calls.pop(number)
+        caller.answered(bytes(message[5:]), status, reason)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        at, size = 0, len(data)
+        while size - at >= 9:
+            high, low, kind, flags, number = _HEAD.unpack_from(data, at)
+            end = at + 9 + (high << 8 | low)
+            if end > size:
+                break
+            self._frame(kind, flags, number, data[at + 9 : end])
+            at = end
+        self._rest = data[at:]
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        call = self._calls.get(number)
+        if kind == 0 and call is not None:
+            call[1].extend(payload)
+        elif kind == 1:
+            status, reason = self._status(payload)
+            if flags & 1 and call is not None:
+                self._end(number, status, reason)
+        elif kind == 3 and call is not None:
+            self._end(number, _UNAVAILABLE, "the call was reset")
+        elif kind == 7:
+            self.lost = f"the server left: {payload[8:].decode(errors='replace')}"
+        elif kind in (4, 6) and not flags & 1 and self._transport is not None:
+            self._transport.write(_frame(kind, 1, 0, payload if kind == 6 else b""))
+
+    def _status(self, block: bytes) -> tuple[int, str]:
+        found = self._blocks.get(block)
+        if found is None:
+            headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
+            found = int(headers.get("grpc-status", "0")), headers.get("grpc-message", "")
+            if len(self._blocks) < 1024:
+                self._blocks[block] = found
+        return found
+
+
+def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, number) + payload
+
+
 async def run(protocol: str, address: str, in_flight: int, seconds: float) -> Tally:
-    """Runs the trace with so many callers, for so long."""
-    trace, tally, stop_s = Trace(1), Tally(), time.monotonic() + seconds
-    channels = [grpc.aio.insecure_channel(address) for _ in range(min(4, in_flight))] if protocol == "grpc" else []
-    calls = [channel.unary_unary(GRPC_PATH, None, None) for channel in channels]
-
-    async def caller(send: Send) -> None:
-        while time.monotonic() < stop_s:
-            request, cancel = trace.next()
-            start_us, started_ns = time.time_ns() // 1000, time.perf_counter_ns()
-            try:
-                fault = await send(request, cancel)
-            except (TimeoutError, OSError, ValueError, KeyError) as error:
-                fault = f"{type(error).__name__}: {error}"
-            if cancel and fault is None:
-                tally.cancelled += 1
-                continue
-            took_us = (time.perf_counter_ns() - started_ns) // 1000
-            tally.samples.append(Sample(start_us, took_us, fault is None))
-            if fault is not None:
-                tally.faults[fault] += 1
-
-    lanes: list[HttpLane | GrpcLane] = [
-        GrpcLane(calls[number % len(calls)], trace) if calls else HttpLane(address, trace)
-        for number in range(in_flight)
-    ]
-    await asyncio.gather(*(caller(lane.send) for lane in lanes))
-    for channel in channels:
-        await channel.close(None)
-    return tally
+    """Runs the trace with so many callers, for so long. Raises OSError without a connection, TimeoutError."""
+    loop = asyncio.get_running_loop()
+    going = Run(in_flight, seconds)
+    connections: list[GrpcConnection] = []
+    if protocol == "grpc":
+        host, _, port = address.rpartition(":")
+        templates = Templates(grpc_bytes)
+        for _ in range(min(CONNECTIONS, in_flight)):
+            _, made = await loop.create_connection(lambda: GrpcConnection(address, templates), host, int(port))
+            connections.append(made)
+        for number in range(in_flight):
+            GrpcCaller(going, connections[number % len(connections)]).send()
+    else:
+        templates = Templates(lambda request, request_id: http_bytes(request, request_id, address))
+        for _ in range(in_flight):
+            HttpCaller(going, address, templates).connect()
+    await asyncio.wait_for(going.over, seconds + TIMEOUT_S)
+    return going.tally
 
 
 def main(arguments: list[str] | None = None) -> int:

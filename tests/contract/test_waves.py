@@ -114,7 +114,6 @@ async def test_statistics_are_written_with_what_they_count(subject: Subject) -> 
     ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     assert subject.log.waves.count(key, {"success_count": 3, "last_inference_ms": 7}, counted.set_result)
     assert subject.log.waves.end(QUEUE, [entry_id], [], ended.set_result)
-    subject.log.waves.flush()
     async with asyncio.timeout(PATIENCE_S):
         assert await counted is None
         assert await ended == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_pair import DEADLY, DEATHS, INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
 
+from charonia.wire import WaveReply
+from gateway.grpc.native.lane import GrpcSignature
+from gateway.lane.calls import Call
 from protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.integration
@@ -168,6 +172,56 @@ def test_known_calls_ride_and_are_answered_alike(pair: LanePair) -> None:
         assert (reply.model_name, reply.id) == (model, request_id)
         assert pair.ridden() == before + 2
     pair.run(pair.settled())
+
+
+@pytest.fixture
+def recognised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many calls that were not read in full each wave has."""
+    found: list[int] = []
+    answer = GrpcSignature.answer
+
+    def noting(signature: GrpcSignature, calls: list[Call], start: int, reply: WaveReply) -> None:
+        found.append(len(calls))
+        answer(signature, calls, start, reply)
+
+    monkeypatch.setattr(GrpcSignature, "answer", noting)
+    return found
+
+
+def test_typed_floats_ride(pair: LanePair, recognised: list[int]) -> None:
+    request = pb.ModelInferRequest(model_name="real", id="t")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    tensor.contents.fp32_contents.extend([1.5, -2.0])
+
+    async def learn_it() -> None:
+        while not recognised:
+            await both(pair, [call(3, request.SerializeToString())], [3])
+
+    pair.run(learn_it())
+    recognised.clear()
+    answers = pair.run(both(pair, [call(3, request.SerializeToString())], [3]))
+    reply = pb.ModelInferResponse.FromString(answers[3][1][2][5:])
+    assert reply.raw_output_contents[0] == struct.pack("<2f", 2.5, -1.0)
+    assert recognised == [1]
+
+
+def test_calls_with_deadlines_ride(pair: LanePair, recognised: list[int]) -> None:
+    timed = ("grpc-timeout", "50S")
+    learning = headers(3, timed) + data(3, infer("one", 1))
+    calls = [headers(stream, timed) + data(stream, infer("one", stream)) for stream in (5, 7)]
+    pair.run(said(pair.grpc_port(pair.with_lane), [learning], [3]))
+    recognised.clear()
+    answers = pair.run(both(pair, [b"".join(calls)], [5, 7]))
+    assert [kind for kind, _, _ in answers[7]] == [h2.HEADERS, h2.DATA, h2.HEADERS]
+    assert sum(recognised) == 2
+    pair.run(pair.settled())
+
+
+def test_a_call_whose_message_does_not_come_ends_at_its_deadline(pair: LanePair) -> None:
+    timed = ("grpc-timeout", "200m")
+    pair.run(said(pair.grpc_port(pair.with_lane), [headers(3, timed) + data(3, infer("one", 1))], [3]))
+    answers = pair.run(both(pair, [headers(5, timed)], [5]))
+    assert b"Deadline Exceeded" in answers[5][0][2]
 
 
 def test_calls_in_one_segment_share_a_wave(pair: LanePair) -> None:

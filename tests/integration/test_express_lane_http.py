@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_pair import FILLER, LAST, UNLUCKY, LanePair, cut, http_answers, http_request, passed
 
+from gateway.http.lane import HttpLane, LaneConnection
+
 pytestmark = pytest.mark.integration
 
 FORMS = [("one", ""), ("one", "id-1"), ("two", ""), ("two", "a.b:c"), ("picky", ""), ("picky", "p")]
@@ -70,6 +72,33 @@ def test_known_requests_ride_and_are_answered_alike(pair: LanePair) -> None:
         assert on.count(b"HTTP/1.1 200") == 3
         assert pair.ridden() > before
     pair.run(pair.settled())
+
+
+def test_requests_with_answers_in_json_ride(pair: LanePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    read = HttpLane.read
+
+    def noting(lane: HttpLane, connection: LaneConnection, data: bytes) -> object:
+        found.append(read(lane, connection, data))
+        return found[-1]
+
+    monkeypatch.setattr(HttpLane, "read", noting)
+    wanted = {"outputs": [{"name": "y", "parameters": {"binary_data": False}}]}
+
+    async def learn_it() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.http_port(pair.with_lane))
+        while not any(found):
+            writer.write(http_request("one", 1, "t", more=wanted))
+            await read_reply(reader)
+        writer.close()
+
+    pair.run(learn_it())
+    found.clear()
+    on, off = pair.run(both(pair, [http_request("one", value, "t", more=wanted) for value in (5, 6)] + [LAST]))
+    assert on == off
+    assert b'"data":[6,' in on
+    assert b'"data":[7,' in on
+    assert any(found)
 
 
 def test_many_callers_share_waves(pair: LanePair) -> None:

@@ -53,3 +53,55 @@ async def test_a_wave_that_the_server_refuses_is_told_as_an_error() -> None:
             assert isinstance(await send(log), LogUnavailable)
             await admin(server, "DEL", QUEUE.decode())
             assert isinstance(await send(log), bytes)
+
+
+async def test_waves_of_one_flush_arrive_together() -> None:
+    with own_server() as server:
+        async with log_on(server) as log:
+            other = keys.queue("m", 1, 0)
+            came: list[tuple[bytes, int]] = []
+            reader = log.reader()
+            for stream in (QUEUE, other):
+                reader.add(stream)
+            reader.start(lambda stream, entries: came.append((stream, len(entries))))
+            await send(log)
+            while not came:
+                await asyncio.sleep(0.005)
+            came.clear()
+            told: list[bytes | CharoniaError] = []
+            for stream in (QUEUE, other, QUEUE):
+                assert log.waves.send(stream, [b"wave"], told.append)
+            log.waves.flush()
+            async with asyncio.timeout(PATIENCE_S):
+                while len(told) < 3 or not came:
+                    await asyncio.sleep(0.005)
+            assert sorted(came) == [(QUEUE, 2), (other, 1)]
+            assert [entry.id for entry in await log.range(other)] == [told[1]]
+            await reader.close()
+
+
+async def test_waves_of_one_flush_are_refused_together() -> None:
+    with own_server() as server:
+        async with log_on(server) as log:
+            await admin(server, "CONFIG", "SET", "maxmemory", "1")
+            told = await asyncio.wait_for(asyncio.gather(send(log), send(log)), PATIENCE_S)
+            assert all(isinstance(error, LogUnavailable) and "OOM" in str(error) for error in told)
+            await admin(server, "CONFIG", "SET", "maxmemory", "0")
+            assert await log.range(QUEUE) == []
+            await admin(server, "SET", keys.queue("x", 0, 0).decode(), "no stream")
+            results: list[bytes | CharoniaError] = []
+            for stream in (QUEUE, keys.queue("x", 0, 0)):
+                assert log.waves.send(stream, [b"wave"], results.append)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(results) < 2:
+                    await asyncio.sleep(0.005)
+            assert isinstance(results[0], bytes)
+            assert isinstance(results[1], LogUnavailable), "each has its own outcome"
+
+
+async def test_waves_of_one_flush_are_accepted_without_transactions() -> None:
+    with own_server() as server:
+        await admin(server, "ACL", "SETUSER", "default", "-multi", "-exec")
+        async with log_on(server) as log:
+            told = await asyncio.wait_for(asyncio.gather(send(log), send(log)), PATIENCE_S)
+            assert told == [entry.id for entry in await log.range(QUEUE)]

@@ -41,6 +41,8 @@ CONFIGS = {
     "two": _CONFIG % ("arrays", "priority_levels: 2 default_priority_level: 1")
     + ' input [{ name: "a" data_type: TYPE_FP32 dims: 1 }, { name: "b" data_type: TYPE_INT32 dims: -1 }]'
     + ' output [{ name: "p" data_type: TYPE_FP32 dims: 1 }, { name: "q" data_type: TYPE_INT32 dims: -1 }]',
+    "real": _CONFIG % ("arrays", "")
+    + ' input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "y" data_type: TYPE_FP32 dims: 2 }',
     "picky": _CONFIG % ("requests", "")
     + ' input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_INT32 dims: 2 }',
 }
@@ -239,6 +241,7 @@ INT32 = {"one": [("x", "INT32", [1, 2], 8)], "picky": [("x", "INT32", [1, 2], 8)
 INPUTS: dict[str, list[tuple[str, str, list[int], int]]] = {
     **INT32,
     "two": [("a", "FP32", [1, 1], 4), ("b", "INT32", [1, 3], 12)],
+    "real": [("x", "FP32", [1, 2], 8)],
 }
 
 

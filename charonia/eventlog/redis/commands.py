@@ -54,17 +54,21 @@ class Commands:
                 raise Refused(str(reply))
         return replies
 
-    def write_soon(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
-        """Write `count` packed commands with the next `flush`, or at the end of the tick.
+    def write_now(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
+        """`count` packed commands, written before this returns; `done` gets the replies, None when they are lost.
 
-        `done` gets the replies, None when they are lost. False: nothing will be written, as the server is away or takes
-        no more just now.
+        False: nothing was written, as the server is away or takes no more just now.
         """
+        return self._connection.batch_now(pieces, count, done)
+
+    def write_soon(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
+        """`write_now` that waits for the end of the tick."""
         return self._connection.batch_soon(pieces, count, done)
 
-    def flush(self) -> None:
-        """Write what waits."""
-        self._connection.flush()
+    @property
+    def takes_writes(self) -> bool:
+        """Whether `write_now` would write now."""
+        return self._connection.takes_writes
 
     @property
     def replies_prove_level(self) -> bool:

@@ -138,6 +138,12 @@ class Connection:
             raise self._away()
         wire.batch(pieces, count, done, lazy=lazy)
 
+    @property
+    def takes_writes(self) -> bool:
+        """Whether the server is there and takes more just now."""
+        wire = self._wire
+        return wire is not None and not wire.paused and not wire.closed.done()
+
     def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
         """`batch`, written before this returns; False when the server is away or takes no more just now."""
         wire = self._wire
@@ -153,11 +159,6 @@ class Connection:
             return False
         wire.batch(pieces, count, done)
         return True
-
-    def flush(self) -> None:
-        """Write what waits for the end of the tick now."""
-        if self._wire is not None:
-            self._wire.flush()
 
     async def drained(self) -> None:
         """Wait while the server takes no more; for `batch`, which does not."""

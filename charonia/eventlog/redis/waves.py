@@ -23,6 +23,7 @@ from .statistics import amounts_of
 from .wire import Refused, lost
 
 _LEASE = b"lease:"
+_MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 
 class RedisWaves:
@@ -31,20 +32,36 @@ class RedisWaves:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsent: list[tuple[Sequence[Buffer], Sent]] = []
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         pieces = _append(stream, record)
         if not self._commands.replies_prove_level:
             self._spawn(self._send_and_wait(pieces, done))
             return True
-
-        def answered(replies: list[Any] | None) -> None:
-            done(_result(replies, 0))
-
-        return self._commands.write_soon(pieces, 1, answered)
+        if not self._unsent:
+            if not self._commands.takes_writes:
+                return False
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unsent.append((pieces, done))
+        return True
 
     def flush(self) -> None:
-        self._commands.flush()
+        unsent, self._unsent = self._unsent, []
+        if not unsent:
+            return
+        dones = [done for _, done in unsent]
+        pieces: list[Buffer] = [piece for wave, _ in unsent for piece in wave]
+        if len(unsent) > 1:  # as one transaction: readers wake once, and get all of them
+            pieces = [_MULTI, *pieces, _EXEC]
+
+        def answered(replies: list[Any] | None) -> None:
+            results = _results(replies, len(dones))
+            for done, result in zip(dones, results, strict=True):
+                done(result)
+
+        if not self._commands.write_now(pieces, len(dones) + 2 * (len(dones) > 1), answered):
+            answered(None)
 
     async def append(self, stream: bytes, record: Sequence[Buffer]) -> bytes:
         """`send`, waited for."""
@@ -153,6 +170,18 @@ def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:
     if size < LARGE_BYTES:
         return (pack((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record))),)
     return pack_pieces((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record)))
+
+
+def _results(replies: list[Any] | None, count: int) -> Sequence[Any]:
+    """The outcome of each of so many commands, which were a transaction if there are several."""
+    if replies is None or count == 1:
+        return [_result(replies, 0) for _ in range(count)]
+    found = replies[-1]
+    if type(replies[0]) is hiredis.ReplyError:  # no transactions for this user: each was executed by itself
+        return [_result(replies, at + 1) for at in range(count)]
+    if type(found) is hiredis.ReplyError:  # none was executed: the first that was refused says why
+        return [_result([next((one for one in replies if type(one) is hiredis.ReplyError), found)], 0)] * count
+    return [_result(found, at) for at in range(count)]
 
 
 def _result(replies: list[Any] | None, at: int) -> Any:

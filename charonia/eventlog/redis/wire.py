@@ -113,11 +113,6 @@ class Wire(asyncio.Protocol):
         if len(pieces) > 1 and not self._large:
             self._large = max(map(len, pieces)) >= LARGE_BYTES
 
-    def flush(self) -> None:
-        """Write what waits for the end of the tick."""
-        if self._out:
-            self._flush()
-
     def _flush(self) -> None:
         out, self._out = self._out, []
         self._flushing = False

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from charonia.clock import monotonic_ns, wall_ns
 from gateway.grpc.calling import LargeReply, Streaming, Unary
 from gateway.grpc.errors import INTERNAL, Refusal, Status
 
@@ -73,6 +74,10 @@ class Calls:
         """A call of the lane as an ordinary one, to which nothing has been done yet."""
         stream = self.streams[call.id] = Stream(self, call.id, call.headers, STREAM_WINDOW, call.send_window)
         stream.ended = ended
+        if call.deadline_ns or call.headers.timeout_ns is not None:
+            remaining_s = max(0.0, (call.deadline_ns - wall_ns()) / 1e9)
+            stream.deadline_ns = monotonic_ns() + int(remaining_s * 1e9)
+            stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
         return stream
 
     def ordinary(self, number: int) -> Stream | None:

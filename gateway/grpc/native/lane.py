@@ -11,6 +11,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.inference import LATEST_VERSION, InferenceResponse
 from charonia.tensors import Tensor
@@ -41,6 +42,8 @@ _MOST_ALIKE = 16
 """Signatures of one length."""
 _MOST_BLOCKS = 512
 _MOST_BLOCK_BYTES = 4096
+_MOST_TIMEOUT_NS = 86_400 * 10**9
+"""Of longer ones the full way says whether they are allowed."""
 _MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
 
@@ -198,7 +201,9 @@ class GrpcLane:
 
     def learn_block(self, block: bytes, headers: CallHeaders) -> None:
         """The header block of an ordinary call; the same bytes mean the same whenever they come."""
-        if headers.timeout_ns is not None or len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
+        if headers.timeout_ns is not None and not 0 < headers.timeout_ns <= _MOST_TIMEOUT_NS:
+            return
+        if len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
             return
         head = _frame_head(len(block), HEADERS, END_HEADERS)
         known = self._by_head.get(head)
@@ -227,7 +232,8 @@ class GrpcLane:
                 served = self._handler.served_model(message.model_name, message.model_version)
                 version = LATEST_VERSION if message.model_version in ("", "-1") else served.version
                 request, classes = infer_request(message, version)
-                if not classes:
+                found = layout.cut(data, 0)
+                if not classes and found is not None and found[0] == tuple([tensor.data for tensor in request.inputs]):
                     door = self._lane.door_for(request)
             except (CharoniaError, ValueError):
                 door = None
@@ -282,7 +288,8 @@ class GrpcLane:
         last_id = connection.last_id
         window = connection.window
         initial_window = out.initial_window
-        used = 0
+        used = now_ns = earliest_ns = 0
+        timed: list[LaneCall] = []
         begun = at
         touched = self._waves.touched
         while size - at >= HEAD_BYTES:
@@ -300,7 +307,13 @@ class GrpcLane:
                     break
                 last_id = number
                 room -= 1
-                streams[number] = LaneCall(connection, number, headers, initial_window)
+                begun_call = streams[number] = LaneCall(connection, number, headers, initial_window)
+                if headers.timeout_ns is not None:
+                    now_ns = now_ns or wall_ns()
+                    begun_call.deadline_ns = deadline_ns = now_ns + headers.timeout_ns
+                    if not earliest_ns or deadline_ns < earliest_ns:
+                        earliest_ns = deadline_ns
+                    timed.append(begun_call)
             else:
                 call = streams.get(number)
                 if type(call) is not LaneCall or call.data:
@@ -332,4 +345,9 @@ class GrpcLane:
             at = end
         if at != begun:
             connection.took(last_id, used)
+        if timed:
+            self._waves.expiry.watch(earliest_ns)
+            for one in timed:
+                if not one.data:  # its message has not come, and may be later than its deadline
+                    connection.calls.adopt(one, ended=False)
         return at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler_bench import US, Model
 
+from batcher.scheduling.observations import RequestQueued
 from charonia.models.scheduling import DynamicBatching, QueuePolicy
 
 WAITS = DynamicBatching(max_queue_delay_us=1000)
@@ -107,3 +108,42 @@ def test_requests_of_a_burst_wave_have_the_places_it_had() -> None:
     assert model.put(2) == [], "it was in the queue before"
     assert model.put(5) == ["5 UNAVAILABLE REJECTED Exceeds maximum queue size"]
     assert model.finish(1) == ["a: 3 4 2"]
+
+
+def together(model: Model, *waves: RequestQueued) -> list[str]:
+    """What came in one read."""
+    return model.words(model.scheduler.observe_all(list(waves), model.now_ns))
+
+
+def test_waves_that_come_together_are_one_batch() -> None:
+    model = Model(DynamicBatching())
+    assert together(model, model.wave(1, 1), model.wave(2, 2), model.wave(3, 1)) == ["a: 1 2 3"]
+    assert model.see(model.wave(4, 1)) == []
+    assert model.finish(3) == ["a: 4"]
+
+
+def test_waves_that_make_no_batch_are_queued_in_order() -> None:
+    model = Model(DynamicBatching(), slots=1)
+    assert together(model, model.wave(1, 3), model.wave(2, 2)) == ["a: 1"]
+    assert model.finish(1) == ["a: 2"]
+    assert model.finish(2) == []
+    assert together(model, model.wave(3, 1), model.wave(4, 1, signature=9)) == ["a: 3"]
+    assert model.finish(3) == ["a: 4"]
+    assert model.finish(4) == []
+    assert together(model, model.wave(5, 1), model.request(6)) == ["a: 5"]
+
+
+def test_a_wave_that_comes_twice_runs_once() -> None:
+    model = Model(DynamicBatching(), slots=2)
+    assert together(model, model.wave(1, 1), model.wave(1, 1)) == ["a: 1"]
+    assert together(model, model.wave(1, 1)) == []
+
+
+def test_waves_with_deadlines_leave_at_once_unless_these_have_passed() -> None:
+    model = Model(DynamicBatching(), slots=2)
+    model.now_ns = 10 * US
+    in_time, late = model.wave(1, 2), model.wave(2, 2)
+    in_time.deadline_ns, late.deadline_ns = 20 * US, 5 * US
+    assert together(model, in_time) == ["a: 1"]
+    assert model.wakeup_us() is None, "its gateway tells its callers"
+    assert together(model, late) == ["burst 2"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +56,46 @@ def test_a_layout_finds_the_parts_and_notices_all_else(message: pb.ModelInferReq
     assert found is not None
     parsed = pb.ModelInferRequest.FromString(bytes(changed))
     assert found == (tuple(parsed.raw_input_contents), parsed.id.encode())
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.floats(width=32), min_size=1, max_size=40)), min_size=1, max_size=3),
+    st.one_of(st.just(""), _plain),
+)
+def test_typed_floats_lie_in_the_message_as_in_the_tensor(inputs: list[tuple[bool, list[float]]], name: str) -> None:
+    message = pb.ModelInferRequest(model_name="m", id=name)
+    expected = []
+    for is_double, values in inputs:
+        tensor = message.inputs.add(name="x", datatype="FP64" if is_double else "FP32", shape=[len(values)])
+        field = tensor.contents.fp64_contents if is_double else tensor.contents.fp32_contents
+        field.extend(values)
+        expected.append(struct.pack(f"<{len(values)}{'d' if is_double else 'f'}", *values))
+    whole = message.SerializeToString(deterministic=True)
+    layout = protobuf_layout(whole, len(message.inputs))
+    assert layout is not None
+    assert layout.cut(whole, 0) == (tuple(expected), name.encode())
+    assert layout.join(expected, name.encode()) == whole
+
+
+def test_other_contents_have_no_layout() -> None:
+    def layout_of(*fill: tuple[str, list[Any]], raw: bool = False, after: bytes = b"") -> Layout | None:
+        message = pb.ModelInferRequest(model_name="m")
+        tensor = message.inputs.add(name="x", datatype="FP32", shape=[2])
+        for field, values in fill:
+            getattr(tensor.contents, field).extend(values)
+        if raw:
+            message.raw_input_contents.append(b"12345678")
+        return protobuf_layout(message.SerializeToString() + after, 1)
+
+    assert layout_of(("fp32_contents", [1.0, 2.0])) is not None
+    assert layout_of(("int_contents", [1, 2])) is None
+    assert layout_of(("bytes_contents", [b"a"])) is None
+    assert layout_of(("fp32_contents", [1.0]), ("fp64_contents", [1.0])) is None
+    assert layout_of(("fp32_contents", [1.0, 2.0]), raw=True) is None
+    assert layout_of() is None
+    second = pb.ModelInferRequest()
+    second.inputs.add().contents.fp32_contents.extend([3.0, 4.0])
+    assert layout_of(("fp32_contents", [1.0, 2.0]), after=second.SerializeToString()) is None
 
 
 @given(messages(), messages(), st.binary(max_size=30))

@@ -1,0 +1,54 @@
+"""One timer ends each request of the lane at its own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from charonia.clock import wall_ns
+from gateway.lane.expiry import Expiry
+
+MS = 1_000_000
+
+
+def outstanding(*delays_ms: int) -> list[Any]:
+    now_ns = wall_ns()
+    return [SimpleNamespace(deadline_ns=now_ns + ms * MS if ms else 0, gone=False) for ms in delays_ms]
+
+
+async def test_each_expires_once_and_in_order() -> None:
+    calls, ended = outstanding(60, 0, 20), []
+    expiry = Expiry(lambda: calls, ended.append)
+    for call in calls:
+        if call.deadline_ns:
+            expiry.watch(call.deadline_ns)
+    async with asyncio.timeout(5):
+        while len(ended) < 2:
+            await asyncio.sleep(0.005)
+    assert ended == [calls[2], calls[0]]
+    await asyncio.sleep(0.02)
+    assert len(ended) == 2
+
+
+async def test_what_was_answered_or_given_up_does_not_expire() -> None:
+    calls, ended = outstanding(10, 10, 40), []
+    expiry = Expiry(lambda: calls, ended.append)
+    for call in calls:
+        expiry.watch(call.deadline_ns)
+    last = calls[2]
+    calls[1].gone = True
+    del calls[0]
+    async with asyncio.timeout(5):
+        while not ended:
+            await asyncio.sleep(0.005)
+    assert ended == [last]
+
+
+async def test_nothing_expires_after_the_end() -> None:
+    calls, ended = outstanding(10), []
+    expiry = Expiry(lambda: calls, ended.append)
+    expiry.watch(calls[0].deadline_ns)
+    expiry.close()
+    await asyncio.sleep(0.03)
+    assert not ended
