@@ -90,6 +90,7 @@ class WaveSettler:
         """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
         header = job.header
         assert header is not None
+        self._uncounted.discard(job)
         sent = executed.sent or ()
         self._account(job, executed, incarnation)
         replies: list[Reply] = []

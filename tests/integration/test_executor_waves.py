@@ -11,7 +11,7 @@ from wave_senders import SentWave, send_wave
 
 from batcher.bursting import burst_wave
 from charonia import keys
-from charonia.events import RequestsEnded
+from charonia.events import FIELD_FACT, RequestsEnded, StatisticsWanted, StatisticsWritten, pack_fact
 from charonia.tensors import Tensor
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave, unpack_wave, unpack_wave_reply
 
@@ -61,6 +61,20 @@ async def test_a_wave_is_answered_and_its_entry_deleted(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, expected(model, np.concatenate(rows)), rtol=1e-5, atol=1e-5)
         assert await bench.log.range(wave.stream) == []
         assert fenced(bench) == 0
+
+
+async def test_who_asks_for_statistics_finds_what_was_answered(tmp_path: Path) -> None:
+    linear(tmp_path / MODEL / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        wave, read = await sent(bench, [x(1, seed) for seed in range(3)])
+        await run(bench, wave, read)
+        wanted = StatisticsWanted("asker", "token")
+        await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(wanted)])
+        written = await Follower(bench.log, keys.replies("asker")).fact(StatisticsWritten)
+        assert (written.executor, written.token) == (ME, "token")
+        (incarnation,) = bench.service._deployment.incarnations()
+        counted = await bench.log.statistics(keys.statistics(MODEL, 1, incarnation.content_hash))
+        assert counted["success_count"] == 3
 
 
 async def test_a_wave_that_was_burst_meanwhile_is_settled_request_by_request(tmp_path: Path) -> None:
