@@ -103,12 +103,14 @@ def test_what_comes_in_later_ticks_joins_as_long_as_more_comes(bench: LaneBench)
     front = bench.front()
     for _ in range(3):
         share(bench, front, 5)  # those of several callers, from now on
-    bench.loop.advance(HOLD_S)
-    for value in range(5):
-        front.send(value)
-        assert bench.values() == []
-    bench.settle()
-    assert bench.values() == of(5)
+    for count in (6, 3):
+        bench.loop.advance(HOLD_S)
+        for value in range(count):
+            front.send(value)
+            assert bench.values() == []
+        bench.settle()
+        assert bench.values() == of(count)
+        bench.answer()
 
 
 def test_a_full_wave_waits_for_nothing(bench: LaneBench) -> None:
@@ -169,6 +171,17 @@ def test_it_waits_for_two_milliseconds_at_most(bench: LaneBench) -> None:
     assert bench.values() == []
     bench.loop.advance(0.1 * HOLD_S)
     assert bench.values() == of(1)
+
+
+def test_once_all_have_come_nothing_is_left_of_the_waiting(bench: LaneBench) -> None:
+    front = bench.front()
+    share(bench, front, 5)
+    bench.loop.advance(0.5 * HOLD_S)
+    front.send(0, 1, 2, 3)
+    assert bench.values() == of(4)
+    front.send(4, 5)
+    bench.loop.advance(HOLD_S)
+    assert bench.values() == of(4), "these wait for the wave that is under way"
 
 
 def test_nobody_waits_behind_a_lone_answer(bench: LaneBench) -> None:
@@ -244,6 +257,16 @@ def test_the_least_of_four_times_says_whether_a_model_is_too_slow(infer_ns: list
         assert [gathering.measured(one) for one in infer_ns] == verdicts
         closed_s = (gathering.closed_until_ns - before_ns) / 1e9
         assert 30 <= closed_s < 60 if False in verdicts else closed_s < 0
+
+
+def test_behind_a_model_that_became_slow_nothing_waits_here(bench: LaneBench) -> None:
+    front = bench.front()
+    for _ in range(4):
+        front.door.gathering.measured(SLOW)
+    for value in range(3):
+        front.send(value)
+        bench.settle()
+    assert bench.values() == of(1, 1, 1)
 
 
 # -- everything together -----------------------------------------------------------------------------------------------
