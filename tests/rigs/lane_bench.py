@@ -47,6 +47,7 @@ from gateway.tracing.sinks import trace_writer
 MODEL = "m"
 GATEWAY = "g"
 QUICK_NS = 1000
+_INPUTS = ("x", "x2", "x3")
 _NEVER_MS = 3_600_000
 _T = TypeVar("_T")
 
@@ -76,7 +77,9 @@ class Front:
         """How many calls were answered together, for each time."""
 
     def call(self, value: int, client_id: bytes = b"", deadline_ns: int = 0) -> Call:
-        call = Call(self, (value.to_bytes(4, "little"),), client_id)
+        """One whose inputs are `value`, `value` + 1000 and so on."""
+        inputs = range(value, value + 1000 * self._bench.inputs, 1000)
+        call = Call(self, tuple([one.to_bytes(4, "little") for one in inputs]), client_id)
         call.deadline_ns = deadline_ns
         return call
 
@@ -183,11 +186,13 @@ class LaneBench:
         rows: int = 8,
         slots: int = 1,
         datatype: str = "TYPE_INT32",
+        inputs: int = 1,
         level: int = 0,
         ready: bool = True,
         **settings: Any,
     ) -> None:
         self._block, self._rows, self._slots, self._datatype, self._ready = block, rows, slots, datatype, ready
+        self.inputs = inputs
         self.stream = keys.queue(MODEL, level, 0)
         self.settings = GatewaySettings(GATEWAY, **settings)
         self.loop = VirtualLoop()
@@ -243,11 +248,12 @@ class LaneBench:
         await self.control.close()
 
     def loaded(self, content_hash: str = "h", *, takes_waves: bool = True) -> VersionLoaded:
+        names = _INPUTS[: self.inputs]
         config = normalise(
             parse(
                 f'name: "{MODEL}" backend: "python" max_batch_size: {self._rows} {self._block} '
-                f'input {{ name: "x" data_type: {self._datatype} dims: -1 }} '
-                'output { name: "y" data_type: TYPE_INT32 dims: -1 }'
+                + " ".join(f'input {{ name: "{name}" data_type: {self._datatype} dims: -1 }}' for name in names)
+                + ' output { name: "y" data_type: TYPE_INT32 dims: -1 }'
             )
         )
         packed = config.SerializeToString()
@@ -282,8 +288,9 @@ class LaneBench:
         await asked
 
     def request(self, value: int = 1, *, batch: int = 1, width: int = 1, **fields: Any) -> InferenceRequest:
-        x = Tensor.of("x", np.full((batch, width), value, np.int32))
-        return InferenceRequest(MODEL, -1, [x], **fields)
+        names = _INPUTS[: self.inputs]
+        tensors = [Tensor.of(name, np.full((batch, width), value, np.int32)) for name in names]
+        return InferenceRequest(MODEL, -1, tensors, **fields)
 
     def text_request(self, element: bytes, **fields: Any) -> InferenceRequest:
         """Of a model with a BYTES input: one element, its length before it."""
@@ -382,8 +389,8 @@ def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def reply_to(wave: Wave, values: Sequence[int] = (), *, infer_ns: int = QUICK_NS) -> bytes:
-    """The answers to a wave: these values, or its own inputs."""
-    columns: Sequence[Buffer] = wave.columns
+    """The answers to a wave: these values, or its own first inputs."""
+    columns: Sequence[Buffer] = wave.columns[:1]
     if values:
         columns = [np.array(values, np.int32).tobytes()]
     place = wave.meta.inputs[0]

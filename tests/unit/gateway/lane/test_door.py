@@ -46,9 +46,9 @@ _DEADLINES = st.sampled_from([0, 0, 5, 2**62])
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 1000), _NAMES, _DEADLINES), min_size=1, max_size=20))
-def test_what_leaves_is_what_came(requests: list[tuple[int, bytes, int]]) -> None:
-    with LaneBench() as bench:
+@given(st.lists(st.tuples(st.integers(0, 999), _NAMES, _DEADLINES), min_size=1, max_size=20), st.integers(1, 3))
+def test_what_leaves_is_what_came(requests: list[tuple[int, bytes, int]], inputs: int) -> None:
+    with LaneBench(inputs=inputs) as bench:
         door = bench.front(timeout_us=7).door
         front = Front(bench, door)
         calls = [front.call(*one) for one in requests]
@@ -64,7 +64,8 @@ def test_what_leaves_is_what_came(requests: list[tuple[int, bytes, int]]) -> Non
         for call, record, (value, client_id, deadline_ns) in zip(calls, records, requests, strict=True):
             assert call.wave is not None
             assert record.id == call.wave.prefix + bytes((call.index,))
-            assert bytes(record.inputs()[0].data) == value.to_bytes(4, "little")
+            values = [int.from_bytes(tensor.data, "little") for tensor in record.inputs()]
+            assert values == [value, value + 1000, value + 2000][:inputs]
             assert (record.client_id, record.deadline_ns) == (client_id.decode(), deadline_ns)
             assert (record.endpoint, record.rows, record.level, record.timeout_us) == (GATEWAY, 1, 0, 7)
             assert before_ns <= record.accepted_ns <= wall_ns()
