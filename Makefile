@@ -8,13 +8,14 @@ STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
 BASE ?= HEAD~1
+SERVER ?= redis-server
 PEERS ?=
 PEER ?=
 PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
+.PHONY: help install models serve test test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -49,6 +50,11 @@ serve: models    ## set everything up and serve the example models until Ctrl-C
 test: $(VENV)/.tested models  ## set everything up and run the tests
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile
+
+OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
+	redis_log_limits redis_waves sentinel wave_losses
+test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
+	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 2 --dist loadfile
 
 lint: $(VENV)/.linted         ## ruff
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """A real log server for whoever needs one: a private one on a Unix socket, started once and emptied for each test.
 
-`CHARONIA_TEST_LOG_URL` names a running server to use in its place (it is flushed!), so that the same tests cover other
-versions of Redis and Valkey; `CHARONIA_TEST_TOPOLOGY` names another kind of log (`topologies`).
+Which program it is, `chosen_server` says. `CHARONIA_TEST_LOG_URL` names a running server to use in its place (it is
+flushed!), `CHARONIA_TEST_TOPOLOGY` another kind of log (`topologies`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import chosen_server
 import pytest
 import redis
 import topologies
@@ -27,6 +28,19 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # machines are shared: how long one example takes says nothing about the code
 settings.register_profile("charonia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("charonia")
+
+
+_SERVER = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="charonia-test-"))
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    config.stash[_SERVER] = chosen_server.put_first(directory)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    terminalreporter.write_line(f"log server: {config.stash[_SERVER]}")
 
 
 @pytest.fixture(scope="session")

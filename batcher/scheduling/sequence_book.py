@@ -264,10 +264,11 @@ class SequenceBook:
         while sequence is not None:
             if sequence.running is not None:
                 before.append(sequence.running.id)
-            if sequence.instance is None:
-                has_slot = False
-            else:
-                instance += self._keep_busy(sequence.instance)
+            if sequence.queue:  # else its last request runs, and it needs neither a slot nor its instance any more
+                if sequence.instance is None:
+                    has_slot = False
+                else:
+                    instance += self._keep_busy(sequence.instance)
             sequence = sequence.waits_for()
         return Step(tuple(before), tuple(instance), has_slot)
 

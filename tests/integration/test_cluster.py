@@ -89,7 +89,7 @@ async def test_a_lost_primary_is_replaced_by_its_replica(redis_cluster: Any, fre
     try:
         await asyncio.to_thread(cluster.start)
         primary = cluster.holder(slot_of(keys.CONTROL))
-        await asyncio.to_thread(_replicate, cluster, primary, replica)
+        await asyncio.to_thread(cluster.replicate, primary, replica)
         async with asyncio.timeout(PATIENCE_S):
             log = open_log(cluster.url)
             await log.open()
@@ -146,12 +146,3 @@ def _move_about(cluster: Any, names: list[bytes]) -> None:
             slot = slot_of(name)
             at = cluster.servers.index(cluster.holder(slot))
             cluster.move(slot, cluster.servers[(at + 1) % len(cluster.servers)])
-
-
-def _replicate(cluster: Any, primary: Any, replica: Any) -> None:
-    replica.start()
-    replica.ask("CLUSTER", "MEET", "127.0.0.1", str(primary.port), str(primary.bus_port))
-    wait_until = type(cluster).start.__globals__["wait_until"]
-    wait_until(lambda: primary.node_id in str(replica.ask("CLUSTER", "NODES")))
-    replica.ask("CLUSTER", "REPLICATE", primary.node_id)
-    wait_until(lambda: str(replica.ask("ROLE")).count("connected"))

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from charonia.errors import StartupError
-from charonia.eventlog.embedded import PrivateServer, ServerBinary, find_server
+from charonia.eventlog.embedded import PrivateServer, ServerBinary, find_server, wheel_binary
 
 pytestmark = pytest.mark.integration
 
@@ -67,15 +67,18 @@ def ended(pid: int) -> bool:
 
 
 def test_it_is_ready_at_once(state_dir: Path) -> None:
+    """One start of several is quick, however busy the machine is."""
     server = PrivateServer(state_dir, find_server())
-    took_s = []
-    for _ in range(3):
+
+    def start_s() -> float:
         before = time.perf_counter()
         server.start()
         server.wait_ready()
-        took_s.append(time.perf_counter() - before)
+        took_s = time.perf_counter() - before
         server.stop()
-    assert min(took_s) < 0.15
+        return took_s
+
+    until(lambda: start_s() < 0.15)
 
 
 def test_it_is_set_up_to_keep_what_it_was_given(server: PrivateServer) -> None:
@@ -253,11 +256,17 @@ def test_an_old_or_strange_server_is_passed_over(state_dir: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(state_dir))
     with pytest.raises(StartupError, match="no Redis or Valkey of version 7"):
         find_server(str(old))
-    monkeypatch.setattr("charonia.eventlog.embedded._wheel_binary", lambda: None)
+    monkeypatch.setattr("charonia.eventlog.embedded.wheel_binary", lambda: None)
     with pytest.raises(StartupError, match=r"charonia\[embedded\]"):
         find_server()
     newer = fake(state_dir, "valkey-server", "Valkey server v=7.2.0 sha=0")
     assert find_server().path == str(newer)
+
+
+def test_where_path_has_none_it_is_the_one_of_the_wheel(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(state_dir))
+    found = find_server()
+    assert (found.path, found.version >= (9, 1)) == (wheel_binary(), True)
 
 
 def test_a_configured_server_that_is_none_is_refused() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from own_server import own_server
+from own_server import admin, own_server
 
 from charonia import keys
 from charonia.errors import Cancelled, LogUnavailable
@@ -275,7 +275,7 @@ async def test_a_full_log_takes_nothing_new_and_ends_everything_old(server: Priv
 
 async def test_waitaof_is_asked_behind_each_group(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a server that answers it honestly under everysec; this one only shows that question and answer fit."""
-    if not ask(server, "COMMAND", "INFO", "WAITAOF"):
+    if await admin(server, "COMMAND", "INFO", "WAITAOF") == [None]:
         pytest.skip("the server has no WAITAOF: it is older than 7.2")
     monkeypatch.setattr(Server, "shortfall", lambda self, level: "")
     log = RedisLog(server.url, durability="fsync")

@@ -86,6 +86,20 @@ def test_sequences(world: World) -> None:
     check(world)
 
 
+def test_a_sequence_whose_last_request_runs_needs_its_instance_no_more() -> None:
+    """Found once in 50,000 worlds: the next one of its id goes to another instance, whatever its own has begun."""
+    models = [interface("t", SEQUENTIAL[0])]
+    world = World(models, {"e": {"t": 1}, "f": {"t": 1}})
+    first = world.ask("t", None, SequenceMark("1", start=True, end=True))
+    elsewhere = world.ask("t", first, SequenceMark("2", start=True, end=True))
+    world.free(next(batch for batch in world.batches if first in batch.asked))
+    caller = world.ask("t", None, SequenceMark("3", start=True))
+    assert world.finish_one()
+    assert (elsewhere.answer, [batch.asked for batch in world.batches]) == ("ok", [[first], [caller]])
+    world.ask("t", caller, SequenceMark("1", start=True))
+    check(world)
+
+
 @settings(max_examples=300, deadline=None)
 @given(worlds(limited=True))
 def test_resources(world: World) -> None:

@@ -83,6 +83,24 @@ class RedisCluster:
         assert isinstance(told, list)
         return any(int(one[0]) <= slot <= int(one[1]) and int(one[2][1]) == holder.port for one in told)
 
+    def replicate(self, primary: ClusterServer, replica: ClusterServer) -> None:
+        """Start `replica`, which joins and follows `primary`; every server knows it, else it could not be elected.
+
+        They learn of it from its primary within two seconds; Redis 7.0 replicates long before that. One that they do
+        not know gets no votes, and once its primary is lost nobody introduces it any more.
+        """
+        replica.start()
+        replica.ask("CLUSTER", "MEET", "127.0.0.1", str(primary.port), str(primary.bus_port))
+        wait_until(lambda: primary.node_id in str(replica.ask("CLUSTER", "NODES")))
+        replica.ask("CLUSTER", "REPLICATE", primary.node_id)
+        wait_until(lambda: str(replica.ask("ROLE")).count("connected"))
+        known = f"{replica.node_id} 127.0.0.1:{replica.port}@{replica.bus_port}", f"slave {primary.node_id} "
+        wait_until(lambda: all(self._lists(server, *known) for server in self.servers))
+
+    def _lists(self, server: ClusterServer, name: str, role: str) -> bool:
+        lines = str(server.ask("CLUSTER", "NODES")).splitlines()
+        return any(line.startswith(name) and role in line for line in lines)
+
     def flush(self, servers: Iterable[ClusterServer] = ()) -> None:
         for server in servers or self.servers:
             with contextlib.suppress(redis.RedisError):

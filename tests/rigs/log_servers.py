@@ -34,8 +34,10 @@ def server_with_tls() -> str:
     Debian's redis-server can, the wheel of the `embedded` extra cannot. Without a certificate one that can ends at once
     and says what it misses.
     """
-    candidates = [os.environ.get("CHARONIA_TEST_TLS_SERVER", ""), "redis-server", "valkey-server"]
-    for path in filter(None, (shutil.which(name) for name in candidates if name)):
+    found = [shutil.which(os.environ.get("CHARONIA_TEST_TLS_SERVER", ""))]
+    directories = os.environ.get("PATH", os.defpath).split(os.pathsep)  # the first one may be one of `chosen_server`
+    found += [shutil.which(name, path=at) for name in ("redis-server", "valkey-server") for at in directories if at]
+    for path in filter(None, found):
         said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=10, check=False)
         if b"Failed to configure TLS" in said.stdout:
             return path

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -26,3 +29,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """All that is to be called now, once."""
         self.call_soon(self.stop)
         self.run_forever()
+
+
+def in_no_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on a loop where no time passes, however busy the machine is."""
+
+    @wraps(test)
+    def run() -> None:
+        loop = VirtualLoop()
+        try:
+            loop.run_until_complete(test())
+        finally:
+            loop.close()
+
+    return run

@@ -10,6 +10,9 @@
 --
 -- Returns how many were deleted.
 
+-- what a node of a stream holds at most, as servers have it unless configured (stream-node-max-bytes and -entries)
+local NODE_BYTES, NODE_ENTRIES = 4096, 100
+
 local bound_ms, bound_sequence = string.match(ARGV[1], '^(%d+)-(%d+)$')
 bound_ms, bound_sequence = tonumber(bound_ms), tonumber(bound_sequence)
 
@@ -36,8 +39,10 @@ end
 local length = redis.call('XLEN', KEYS[1])
 local size = keep_bytes > 0 and length > 0 and redis.call('MEMORY', 'USAGE', KEYS[1]) or 0
 if size > keep_bytes then
-  -- what is too much is told from the average entry
-  local excess = math.ceil((size - keep_bytes) / size * length)
+  -- what is too much is told from the average entry; the server frees whole nodes, so no less than about one goes
+  local entry_bytes = size / length
+  local in_node = math.min(NODE_ENTRIES, math.ceil(NODE_BYTES / entry_bytes))
+  local excess = math.min(length, math.max(in_node, math.ceil((size - keep_bytes) / entry_bytes)))
   if excess <= tonumber(ARGV[2]) then
     local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', excess)
     local ms, sequence = id_of(oldest[#oldest])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from virtual_time import in_no_time
 
 from charonia import keys
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
@@ -201,6 +202,7 @@ async def test_as_many_are_waited_for_as_were_lately_open_at_once() -> None:
     assert await door.log.entries() == [[b"a"], names]
 
 
+@in_no_time
 async def test_callers_that_do_not_come_again_are_waited_for_in_vain_only_for_a_while() -> None:
     door = Door(max_requests=32)
     door.coalescer.open_requests = 12
@@ -240,6 +242,7 @@ async def test_after_a_wave_was_answered_its_first_caller_waits_for_the_others()
     assert await door.log.entries() == [[b"a"], names]
 
 
+@in_no_time
 async def test_one_that_is_left_of_many_soon_waits_for_nobody() -> None:
     door = Door(max_requests=64)
     door.coalescer.open_requests = 64

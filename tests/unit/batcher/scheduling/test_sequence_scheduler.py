@@ -18,12 +18,14 @@ from batcher.scheduling.observations import (
     RequestSettled,
     RequestsRescheduled,
     SequenceFound,
+    SlotFreed,
     VersionsAbandoned,
     VersionServed,
     VersionWithdrawn,
 )
 from batcher.scheduling.sequence_instances import SequenceInstance
 from batcher.scheduling.sequence_scheduler import Delays
+from batcher.scheduling.waits import Step
 from charonia.errors import ErrorCode
 from charonia.sequences import SequenceAbout, sequence_key
 from charonia.wire import SequenceMark
@@ -312,6 +314,24 @@ def test_what_is_asked_of_it() -> None:
     assert scheduler.find(waiting.id) is waiting
     assert len(scheduler.unended()) == 2
     assert scheduler.holding() == [("e", 1, first.requests)]
+
+
+def test_a_sequence_needs_the_instance_of_the_one_before_only_while_that_has_requests_left() -> None:
+    """Its last request runs, on an instance that takes batches of others meanwhile."""
+    bench = Bench(rows=2)
+    first = batch(bench.send("a", "s"))
+    bench.see(SlotFreed(first.batch_id, "e"))
+    other = batch(bench.send("b", "s"))
+    last, successor = bench.request("a", "e"), bench.request("a", "s")
+    assert bench.see(last, successor) == []
+    running, busy = first.requests[0].id, other.requests[0].id
+    assert bench.scheduler.step(successor.id) == Step(before=(running,), instance=(busy,))
+    assert bench.finish(first) == []
+    last_batch = batch(bench.see(SlotFreed(other.batch_id, "e")))
+    bench.see(SlotFreed(last_batch.batch_id, "e"))
+    assert bench.finish(other) == []
+    assert names(batch(bench.send("b"))) == ["b"]
+    assert bench.scheduler.step(successor.id) == Step(before=(last.id,))
 
 
 def test_slots_cost_nothing_before_somebody_has_them() -> None:

@@ -43,6 +43,15 @@ async def test_it_asks_for_more_before_it_is_full() -> None:
     assert not lease.is_short
 
 
+async def test_one_that_others_ended_asks_for_more_at_once() -> None:
+    lease = await leased()
+    lease.held_requests = lease.held_bytes = 0
+    assert lease.is_short
+    assert await lease.grow()
+    assert not lease.is_short
+    assert lease.take(1, 1)
+
+
 async def test_it_leaves_room_for_others() -> None:
     log, limits = MemoryLog(), Limits(requests=4096, size_bytes=1 << 23)
     leases = [await leased(limits, f"g{number}", log) for number in range(8)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.budget import ATTEMPTS, FILE, Budget, as_toml, judge, parse
+from gateway.lane import gathering
+from loadtest.bench.budget import ATTEMPTS, FILE, PAUSE_S, Budget, as_toml, judge, parse
 from loadtest.model import LoadTestError
 
 CEILING = Budget("identity", "http", 1, "log_commands", 15.5)
@@ -41,8 +42,13 @@ def test_limits() -> None:
 def test_a_count_over_budget_is_measured_again_and_the_best_is_judged() -> None:
     attempts = [{"log_commands": 17.0, "requests_per_entry": 3.0}, {"log_commands": 15.0, "requests_per_entry": 2.5}]
     left = list(attempts)
-    assert list(judge([CEILING, FLOOR], lambda *_: left.pop(0))) == [(CEILING, 15.0), (FLOOR, 3.0)]
-    assert not left
+    pauses: list[float] = []
+    assert list(judge([CEILING, FLOOR], lambda *_: left.pop(0), pauses.append)) == [(CEILING, 15.0), (FLOOR, 3.0)]
+    assert (left, pauses) == ([], [PAUSE_S])
+
+
+def test_a_model_taken_for_too_slow_rides_in_waves_again_after_a_pause() -> None:
+    assert PAUSE_S * 1e9 > gathering._CLOSED_NS
 
 
 def test_a_count_that_stays_over_budget_is_reported() -> None:
@@ -52,7 +58,7 @@ def test_a_count_that_stays_over_budget_is_reported() -> None:
         asked.append((model, protocol, in_flight))
         return {"log_commands": 20.0}
 
-    ((budget, value),) = judge([CEILING], measure)
+    ((budget, value),) = judge([CEILING], measure, lambda _: None)
     assert value == 20.0
     assert not budget.keeps(value)
     assert len(asked) == ATTEMPTS
