@@ -17,7 +17,7 @@ from charonia.eventlog.port import EventLog
 from charonia.wire import BatchHeader
 
 from .announcing import insist
-from .loading import Incarnation
+from .incarnation import Incarnation
 from .sequences import Sequences
 
 _log = logging.getLogger(__name__)

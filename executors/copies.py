@@ -12,7 +12,7 @@ from pathlib import Path
 
 from charonia.models.repository import ModelRepository
 
-from .loading import Incarnation
+from .incarnation import Incarnation
 from .retiring import Retirement
 
 

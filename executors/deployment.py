@@ -30,9 +30,10 @@ from .composition import Composition, is_ensemble, refuse_all
 from .copies import CopiesInUse
 from .directories import Directories
 from .health import HealthWatch
+from .incarnation import Incarnation
 from .instance import Hung
 from .lifecycle import Lifecycle, LoadModel, load_failure
-from .loading import Incarnation, Loader
+from .loading import Loader
 from .metrics import ExecutorMetrics
 from .placing import NotPlacedHere, Placing
 from .retiring import Retirement

@@ -43,8 +43,8 @@ from .accounting import Death, Executed
 from .announcing import insist
 from .beginnings import Beginnings
 from .checkpoints import comes_late, restore
+from .incarnation import Incarnation
 from .job import Job, decoded
-from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
 from .responding import Responses, ResponseWriter

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Never
 
@@ -27,12 +27,12 @@ from charonia.models.model_directory import ModelDirectory, content_hash, load_l
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
-from .accounting import Executed
 from .backends.python.runtime_file import python_based
 from .ceilings import max_execution_s
 from .composition import completed_ensemble, is_ensemble
-from .health import DEFAULT_INTERVAL_S, interval_s
+from .health import interval_s
 from .host_policy import HostPolicies
+from .incarnation import Incarnation
 from .instance import InstancePool
 from .isolation import create_isolated, wants_process
 from .near_calls import NearCalls, ResolvingCalls
@@ -48,28 +48,6 @@ from .warmup import warmup_records
 _log = logging.getLogger(__name__)
 
 _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
-
-
-@dataclass(slots=True, eq=False)
-class Incarnation:
-    """One loaded version: what it is, its instances, and what its warm-up did (I12)."""
-
-    model: str
-    """The model's key."""
-    source: ModelSource
-    interface: ModelInterface
-    content_hash: str
-    pool: InstancePool
-    labels: dict[str, list[str]]
-    warmed: list[tuple[Sequence[RequestRecord], Executed]]
-    load_ns: int
-    health_interval_s: float = DEFAULT_INTERVAL_S
-    health: asyncio.Task[None] | None = None
-    """Watches whether it is well, once it is served (P6)."""
-
-    @property
-    def version(self) -> int:
-        return self.source.version
 
 
 class Loader:

@@ -27,8 +27,8 @@ from protos.model_config_pb2 import ModelConfig
 from .announcing import Announcer
 from .checkpoints import stays
 from .deployment import Deployment
+from .incarnation import Incarnation
 from .lifecycle import Lifecycle
-from .loading import Incarnation
 from .memory import give_back_free, tree_bytes
 from .room import Key, Room
 

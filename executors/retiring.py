@@ -19,8 +19,8 @@ from charonia.eventlog.port import EventLog
 from . import overrides
 from .announcing import Announcer
 from .checkpoints import stays
+from .incarnation import Incarnation
 from .lifecycle import Lifecycle
-from .loading import Incarnation
 from .metrics import ExecutorMetrics
 
 _log = logging.getLogger(__name__)

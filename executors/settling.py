@@ -21,8 +21,8 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FL
 from .accounting import Executed, increments
 from .announcing import insist
 from .beginnings import Beginnings
+from .incarnation import Incarnation
 from .job import Job
-from .loading import Incarnation
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
 from .settlement import (

@@ -15,8 +15,8 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.turns import TTL_S, TurnsNote
 
+from .incarnation import Incarnation
 from .job import Job
-from .loading import Incarnation
 from .rate_limiter import RateLimiter
 
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.calls.cache_store import CacheStore
+from charonia.calls.refused import FAILURE_REASONS
 from charonia.clock import monotonic_ns
 from charonia.latencies import Latencies, ModelLatencies
 from charonia.models.catalog import Catalog, ServedVersion
@@ -16,7 +17,6 @@ from charonia.settings import MetricsSettings
 from charonia.telemetry import log_epoch_changes, render, tagged
 
 from .dataplane import DataPlane
-from .statistics import FAILURE_REASONS
 from .tracing.tracer import Tracer
 
 

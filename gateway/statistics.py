@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from charonia.calls.refused import FAILURE_REASONS
+
 from .handler import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 
 _BATCH_FIELD = re.compile(r"b(\d+)_count")
 _RESPONSE_FIELD = re.compile(r"r(\d+)_(?:infer|cancel)_count")
-FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> ModelStatistics:

@@ -14,6 +14,8 @@ from charonia.eventlog.port import EventLog
 from charonia.models.catalog import ServedVersion
 
 _FLUSH_S = 0.2
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Why a request failed, as statistics and metrics name it (X4, M1)."""
 _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
 
 

@@ -17,11 +17,12 @@ from charonia.errors import InvalidArgument
 from charonia.tensors import shape_text
 from protos.model_config_pb2 import ModelConfig, ModelEnsembling
 
-from .ensemble_validation import CONDITION
 from .interface import ModelInterface
 from .names import model_key
 
 ENSEMBLE_SCHEDULING = "ensemble_scheduling"
+CONDITION = "charonia.step_condition."
+"""`charonia.step_condition.<step or model>` names the BOOL tensor that decides whether a step runs."""
 ROOT = -1
 Find = Callable[[str, int], ModelInterface]
 """The interface of a composing model by key and version (-1: the highest)."""

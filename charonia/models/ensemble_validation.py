@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from protos.model_config_pb2 import ModelConfig
 
+from .ensemble import CONDITION
 from .errors import StructureError
 from .platforms import ENSEMBLE
-
-CONDITION = "charonia.step_condition."
-"""`charonia.step_condition.<step or model>` names the BOOL tensor that decides whether a step runs."""
 
 
 def check_ensemble(config: ModelConfig, name: str) -> None:

@@ -6,7 +6,7 @@ from charonia.batch_strategies import PARAMETER as STRATEGY
 from charonia.models.adaptive_batching import PARAMETER as TARGET
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
-from executors.loading import Incarnation
+from executors.incarnation import Incarnation
 
 
 def takes_waves(incarnation: Incarnation) -> bool:

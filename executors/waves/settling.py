@@ -20,8 +20,8 @@ from charonia.eventlog.port import EventLog, Reply
 from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
+from executors.incarnation import Incarnation
 from executors.job import Job
-from executors.loading import Incarnation
 from executors.metrics import ExecutorMetrics
 from executors.settlement import batch_died, batch_finished, batch_finished_here
 

@@ -26,8 +26,8 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
+from executors.incarnation import Incarnation
 from executors.job import Job
-from executors.loading import Incarnation
 from executors.sequence_batch import BatchSteps
 from executors.sequence_tensors import SequenceTensors
 from executors.sequences import Memory, Sequences

@@ -32,8 +32,8 @@ from charonia.wire import (
 from executors.accounting import Executed, Execution
 from executors.assembly import RequestPlan
 from executors.beginnings import Beginnings
+from executors.incarnation import Incarnation
 from executors.job import Job
-from executors.loading import Incarnation
 from executors.metrics import ExecutorMetrics
 from executors.payloads import Payloads
 from executors.settling import Outcome, Settler
