@@ -33,9 +33,8 @@ from .sequence_batch import BatchSteps
 from .sequences import Sequences
 from .stream_workers import StreamWorker
 from .turns import Turns, Turnstile
-from .workers import TaskWorker, ThreadWorker, Worker
+from .workers import Instance, TaskWorker, ThreadWorker, Worker
 
-Instance = BatchInstance | RequestInstance | StreamingInstance
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
 Hung = Callable[[Job, Death], None]
 

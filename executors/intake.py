@@ -44,10 +44,10 @@ from .announcing import insist
 from .beginnings import Beginnings
 from .checkpoints import comes_late, restore
 from .incarnation import Incarnation
-from .job import Job, decoded
+from .job import Job, Responses, decoded
 from .metrics import ExecutorMetrics
 from .payloads import Payloads
-from .responding import Responses, ResponseWriter
+from .responding import ResponseWriter
 from .settlement import batch_died
 from .settling import Outcome, Settler
 from .waves.execution import ExecutedWaves

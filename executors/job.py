@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
@@ -21,10 +22,32 @@ from .sequence_batch import BatchSteps
 from .sequences import Remembered
 
 if TYPE_CHECKING:
-    from .responding import Responses
+    from .outgoing import Outgoing
     from .streaming import StreamedBatch
     from .waves.execution import WaveBatch
     from .waves.settling import WaveSettler
+
+
+class ResponseLog(Protocol):
+    """Writes the responses of streamed batches to the log (`executors.responding.ResponseWriter`)."""
+
+    def open(self, batch: StreamedBatch, job: Job, settle: SettlePart) -> None: ...
+
+    def close(self, batch: StreamedBatch) -> None: ...
+
+    def put(self, outgoing: Outgoing) -> None: ...
+
+    def freed(self, batch: StreamedBatch) -> None: ...
+
+    async def written(self, batch: StreamedBatch) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """Where the responses of one batch go, and who settles what of it has ended."""
+
+    writer: ResponseLog
+    settle: SettlePart
 
 
 class Job(Struct, eq=False):
@@ -71,6 +94,10 @@ class Job(Struct, eq=False):
     """Its answers as they travel, once the large ones among them were put beside the log."""
     abandoned: bool = False
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
+
+
+SettlePart = Callable[[Job, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
+"""Settles what of a batch has ended: the job, that part, (endpoint, record) of responses before, whether it was all."""
 
 
 def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from charonia import keys
@@ -22,17 +21,14 @@ from charonia.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
 
-from .accounting import Executed
 from .announcing import insist
-from .job import Job
+from .job import Job, SettlePart
 from .outgoing import Outgoing
 from .payloads import Payloads
 from .streaming import StreamedBatch
 
 _log = logging.getLogger(__name__)
 
-SettlePart = Callable[[Job, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
-"""Settles what of a batch has ended: the job, that part, (endpoint, record) of responses before, whether it was all."""
 _NOT_TAKEN = "responses cannot be written"
 
 
@@ -250,14 +246,6 @@ def _parts(waiting: list[Outgoing]) -> Iterator[list[Outgoing]]:
         if one.final and one.batch.ordered:
             ended.add(one.batch)
     yield part
-
-
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """Where the responses of one batch go, and who settles what of it has ended."""
-
-    writer: ResponseWriter
-    settle: SettlePart
 
 
 def _freed(executor: str, job: Job) -> list[bytes]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from charonia import failpoints
 from charonia.backend import (
@@ -32,10 +32,7 @@ from .outgoing import Flow, Outgoing
 from .slots import execute_steps
 from .stream_run import StreamRun
 from .streaming import StreamedBatch
-from .workers import Worker, able_to_tell, finalize
-
-if TYPE_CHECKING:
-    from .instance import InstancePool
+from .workers import Pool, Worker, able_to_tell, finalize
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +45,7 @@ class StreamWorker(Worker):
 
     def __init__(
         self,
-        pool: InstancePool,
+        pool: Pool,
         spec: InstanceSpec,
         instance: StreamingInstance,
         passive: bool,

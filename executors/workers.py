@@ -13,8 +13,8 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from charonia import failpoints
 from charonia.backend import (
@@ -30,26 +30,53 @@ from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 
 from .accounting import Death, Executed
-from .assembly import Workspace
+from .assembly import Planner, Workspace
 from .execution import Batch
 from .handover import Handover, Seat
 from .host_policy import restrict_thread
 from .job import Job, died, take_all
+from .sequence_batch import BatchSteps
+from .sequences import Sequences
 from .waves.execution import ExecutedWaves, WaveBatch
 
-if TYPE_CHECKING:
-    from .instance import InstancePool
-
 _log = logging.getLogger(__name__)
+
+Instance = BatchInstance | RequestInstance | StreamingInstance
 
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 30.0
 
 
+class Pool(Protocol):
+    """What a worker needs of the pool it works for (`executors.instance.InstancePool`)."""
+
+    version: int
+    ceiling_s: float
+    sequences: Sequences | None
+    planner: Planner
+
+    @property
+    def create(self) -> Callable[[InstanceSpec], Awaitable[Instance]]: ...
+
+    def steps(self, job: Job, life: int) -> BatchSteps | None: ...
+
+    def all_down(self) -> bool: ...
+
+    def revived(self) -> None: ...
+
+    def fail_queued(self, error: CharoniaError) -> None: ...
+
+    def finish(self, job: Job, executed: Executed) -> None: ...
+
+    def finish_stream(self, job: Job) -> None: ...
+
+    def freed(self, job: Job) -> None: ...
+
+
 class Worker(ABC):
     """One instance and what becomes of it. `down` while it has none to run on; a passive one (C8) is never started."""
 
-    def __init__(self, pool: InstancePool, spec: InstanceSpec, passive: bool) -> None:
+    def __init__(self, pool: Pool, spec: InstanceSpec, passive: bool) -> None:
         self.spec, self.passive, self.down = spec, passive, False
         self.life = 1
         """Counts the instances it has had: each has forgotten what the one before knew."""
@@ -165,7 +192,7 @@ class ThreadWorker(Worker):
 
     def __init__(
         self,
-        pool: InstancePool,
+        pool: Pool,
         spec: InstanceSpec,
         instance: BatchInstance,
         passive: bool,
@@ -271,7 +298,7 @@ class TaskWorker(Worker):
 
     def __init__(
         self,
-        pool: InstancePool,
+        pool: Pool,
         spec: InstanceSpec,
         instance: RequestInstance,
         passive: bool,
