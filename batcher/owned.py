@@ -53,7 +53,6 @@ from .given import GivenBatches
 from .held_replies import HeldReplies
 from .notes import Notes
 from .refusals import Refusals, Refused
-from .restoring import restore_more
 from .schedulers import is_sequential, scheduler_for
 from .scheduling import observations as seen
 from .scheduling.decisions import (
@@ -131,7 +130,7 @@ class OwnedModel:
         self._turns = turns
         # who waits for a slot must not hide what is next of those that have one
         window_requests *= _WIDER_FOR_SEQUENCES if self.is_sequential else 1
-        self.windows = Windows(reader, window_requests, lambda stream: self.spawn(restore_more(self, stream)))
+        self.windows = Windows(reader, window_requests)
         self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
         self.demand = Demand(model, self.dispatcher, choose, self.spawn)
         self._failure = failure

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Entry
@@ -15,11 +14,9 @@ from charonia.wire import FIELD_WAVE, BatchHeader, Wave
 
 from .bursting import burst_wave
 from .carriers import requests_of, work_of
+from .owned import OwnedModel
 from .schedulers import sequences_found
 from .scheduling.observations import BatchRunning, RequestQueued
-
-if TYPE_CHECKING:
-    from .owned import OwnedModel
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +29,7 @@ async def restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Request
 
     Entries of settled requests are deleted. The stream is open in `windows`.
     """
+    owned.windows.catch_up = lambda stream: owned.spawn(restore_more(owned, stream))
     queued: dict[bytes, RequestQueued] = {}
     while entries := await owned.log.range(stream, owned.windows.after(stream), _PAGE):
         last_id = entries[-1].id

@@ -7,23 +7,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from charonia import failpoints
 from charonia.errors import Cancelled, CharoniaError
+from charonia.eventlog.port import EventLog
 
+from .dispatching import Dispatcher
+from .given import GivenBatches
 from .interrupted import jobs_cut_short, without
+from .notes import Notes
 from .refusals import Refusals
 from .scheduling.decisions import DispatchBatch
+from .scheduling.observations import RequestQueued
 from .turns_apart import TurnsApart
-
-if TYPE_CHECKING:
-    from .owned import OwnedModel
 
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+
+
+class Owner(Protocol):
+    """What sending needs of the model's owner (`owned.OwnedModel`)."""
+
+    model: str
+    log: EventLog
+    closed: bool
+    streams_once: bool
+    given: GivenBatches
+    notes: Notes
+    dispatcher: Dispatcher
+    wanted: dict[bytes, int]
+
+    def tell_wanted(self, ids: Iterable[bytes]) -> None: ...
+
+    def requests_settled(self, requests: Sequence[RequestQueued]) -> None: ...
+
+    def batch_finished(self, batch_id: str, executor: str) -> None: ...
+
+    def batch_returned(self, batch_id: str, executor: str, reason: str) -> None: ...
 
 
 class Sending:
@@ -31,7 +54,7 @@ class Sending:
 
     def __init__(
         self,
-        owner: OwnedModel,
+        owner: Owner,
         local_executor: str,
         refusals: Refusals,
         turns: TurnsApart,

@@ -32,12 +32,12 @@ class Lane:
 
 
 class Windows:
-    """The queue streams of one model. `catch_up(stream)` is to read on where a stream is behind."""
+    """The queue streams of one model. Whoever lets one fall behind sets `catch_up(stream)`, which is to read on."""
 
-    def __init__(self, reader: StreamReader, window_requests: int, catch_up: Callable[[bytes], None]) -> None:
+    def __init__(self, reader: StreamReader, window_requests: int) -> None:
         self._reader = reader
         self._window = window_requests
-        self._catch_up = catch_up
+        self.catch_up: Callable[[bytes], None] = lambda _stream: None
         self._lanes: dict[bytes, Lane] = {}
         self._following = False
 
@@ -139,7 +139,7 @@ class Windows:
         if waits and lane.unsettled <= self._limit() // 2:
             if lane.behind:
                 lane.catching_up = True
-                self._catch_up(carrier.stream)
+                self.catch_up(carrier.stream)
             else:
                 self._follow(carrier.stream)
 

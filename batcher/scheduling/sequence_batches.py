@@ -11,7 +11,6 @@ from .decisions import CondemnRequest, Decision, DispatchBatch, ReleaseReplies
 from .due_times import NEVER_NS
 from .isolation import CULPRIT_OF_LOSSES
 from .ledger import cut_short
-from .live_sequence import LiveSequence
 from .observations import (
     BatchDied,
     BatchFinished,
@@ -26,7 +25,7 @@ from .observations import (
 )
 from .sequence_batching import SequenceRules, choose
 from .sequence_book import NO_DELAYS, QUEUED, GivenBatch, mark_of
-from .sequence_instances import SequenceInstance
+from .sequence_instances import LiveSequence, SequenceInstance
 from .sequence_slots import SequenceSlots
 
 DISPATCHED = RequestState.DISPATCHED

@@ -12,8 +12,7 @@ from charonia.models.sequences import SequenceBatching
 
 from .due_times import NEVER_NS
 from .dynamic_batching import BatchRules, form_batch
-from .live_sequence import LiveSequence
-from .sequence_instances import SequenceInstance
+from .sequence_instances import LiveSequence, SequenceInstance
 
 
 @dataclass(frozen=True, slots=True)

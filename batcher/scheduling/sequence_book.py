@@ -17,10 +17,9 @@ from .blame import Blame
 from .decisions import Decision, ForgetSequences, RejectReason, RejectRequest
 from .due_times import NEVER_NS, DueTimes
 from .ledger import cut_short
-from .live_sequence import LiveSequence
 from .observations import QueuedRequest, RequestState
 from .sequence_batching import SequenceRules
-from .sequence_instances import SequenceInstance, SequenceInstances
+from .sequence_instances import LiveSequence, SequenceInstance, SequenceInstances
 from .waits import SlotGroup, Step
 
 QUEUED = RequestState.QUEUED

@@ -20,7 +20,6 @@ from charonia.errors import ErrorCode
 from .decisions import Decision, RejectRequest, StopExecution
 from .due_times import NEVER_NS
 from .ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING
-from .live_sequence import LiveSequence
 from .observations import (
     BatchDied,
     BatchFinished,
@@ -49,6 +48,7 @@ from .observations import (
 )
 from .sequence_batches import SequenceBatches
 from .sequence_book import CANCELLED, NO_DELAYS, Cut, Delays
+from .sequence_instances import LiveSequence
 
 DISPATCHED = RequestState.DISPATCHED
 

@@ -10,11 +10,10 @@ from charonia.models.interface import ModelInterface
 
 from .decisions import Decision
 from .ledger import NOT_READY
-from .live_sequence import LiveSequence
 from .observations import SequenceFound, VersionServed
 from .sequence_batching import SequenceRules
 from .sequence_book import QUEUED, SequenceBook, VersionSequences
-from .sequence_instances import SequenceInstance
+from .sequence_instances import LiveSequence, SequenceInstance
 
 
 class SequenceSlots(SequenceBook):

@@ -34,7 +34,7 @@ class Owner:
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.bursting = Bursting(self.log, "m")
-        self.windows = Windows(self.log.reader(), 100, lambda _stream: None)
+        self.windows = Windows(self.log.reader(), 100)
         self.windows.open(QUEUE, 0)
         self.deletions = Deletions(self.log)
         self.scheduler = ModelScheduler("p")

@@ -21,7 +21,8 @@ class Model:
     def __init__(self, window: int) -> None:
         self.reader = Reader()
         self.behind: list[bytes] = []
-        self.windows = Windows(self.reader, window, self.behind.append)  # type: ignore[arg-type]
+        self.windows = Windows(self.reader, window)  # type: ignore[arg-type]
+        self.windows.catch_up = self.behind.append
         self.read: dict[bytes, list[CarrierEntry]] = {}
 
     def take(self, stream: bytes, entry_id: bytes, requests: int = 1) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sequence_bench import Bench, batch, names
 
 from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, ForgetSequences, RejectRequest, StopExecution
-from batcher.scheduling.live_sequence import LiveSequence
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -23,7 +22,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.sequence_instances import SequenceInstance
+from batcher.scheduling.sequence_instances import LiveSequence, SequenceInstance
 from batcher.scheduling.sequence_scheduler import Delays
 from batcher.scheduling.waits import Step
 from charonia.errors import ErrorCode
