@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .api.errors import TritonError
-from .api.inference import InferenceResponse
+from .api.inference_response import InferenceResponse
 from .api.response_sender import Outcome
 from .frames import Buffer, Kind
 

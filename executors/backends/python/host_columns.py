@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .api.dtypes import BF16, BYTES, triton_to_numpy_type
-from .api.inference import InferenceRequest, InferenceResponse
+from .api.inference import InferenceRequest
+from .api.inference_response import InferenceResponse
 from .api.tensor import Tensor
 from .frames import Buffer, places
 

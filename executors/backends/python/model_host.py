@@ -20,7 +20,8 @@ from typing import Any
 from . import api
 from .answering import Execution
 from .api.errors import TritonError, TritonModelException
-from .api.inference import InferenceRequest, InferenceResponse, InferenceTrace
+from .api.inference import InferenceRequest, InferenceTrace
+from .api.inference_response import InferenceResponse
 from .api.model_directory import set_model_dir
 from .api.response_sender import CLOSED
 from .api.tensor import Tensor
@@ -28,7 +29,7 @@ from .frames import Buffer, places
 from .host_columns import columns_of, in_frame, inputs_of, sizes_of
 from .shared_slots import ModelSlots
 
-_OWN_FILES = (os.path.dirname(__file__) + os.sep, importlib.__file__)
+_OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)
 """Places that say nothing about the model's code: in Triton they are not Python."""
 
 

@@ -21,12 +21,12 @@ from .inference import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
-    InferenceResponse,
     InferenceTrace,
     PreferredMemory,
     get_input_tensor_by_name,
     get_output_tensor_by_name,
 )
+from .inference_response import InferenceResponse
 from .logger import Logger
 from .metrics import MetricFamily
 from .model_config import (

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .calls import Answer, Sink, executing, response_of, single, starter
+from .calls import Answer, CallRequest, Sink, executing, response_of, single, starter
 from .errors import TritonModelException
-
-if TYPE_CHECKING:
-    from .inference import InferenceRequest, InferenceResponse
+from .inference_response import InferenceResponse
 
 
 class AsyncResponseIterator:
@@ -51,7 +49,7 @@ class AsyncResponseIterator:
             self.cancel()
 
 
-def call_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[Any]:
+def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:
     """`InferenceRequest.async_exec`: the same as a future of the running event loop; the call is on its way at once.
 
     Cancelling the future gives the call up.

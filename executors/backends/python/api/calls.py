@@ -10,15 +10,13 @@ import contextlib
 import json
 import queue
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from executors.backends.python.frames import Buffer, places
 
 from .errors import TritonError, TritonModelException
+from .inference_response import InferenceResponse
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    from .inference import InferenceRequest, InferenceResponse
 
 ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
 """P13."""
@@ -28,6 +26,34 @@ Answer = tuple[Any, memoryview, bool]
 
 Sink = Callable[["Answer | None"], object]
 """Called in any thread with each answer; with None when there will be none, because the executor is gone."""
+
+
+class Traced(Protocol):
+    span_id: bytes
+
+
+class CallRequest(Protocol):
+    """What a call says of itself (`inference.InferenceRequest`)."""
+
+    def inputs(self) -> list[Tensor]: ...
+
+    def model_name(self) -> str: ...
+
+    def model_version(self) -> int: ...
+
+    def requested_output_names(self) -> list[str]: ...
+
+    def request_id(self) -> str: ...
+
+    def correlation_id(self) -> int | str: ...
+
+    def flags(self) -> int: ...
+
+    def timeout(self) -> int: ...
+
+    def parameters(self) -> str: ...
+
+    def trace(self) -> Traced: ...
 
 
 class Exchange(Protocol):
@@ -91,7 +117,7 @@ class ResponseIterator:
             self.cancel()
 
 
-def call(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """`InferenceRequest.exec`: the response, or with `decoupled` all of them as they come (P13).
 
     Raises `TritonModelException` outside `execute`; what a call ends with is in its response.
@@ -149,7 +175,7 @@ def executing() -> Exchange:
 
 
 def starter(
-    exchange: Exchange, request: InferenceRequest, decoupled: bool, *, blocks: bool = False
+    exchange: Exchange, request: CallRequest, decoupled: bool, *, blocks: bool = False
 ) -> Callable[[Sink], int]:
     described: list[Any] = []
     data: list[Buffer] = []
@@ -183,8 +209,6 @@ def single(answer: Answer | None) -> InferenceResponse:
 
 def response_of(answer: Answer | None) -> InferenceResponse | None:
     """The response an answer holds, if any. Raises `TritonModelException` when the executor is gone."""
-    from .inference import InferenceResponse
-
     if answer is None:
         raise TritonModelException("the executor is gone")
     content, data, _ = answer

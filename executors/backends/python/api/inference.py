@@ -1,14 +1,14 @@
-"""Requests and responses as model code sees them (items P9, P10), and the ways to find a tensor in one (P8)."""
+"""Requests as model code sees them (item P9), and the ways to find a tensor in one or in a response (P8)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from . import calls
-from .errors import TritonError, TritonModelException
+from .errors import TritonModelException
+from .inference_response import InferenceResponse, parameters_text
 from .response_sender import Outcome, ResponseSender
 from .tensor import Tensor
 
@@ -226,56 +226,8 @@ class InferenceRequest:
         return async_calls.call_async(self, decoupled)
 
 
-class InferenceResponse:
-    """The answer to one request; with `error` the tensors are ignored (P10)."""
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] = (),
-        error: TritonError | None = None,
-        parameters: Mapping[str, str | int | bool] | None = None,
-    ) -> None:
-        if error is not None and not isinstance(error, TritonError):
-            raise TypeError(f"error of an InferenceResponse must be a TritonError, found type '{type(error)}'.")
-        for tensor in output_tensors:
-            if tensor is None:
-                raise TritonModelException("Output tensor for inference response should not be empty.")
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"output_tensors must be Tensor objects, found type '{type(tensor)}'.")
-        self._outputs = list(output_tensors)
-        self._error = error
-        self.checked_parameters = _checked(parameters) if parameters else {}
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._outputs
-
-    def has_error(self) -> bool:
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        return self._error
-
-    def parameters(self) -> str:
-        """The parameters as the text of a JSON object."""
-        return parameters_text(self.checked_parameters)
-
-
 def _empty(what: str, request_id: str, model_name: str) -> str:
     return f"{what} for request with id '{request_id}' and model name '{model_name}' should not be empty."
-
-
-def parameters_text(parameters: Mapping[str, Any]) -> str:
-    """The JSON text of parameters; `{}` for none."""
-    return json.dumps(dict(parameters), separators=(",", ":")) if parameters else "{}"
-
-
-def _checked(parameters: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
-    for key, value in parameters.items():
-        if not isinstance(key, str):
-            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, (bool, int, str)):
-            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
-    return dict(parameters)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

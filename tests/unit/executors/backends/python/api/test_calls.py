@@ -13,7 +13,8 @@ import pytest
 from executors.backends.python import api
 from executors.backends.python.api.calls import Answer, Sink, carry_with
 from executors.backends.python.api.errors import TritonError, TritonModelException
-from executors.backends.python.api.inference import InferenceRequest, InferenceResponse
+from executors.backends.python.api.inference import InferenceRequest
+from executors.backends.python.api.inference_response import InferenceResponse
 from executors.backends.python.api.tensor import Tensor
 from executors.backends.python.frames import Buffer, padding
 
