@@ -22,8 +22,7 @@ from .sequence_batch import BatchSteps
 from .sequences import Remembered
 
 if TYPE_CHECKING:
-    from .outgoing import Outgoing
-    from .streaming import StreamedBatch
+    from .streaming import Outgoing, StreamedBatch
     from .waves.execution import WaveBatch
     from .waves.settling import WaveSettler
 

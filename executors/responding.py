@@ -23,9 +23,8 @@ from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, reco
 
 from .announcing import insist
 from .job import Job, SettlePart
-from .outgoing import Outgoing
 from .payloads import Payloads
-from .streaming import StreamedBatch
+from .streaming import Outgoing, StreamedBatch
 
 _log = logging.getLogger(__name__)
 

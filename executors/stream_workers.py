@@ -27,11 +27,10 @@ from charonia.wire import RequestRecord
 from .accounting import OTHER, Death, Executed
 from .assembly import request_inputs
 from .execution import Batch, Planned, model_request
+from .flow import Flow
 from .job import Job, died, take_all
-from .outgoing import Flow, Outgoing
 from .slots import execute_steps
-from .stream_run import StreamRun
-from .streaming import StreamedBatch
+from .streaming import Outgoing, StreamedBatch, StreamRun
 from .workers import Pool, Worker, able_to_tell, finalize
 
 _log = logging.getLogger(__name__)

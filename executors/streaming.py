@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from charonia.backend import (
     CancellableInstance,
@@ -23,13 +23,12 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
 
-from .accounting import BACKEND, Executed, Failure, count_cancel, count_response
+from .accounting import BACKEND, Executed, Execution, Failure, count_cancel, count_response
 from .answers import request_outputs
 from .assembly import RequestPlan
 from .execution import Batch, Planned
-from .outgoing import Flow, Outgoing, Writer
+from .flow import Flow
 from .response_order import MOST_HELD_BYTES, ResponseOrder
-from .stream_run import StreamRun
 
 
 class Answering:
@@ -76,6 +75,32 @@ class Answering:
     def blocked(self) -> bool:
         """Whether it has given all responses that are wanted for now."""
         return 0 < self.window <= self.place and not self.ended
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
+
+    An empty record says only that the request has ended: nobody wants its response.
+    """
+
+    batch: StreamedBatch
+    index: int
+    place: int
+    record: bytes
+    final: bool
+    begins: bool = False
+    again: bool = False
+    """It has not ended: the model wants another turn (S41)."""
+
+
+class Writer(Protocol):
+    """Takes responses to where they go, in order."""
+
+    def put(self, outgoing: Outgoing) -> None: ...
+
+    def freed(self, batch: StreamedBatch) -> None:
+        """The batch's instance is free although the batch has not ended."""
 
 
 class StreamedBatch:
@@ -376,3 +401,72 @@ class StreamedBatch:
             self.freed.set()
             if not self.all_ended:
                 self._writer.freed(self)
+
+
+class StreamRun:
+    """The responses of one call of an instance (`charonia.backend.ResponseStream`)."""
+
+    def __init__(self, batch: StreamedBatch, planned: dict[int, Answering]) -> None:
+        self._batch = batch
+        self._windows = False
+        self._planned = planned
+        self._answering: list[Answering] = []
+        self._start_ns = wall_ns()
+        self._started_ns = monotonic_ns()
+        self._begun_ns = self._started_ns
+        self._rows = 0
+        self.freed = asyncio.Event()
+
+    def begin(self, indices: list[int], requests: list[ModelRequest], instance: object = None) -> None:
+        """The instance is called with these requests now, which stand at `indices` of the batch."""
+        self._batch.instance = instance
+        self._batch.reports = self._batch.several and getattr(instance, "reports_responses", True)
+        self._answering = [self._planned[index] for index in indices]
+        for one, request in zip(self._answering, requests, strict=True):
+            one.request = request
+            one.heard_ns = monotonic_ns()
+            if one.window:
+                request.window = one.window - one.first
+                self._windows = not isinstance(instance, WindowedInstance)
+        self._rows = sum(one.plan.rows for one in self._answering)
+        self._batch.heard_ns = self._begun_ns = monotonic_ns()
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        if response is None and not final:
+            raise ValueError("neither a response nor a final flag")
+        one = self._answering[index]
+        if one.ended:
+            if not one.cut and self._batch.several:
+                raise InternalError("a response came after the final one of its request")
+            return
+        if self._batch.respond(one, response, final=final) and one.error is None and self._batch.wanted(one.index):
+            self._count(one)
+
+    @property
+    def full(self) -> bool:
+        return self._batch.flow.full
+
+    @property
+    def blocked(self) -> bool:
+        return any(one.blocked for one in self._answering)
+
+    async def drain(self) -> None:
+        await self._batch.flow.room()
+        if self._windows:
+            await self._batch.unblocked(self._answering)
+
+    def free(self) -> None:
+        self.freed.set()
+
+    def _count(self, one: Answering) -> None:
+        now_ns = monotonic_ns()
+        execution = Execution(
+            (one.index,),
+            self._rows,
+            self._start_ns,
+            self._start_ns + now_ns - self._started_ns,
+            self._begun_ns - self._started_ns,
+            now_ns - self._begun_ns,
+            0,
+        )
+        self._batch.batch.executed.executions.append(execution)

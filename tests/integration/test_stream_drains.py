@@ -25,7 +25,7 @@ from charonia.events import (
     SlotFreed,
     pack_fact,
 )
-from executors import outgoing, registry
+from executors import flow, registry
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ class StalledLog(MemoryLog):
 
 
 async def test_a_model_is_slowed_while_the_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(flow, "MOST_WAITING_BYTES", 10_000)
     log = StalledLog()
     async with running(tmp_path, log=log) as bench:
         reader = Reader(bench)

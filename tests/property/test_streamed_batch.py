@@ -19,8 +19,8 @@ from charonia.wire import RequestRecord, pack_request, request_meta, unpack_requ
 from executors.accounting import increments
 from executors.assembly import Planner, groups
 from executors.execution import Batch
-from executors.outgoing import Flow, Outgoing
-from executors.streaming import StreamedBatch
+from executors.flow import Flow
+from executors.streaming import Outgoing, StreamedBatch
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 8 model_transaction_policy { decoupled: %s }
