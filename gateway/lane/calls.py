@@ -1,17 +1,19 @@
-"""One request in the lane, and what the lane asks of the front that it came through."""
+"""One request in the lane and one wave of them, and what the lane asks of the front that requests came through."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from charonia.clock import monotonic_ns
+
 if TYPE_CHECKING:
     from charonia.errors import CharoniaError
+    from charonia.models.served import ServedVersion
     from charonia.tensors import Buffer
     from charonia.wire import ResponseRecord, WaveReply
-
-    from .door import Door
-    from .waves import PendingWave
+    from gateway.metrics import RequestCounts
 
 
 class Call:
@@ -39,12 +41,28 @@ class Call:
             self.signature.door.abandoned(self)
 
 
+class Entrance(Protocol):
+    """Where calls wait, and what their waves come back to (`door.Door`)."""
+
+    served: ServedVersion
+    counts: RequestCounts
+    waiting: list[Call]
+
+    def abandoned(self, call: Call) -> None: ...
+
+    def answered(self, wave: PendingWave, reply: WaveReply) -> None: ...
+
+    def ended(self, count: int) -> None: ...
+
+
 class Signature(Protocol):
     """What requests that look alike have in common, as one front sees it."""
 
-    door: Door
     counts_itself: bool
     """Whether the lane counts these requests in the gateway's metrics: no one else does."""
+
+    @property
+    def door(self) -> Entrance: ...
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
         """Answer calls that are neighbours in a wave, the first at index `start`; those gone get none."""
@@ -57,6 +75,47 @@ class Signature(Protocol):
 
     def leave(self, call: Call) -> None:
         """Send a call the full way: nothing of it is in the log."""
+
+
+class PendingWave:
+    """One wave under way. `left` counts the requests without an answer, `gone` those whose callers have gone."""
+
+    __slots__ = (
+        "accepted",
+        "burst",
+        "calls",
+        "door",
+        "entry_id",
+        "gone",
+        "left",
+        "model",
+        "pieces",
+        "prefix",
+        "reply",
+        "sent_ns",
+        "size_bytes",
+        "stream",
+        "was_missing",
+    )
+
+    def __init__(self, prefix: bytes, door: Entrance, calls: list[Call], size_bytes: int) -> None:
+        self.prefix = prefix
+        self.door = door
+        self.model = door.served.model
+        self.calls = calls
+        self.size_bytes = size_bytes
+        self.left = len(calls)
+        self.gone = 0
+        self.sent_ns = monotonic_ns()
+        self.accepted = False
+        self.entry_id = b""
+        self.stream = b""
+        self.pieces: list[Buffer] | None = None
+        """The record in pieces, where it may have to be taken apart here."""
+        self.burst: asyncio.Future[None] | None = None
+        self.reply: WaveReply | None = None
+        """Its reply, while it is not known to have reached its durability level."""
+        self.was_missing = False
 
 
 def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool) -> Iterable[tuple[bytes, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from charonia import failpoints
 from charonia.clock import monotonic_ns, wall_ns
@@ -11,16 +11,32 @@ from charonia.models.served import ServedVersion
 from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
 
-from .calls import Call, Signature
+from .calls import Call, PendingWave, Signature
+from .expiry import Expiry
 from .gathering import Gathering
 
 if TYPE_CHECKING:
     from charonia.calls.admission import Admitted
     from gateway.metrics import RequestCounts
 
-    from .waves import PendingWave, Waves
 
 MOST_WAVE_BYTES = 262_144
+
+
+class Waves(Protocol):
+    """What takes waves to the log (`waves.Waves`)."""
+
+    endpoint: bytes
+    expiry: Expiry
+    touched: list[Door]
+
+    def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None: ...
+
+    def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool: ...
+
+    def abandoned(self, call: Call) -> None: ...
+
+    def close_door(self, door: Door) -> None: ...
 
 
 class Door:

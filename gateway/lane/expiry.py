@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from charonia.clock import wall_ns
 
-if TYPE_CHECKING:
-    from .calls import Call
+from .calls import Call
 
 
 class Expiry:

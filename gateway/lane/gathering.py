@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia.clock import monotonic_ns
 
-if TYPE_CHECKING:
-    from .door import Door
-    from .waves import Waves
+from .calls import Call
 
 SLOW_NS = 5_000_000
 """A model that takes longer for a wave gains little by it, and its requests could no longer be cancelled one by one."""
@@ -49,6 +47,26 @@ _APART_NS = 1_000_000_000
 """For so long a queue goes alone after the others waited for it in vain."""
 _PATIENCE_S = (0.002, 0.01)
 """How long requests wait at least and at most for the answers of other queues; between these twice as long as usual."""
+
+
+class Door(Protocol):
+    """Where requests of one signature wait (`door.Door`). `most` are a full wave."""
+
+    most: int
+    waiting: list[Call]
+
+    @property
+    def gathering(self) -> Gathering: ...
+
+    def send(self, *, full_only: bool = False) -> int: ...
+
+    def leave_all(self) -> None: ...
+
+
+class Waves(Protocol):
+    """Takes waves to the log (`waves.Waves`)."""
+
+    def flush(self) -> None: ...
 
 
 class Round:

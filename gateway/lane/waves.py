@@ -27,7 +27,7 @@ from gateway.deadlines import EXPIRED
 from gateway.endings import end_requests
 from gateway.job_outcomes import DEADLINE_EXCEEDED
 
-from .calls import Call
+from .calls import Call, PendingWave
 from .door import Door
 from .expiry import Expiry
 from .leases import Lease
@@ -44,47 +44,6 @@ _IDLE_NS = 10_000_000_000
 _IDS_AT_ONCE = 64
 _LOG_PATIENCE_S = 1.0
 _ASK_AGAIN_S = 0.02
-
-
-class PendingWave:
-    """One wave under way. `left` counts the requests without an answer, `gone` those whose callers have gone."""
-
-    __slots__ = (
-        "accepted",
-        "burst",
-        "calls",
-        "door",
-        "entry_id",
-        "gone",
-        "left",
-        "model",
-        "pieces",
-        "prefix",
-        "reply",
-        "sent_ns",
-        "size_bytes",
-        "stream",
-        "was_missing",
-    )
-
-    def __init__(self, prefix: bytes, door: Door, calls: list[Call], size_bytes: int) -> None:
-        self.prefix = prefix
-        self.door = door
-        self.model = door.served.model
-        self.calls = calls
-        self.size_bytes = size_bytes
-        self.left = len(calls)
-        self.gone = 0
-        self.sent_ns = monotonic_ns()
-        self.accepted = False
-        self.entry_id = b""
-        self.stream = b""
-        self.pieces: list[Buffer] | None = None
-        """The record in pieces, where it may have to be taken apart here."""
-        self.burst: asyncio.Future[None] | None = None
-        self.reply: WaveReply | None = None
-        """Its reply, while it is not known to have reached its durability level."""
-        self.was_missing = False
 
 
 class Waves:

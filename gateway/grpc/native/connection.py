@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import cast
+from typing import Any, cast
 
 from gateway.grpc.errors import INTERNAL, Refusal
 
@@ -591,6 +591,14 @@ class Connection(asyncio.Protocol):
     def leave(self) -> None:
         """Take no more calls than are on their way, and close after them."""
         self.ending.leave(has_client=self._settled)
+
+    def cut_all(self, reason: Refusal) -> list[asyncio.Task[Any]]:
+        """Refuse all calls; the tasks that end with them."""
+        return self.calls.cut_all(reason)
+
+    def close(self) -> None:
+        """Close after what is on its way."""
+        self.ending.close()
 
     def abort(self) -> None:
         """Close now."""

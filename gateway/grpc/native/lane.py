@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
@@ -17,7 +17,7 @@ from charonia.inference import LATEST_VERSION, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.grpc.convert import ResponseEncoder, infer_request, varint
-from gateway.grpc.errors import refusal
+from gateway.grpc.errors import Refusal, refusal
 from gateway.grpc.jobs import JOB_ID
 from gateway.handler import Handler
 from gateway.lane.calls import Call, values_of
@@ -32,9 +32,7 @@ from .frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
 from .limits import MOST_BLOCKED_BYTES, MOST_STREAMS
 from .messages import PREFIX, PREFIX_BYTES
 from .outbox import ANSWER, DONE, ENDS, Outbox
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .stream import Stream
 
 _NUMBER = Struct(">L")
 _MOST_SIGNATURES = 1024
@@ -46,6 +44,35 @@ _MOST_TIMEOUT_NS = 86_400 * 10**9
 """Of longer ones the full way says whether they are allowed."""
 _MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
+
+
+class Calls(Protocol):
+    """The calls of a connection by their numbers (`calls.Calls`)."""
+
+    streams: dict[int, Stream | LaneCall]
+
+    def adopt(self, call: LaneCall, *, ended: bool) -> Stream: ...
+
+
+class Connection(Protocol):
+    """What the lane needs of a connection (`connection.Connection`)."""
+
+    out: Outbox
+    last_id: int
+    window: int
+
+    @property
+    def calls(self) -> Calls: ...
+
+    def took(self, last_id: int, size: int) -> None: ...
+
+    def answered(self, *, at_once: bool) -> None: ...
+
+    def answer_slowly(self, call: LaneCall, message: bytes) -> None: ...
+
+    def refuse_call(self, call: LaneCall, reason: Refusal) -> None: ...
+
+    def serve_fully(self, call: LaneCall, message: bytes) -> None: ...
 
 
 class LaneCall(Call):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia.tensors import Buffer
 from gateway.grpc.errors import Status
@@ -28,9 +28,6 @@ from .limits import PingStrikes
 from .messages import PREFIX_BYTES
 from .stream import Stream
 
-if TYPE_CHECKING:
-    from .lane import LaneCall
-
 ANSWER = answer_block()
 DONE = status_block(Status.OK, "", alone=False)
 _BEFORE = Struct(f">HBBBL{len(ANSWER)}sHBBBLBL")
@@ -39,6 +36,13 @@ _MOST_AT_ONCE_BYTES = 1 << 20
 _NOT_JOINED_BYTES = 1 << 13
 """A part of so many bytes goes to the transport by itself, with those before and behind it in one system call."""
 ENDS = END_STREAM | END_HEADERS
+
+
+class Windowed(Protocol):
+    """A call that has a window, of whichever kind."""
+
+    id: int
+    send_window: int
 
 
 class Outbox:
@@ -240,7 +244,7 @@ class Outbox:
         while self._waiting and self.window > 0 and not self.is_paused:
             self._pump(next(iter(self._waiting)))
 
-    def widen_stream(self, stream: Stream | LaneCall, size: int) -> None:
+    def widen_stream(self, stream: Windowed, size: int) -> None:
         """The client gives a stream so many bytes more. Raises `StreamFault`."""
         stream.send_window += size
         if stream.send_window > LARGEST_WINDOW:
@@ -248,7 +252,7 @@ class Outbox:
         if isinstance(stream, Stream) and stream.pending:
             self._pump(stream)
 
-    def resize(self, streams: Iterable[Stream | LaneCall], window: int) -> None:
+    def resize(self, streams: Iterable[Windowed], window: int) -> None:
         """The client has another initial window, also for the streams there are. Raises `ConnectionFault`."""
         change, self.initial_window = window - self.initial_window, window
         if not change:

@@ -8,14 +8,12 @@ is copied from there once, and the rest of a long frame is read to where it belo
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from .calls import Calls
 from .frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED
 from .messages import Assembler
 from .stream import Stream
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 WORTH_SWITCHING_BYTES = 1 << 16
 """So much of a message must be missing: below, two changes of the reader cost more than they save."""
@@ -29,6 +27,37 @@ _STRAIGHT_BYTES = 1 << 15
 _MOST_IDLE_BUFFERS = 16
 
 _idle_buffers: list[bytearray] = []
+
+
+class Connection(Protocol):
+    """The connection that is read (`connection.Connection`): it is told of frames and asked what may come."""
+
+    calls: Calls
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def connection_lost(self, exc: Exception | None, /) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    def eof_received(self) -> bool: ...
+
+    def read_large(self, reader: LargeReader, size: int) -> None: ...
+
+    def checked(self, length: int) -> int: ...
+
+    def comes_large(self, number: int, size: int) -> bool: ...
+
+    def one(self, kind: int, flags: int, number: int, frame: bytes) -> None: ...
+
+    def allows_large(self, stream: Stream) -> int: ...
+
+    def count_large(self, stream: Stream, size: int) -> None: ...
+
+    def count_data(self, number: int, size: int, *, ends: bool) -> None: ...
 
 
 class LargeReader(asyncio.BufferedProtocol):

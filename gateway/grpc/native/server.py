@@ -104,11 +104,11 @@ class NativeGrpcFront:
         """End what did not end by itself."""
         refusal = (Status.UNAVAILABLE, SHUTTING_DOWN, ())
         connections = list(self._serving.connections)
-        tasks = [task for connection in connections for task in connection.calls.cut_all(refusal)]
+        tasks = [task for connection in connections for task in connection.cut_all(refusal)]
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
         for connection in connections:
-            connection.ending.close()
+            connection.close()
         if self._serving.connections:
             self._serving.left = asyncio.Event()
             try:

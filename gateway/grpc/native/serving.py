@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from gateway.grpc.calling import Methods
+from gateway.grpc.errors import Refusal
 
 from .call_headers import CallHeaders
+from .lane import GrpcLane
 from .limits import KeepAlive
 from .messages import Room
 
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .lane import GrpcLane
+
+class Connection(Protocol):
+    """A connection as its server sees it (`connection.Connection`)."""
+
+    def leave(self) -> None: ...
+
+    def cut_all(self, reason: Refusal) -> list[asyncio.Task[Any]]: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 @dataclass(slots=True)

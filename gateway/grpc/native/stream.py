@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia.clock import monotonic_ns
 
 from .call_headers import CallHeaders
 from .messages import Assembler, Packed
 
-if TYPE_CHECKING:
-    from .calls import Calls
+
+class Owner(Protocol):
+    """The calls of the stream's connection (`calls.Calls`), as far as messages need them."""
+
+    def took(self, stream: Stream) -> None: ...
+
+    def unpack(self, stream: Stream, message: Packed) -> bytes | None: ...
+
+    async def send(self, stream: Stream, message: bytes) -> None: ...
 
 
 class Stream:
@@ -43,7 +50,7 @@ class Stream:
     )
 
     def __init__(
-        self, calls: Calls, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
+        self, calls: Owner, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
     ) -> None:
         self._calls = calls
         self.id = stream_id
