@@ -18,7 +18,8 @@ from protos.model_config_pb2 import ModelConfig
 
 
 def test_shipped_backends_are_the_declared_entry_points() -> None:
-    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    root = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
+    declared = tomllib.loads((root / "pyproject.toml").read_text())
     assert declared["project"]["entry-points"][ENTRY_POINT_GROUP] == registry._SHIPPED
 
 
