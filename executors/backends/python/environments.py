@@ -46,7 +46,7 @@ class Interpreter:
 
 def own_interpreter() -> Interpreter:
     """The server's; -P because the working directory is no place to import from."""
-    return Interpreter((sys.executable, "-P", "-m", f"{__package__}.stub"))
+    return Interpreter((sys.executable, "-P", "-m", "executors.backends.python.stub"))
 
 
 def environment_path(source: ModelSource) -> Path | None:
