@@ -23,8 +23,14 @@ from .sequences import Remembered
 
 if TYPE_CHECKING:
     from .streaming import Outgoing, StreamedBatch
-    from .waves.execution import WaveBatch
-    from .waves.settling import WaveSettler
+    from .waves.execution import ExecutedWaves, WaveBatch
+
+
+class WaveAnswers(Protocol):
+    """Answers executed waves (`executors.waves.settling.WaveSettler`)."""
+
+    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+        """Answer what can be answered at once, in the thread of the instance."""
 
 
 class ResponseLog(Protocol):
@@ -64,7 +70,7 @@ class Job(Struct, eq=False):
     entry_id: bytes = b""
     flags: int = 0
     waves: Sequence[Wave] = ()
-    settler: WaveSettler | None = None
+    settler: WaveAnswers | None = None
     """Who answers these from the thread of an instance."""
     planned: Sequence[Planned] = ()
     """What of it is executed, once its execution has begun. Set in the instance's thread."""
