@@ -8,12 +8,12 @@ import os
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
-from charonia.host_metrics import beside_host
-from charonia.settings import BatcherSettings, LogSettings
-from charonia.telemetry import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.host_metrics import beside_host
+from charonia.options.settings import BatcherSettings, LogSettings
 
 from .metrics import BatcherMetrics
-from .scheduling.sequence_scheduler import Delays
+from .scheduling.sequences.sequence_scheduler import Delays
 from .service import BatcherService
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from charonia.cache_metrics import CacheMetrics
+from charonia.catalog.catalog import Catalog
 from charonia.clock import monotonic_ns
-from charonia.exposition import merge
-from charonia.models.catalog import Catalog
-from charonia.settings import MetricsSettings
-from charonia.telemetry import log_epoch_changes, render, tagged
+from charonia.metrics.cache_metrics import CacheMetrics
+from charonia.metrics.endpoint import log_epoch_changes, render, tagged
+from charonia.metrics.exposition import merge
+from charonia.options.settings import MetricsSettings
 
-from .adaptive_report import adaptive_of
-from .ensembles.owned import OwnedEnsemble
-from .scheduling.sequence_scheduler import SequenceScheduler
+from .ensembles.owned_ensemble import OwnedEnsemble
+from .housekeeping.adaptive_report import adaptive_of
+from .scheduling.sequences.sequence_scheduler import SequenceScheduler
 from .service import BatcherService
 
 _OF_ENSEMBLES = (

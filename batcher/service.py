@@ -12,30 +12,30 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from charonia.calls.cached_calls import CachedCalls
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
-from charonia.latencies import Latencies
-from charonia.models.catalog import ServedVersion
+from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
+from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
-from charonia.settings import BatcherSettings
+from charonia.options.settings import BatcherSettings
 
-from . import ownership
-from .deadlock_looks import DeadlockLooks
-from .demand import most_room
-from .departed import Departed, streams_of
-from .ensembles.owned import OwnedEnsemble
-from .owned import OwnedModel
-from .pauses import Pauses
-from .recovery import ask_for_streams, newcomers, recover
-from .rounds import Rounds
-from .scheduling.sequence_scheduler import NO_DELAYS, Delays
-from .turns_apart import TurnsApart
-from .upkeep import Upkeep
+from .deadlock.deadlock_looks import DeadlockLooks
+from .ensembles.owned_ensemble import OwnedEnsemble
+from .housekeeping.departed import Departed, streams_of
+from .housekeeping.rounds import Rounds
+from .housekeeping.upkeep import Upkeep
+from .owner.demand import most_room
+from .owner.owned import OwnedModel
+from .owner.turns_apart import TurnsApart
+from .scheduling.sequences.sequence_scheduler import NO_DELAYS, Delays
+from .takeover import ownership
+from .takeover.pauses import Pauses
+from .takeover.recovery import ask_for_streams, newcomers, recover
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from executors.backends.bound import Request
 
-    from .standalone.binding import Binding, TensorSpec, bind
-    from .standalone.bound import Server, serve
+    from .composition.binding import Binding, TensorSpec, bind
+    from .composition.bound_server import Server, serve
 
 _HOMES = {
-    "Binding": "charonia.standalone.binding",
-    "TensorSpec": "charonia.standalone.binding",
-    "bind": "charonia.standalone.binding",
-    "Server": "charonia.standalone.bound",
-    "serve": "charonia.standalone.bound",
+    "Binding": "charonia.composition.binding",
+    "TensorSpec": "charonia.composition.binding",
+    "bind": "charonia.composition.binding",
+    "Server": "charonia.composition.bound_server",
+    "serve": "charonia.composition.bound_server",
     "Request": "executors.backends.bound",
 }
 

@@ -28,8 +28,9 @@ from .tensors import Buffer, Tensor
 from .traces.contexts import Traced
 
 if TYPE_CHECKING:
-    from charonia.models.interface import ModelInterface
     from protos.model_config_pb2 import ModelConfig
+
+    from .models.interface import ModelInterface
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +48,9 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class GraphSignature:
-    """What `probe` found in a model file; `charonia.models.autofill` completes the configuration from it (C70, C71)."""
+    """What `probe` found in a model file; `executors.configuration.autofill` completes the configuration from it (C70,
+    C71).
+    """
 
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]

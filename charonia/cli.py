@@ -1,9 +1,9 @@
-"""The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.standalone`).
+"""The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.composition`).
 
 Operators' commands against a running log are `charonia.operations`'.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
-stderr. Only this module and `charonia.standalone` import services.
+stderr. Only this module and `charonia.composition` import services.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from . import options
 from .errors import CharoniaError, StartupError
+from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "trace")
@@ -107,7 +107,7 @@ def _operate(words: list[str]) -> int:
     from .operations.command_line import run
 
     def default_state_dir() -> str:
-        from .standalone.state_directory import default_state_dir
+        from .composition.state_directory import default_state_dir
 
         return default_state_dir()
 
@@ -122,16 +122,16 @@ def _run(command: str, argv: list[str]) -> int:
     if values["config"]:
         values = options.parse(command, argv, os.environ, _file(values["config"]))
     if command == options.SERVE:
-        from .standalone.logs import configure_logging
-        from .standalone.supervisor import serve
+        from .composition.logs import configure_logging
+        from .composition.supervisor import serve
 
         configure_logging(values)
         return serve(values)
     if "CHARONIA_PARENT_PID" in os.environ and values["report_fd"] >= 0:
-        from .standalone.children import die_with_parent
+        from .composition.children import die_with_parent
 
         die_with_parent(int(os.environ["CHARONIA_PARENT_PID"]))
-    from .standalone.roles import run_role
+    from .composition.roles import run_role
 
     try:
         return run_role(command, values)

@@ -19,7 +19,7 @@
     └── KeyReused                   KEY_REUSED          422 / 9   FAILED_PRECONDITION (an Idempotency-Key, another body)
 
 `StartupError` stands apart: it is a sentence for the operator, printed once on stderr, never sent to a client.
-This module knows no transport; the maps live in `gateway.http.errors` and `gateway.grpc.errors`.
+This module knows no transport; the maps live in `gateway.http.codec.error_replies` and `gateway.grpc.statuses`.
 """
 
 from __future__ import annotations

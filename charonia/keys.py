@@ -7,13 +7,13 @@ command or script ever names keys of two slots.
                              a wave (field `w`) is unsettled as long as its entry is there
     ql:{m}                   set of "<level>:<lane>" that have a stream
     u:{m}                    hash of every unsettled request: first 15 bytes of the id -> attempts and sizes of the
-                             requests whose ids begin so (charonia.eventlog.redis.groups)
+                             requests whose ids begin so (charonia.eventlog.redis.records.groups)
     n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
                              `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs,
                              `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
-    job:{m}:<id>             hash of one job (`charonia.jobs`): state, times, events, result
+    job:{m}:<id>             hash of one job (`charonia.facts.jobs`): state, times, events, result
     jr:{m}:<id>              what a job has answered so far, all but the last, when its model answers more than once:
                              entry `<index + 1>-0`, with the attempt `a` and the response record `r`; gone with the job
     idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
@@ -32,19 +32,19 @@ command or script ever names keys of two slots.
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
-    sl:{m}                   hash of live sequences: key -> where each is bound and how far it is (`charonia.sequences`)
-    st:{m}                   hash of their states: key -> tensors
-    gone                     sorted set of streams whose one reader left (`batcher.departed`), by when
+    sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
+    (`charonia.facts.sequence_states`) st:{m}                   hash of their states: key -> tensors
+    gone                     sorted set of streams whose one reader left (`batcher.housekeeping.departed`), by when
     ctl                      control facts
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents
     fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
-    wf:<batcher>             calls that wait at a batcher for long (`batcher.waiting`), kept for seconds
-    wr:<executor>            batches that wait for resources there (`charonia.turns`), kept for seconds
+    wf:<batcher>             calls that wait at a batcher for long (`batcher.deadlock.waiting`), kept for seconds
+    wr:<executor>            batches that wait for resources there (`charonia.facts.resource_waits`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
-    c:<hash>                 a cached response (`charonia.calls.cache_store`), kept for a time
+    c:<hash>                 a cached response (`charonia.calls.cache.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`EventLog.keep_recent`)
     ce                       sorted set of cached responses by when they expire

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDescribed,
     ExecutorDraining,

@@ -9,23 +9,23 @@ from collections.abc import Callable
 from charonia.backend import MeteredBackend
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog
-from charonia.exposition import merge
-from charonia.host_metrics import beside_host
-from charonia.models.remote.opening import RemoteRepositories
-from charonia.models.repository import ModelRepository
-from charonia.settings import ExecutorSettings, LogSettings
-from charonia.telemetry import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.exposition import merge
+from charonia.metrics.host_metrics import beside_host
+from charonia.options.settings import ExecutorSettings, LogSettings
 
-from .capabilities import Capabilities
-from .devices import count_gpus, no_gpu
-from .host_policy import HostPolicies
-from .loading import Loader
+from .backends.registry import BackendRegistry
+from .host.devices import count_gpus, no_gpu
+from .host.host_policy import HostPolicies
+from .loading.capabilities import Capabilities
+from .loading.loader import Loader
 from .metrics import ExecutorMetrics
-from .rate_limiter import RateLimiter
-from .registry import BackendRegistry
-from .repository_agents import RepositoryAgents
+from .repository.model_repository import ModelRepository
+from .repository.remote.opening import RemoteRepositories
+from .repository.repository_agents import RepositoryAgents
+from .running.rate_limiter import RateLimiter
+from .running.turns import Turnstile
 from .service import ExecutorService
-from .turns import Turnstile
 
 _log = logging.getLogger(__name__)
 

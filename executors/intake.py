@@ -1,7 +1,7 @@
 """Reads the executor's batch stream and hands batches to instances; gives back what it cannot run.
 
 Entries that hold no batch are dropped and counted, never a crash (H27). What the end of a batch means is
-`executors.settling`'s, which versions there are `executors.service`'s.
+`executors.settling.settler`'s, which versions there are `executors.service`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     BatchReturned,
     ExecutionUnwanted,
@@ -39,20 +39,20 @@ from charonia.wire import (
     Wave,
 )
 
-from .accounting import Death, Executed
 from .announcing import insist
-from .beginnings import Beginnings
-from .checkpoints import comes_late, restore
-from .incarnation import Incarnation
-from .job import Job, Responses, decoded
+from .batches.accounting import Death, Executed
+from .batches.batch_payloads import Payloads
+from .batches.wave_execution import ExecutedWaves
 from .metrics import ExecutorMetrics
-from .payloads import Payloads
-from .responding import ResponseWriter
-from .settlement import batch_died
-from .settling import Outcome, Settler
-from .waves.execution import ExecutedWaves
-from .waves.replies import ReplySockets
-from .waves.settling import WaveSettler
+from .running.incarnation import Incarnation
+from .running.job import Job, Responses, decoded
+from .settling.beginnings import Beginnings
+from .settling.checkpoints import comes_late, restore
+from .settling.responding import ResponseWriter
+from .settling.settlement import batch_died
+from .settling.settler import Outcome, Settler
+from .waves.reply_sockets import ReplySockets
+from .waves.wave_settler import WaveSettler
 
 _log = logging.getLogger(__name__)
 

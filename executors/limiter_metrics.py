@@ -1,4 +1,4 @@
-"""What a rate limiter holds back, for Prometheus; only where rates are limited (`executors.rate_limiter`)."""
+"""What a rate limiter holds back, for Prometheus; only where rates are limited (`executors.running.rate_limiter`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .rate_limiter import GLOBAL, RateLimiter
+from .running.rate_limiter import GLOBAL, RateLimiter
 
 
 class LimiterMetrics(Collector):

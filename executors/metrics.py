@@ -15,16 +15,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.latencies import Latencies
-from charonia.models.catalog import ServedVersion
+from charonia.metrics.endpoint import log_epoch_changes, render, tagged
+from charonia.metrics.latencies import Latencies
 from charonia.models.interface import ModelInterface
-from charonia.settings import MetricsSettings
-from charonia.telemetry import log_epoch_changes, render, tagged
+from charonia.options.settings import MetricsSettings
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
-from .accounting import Executed, Execution
+from .batches.accounting import Executed, Execution
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
@@ -102,7 +102,7 @@ class ExecutorMetrics(Collector):
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.before_collecting: Callable[[], None] = lambda: None
-        """Brings what is counted elsewhere up to date (`executors.waves.settling`)."""
+        """Brings what is counted elsewhere up to date (`executors.waves.wave_settler`)."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 

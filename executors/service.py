@@ -1,7 +1,7 @@
 """One executor: loads what its repository and the control stream say, serves batches, drains.
 
-`executors.lifecycle` decides what to load, `executors.deployment` does it, `executors.intake` takes and settles the
-batches; here they are started, told what others ask for, and stopped in order.
+`executors.deployment.lifecycle` decides what to load, `executors.deployment.deployment` does it, `executors.intake`
+takes and settles the batches; here they are started, told what others ask for, and stopped in order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any
 
 from charonia import keys
-from charonia.cache_metrics import CacheMetrics
-from charonia.calls.cached_calls import CachedCalls
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import (
+from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
     ModelRequested,
@@ -31,30 +31,30 @@ from charonia.events import (
     VersionAnnounced,
     VersionLoaded,
 )
-from charonia.models.catalog import Catalog
-from charonia.models.repository import ModelRepository
-from charonia.settings import ExecutorSettings, LogSettings
+from charonia.metrics.cache_metrics import CacheMetrics
+from charonia.options.settings import ExecutorSettings, LogSettings
 
-from .accounting import Death
 from .announcing import Announcer
-from .calls import ExecutorCalls
-from .capabilities import Capabilities
-from .checkpoints import Checkpoints
-from .deployment import Deployment
+from .batches.accounting import Death
+from .batches.batch_payloads import Payloads
+from .calling.executor_calls import ExecutorCalls
+from .deployment.deployment import Deployment
+from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
+from .deployment.named import Named
+from .deployment.on_demand import OnDemand
+from .deployment.room import Room
+from .deployment.start_report import report
 from .intake import DRAINS, Intake
-from .job import Job
-from .lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .limiter_metrics import LimiterMetrics
-from .loading import Loader
+from .loading.capabilities import Capabilities
+from .loading.loader import Loader
+from .loading.placing import Placing
 from .metrics import ExecutorMetrics
-from .named import Named
-from .on_demand import OnDemand
-from .payloads import Payloads
-from .placing import Placing
-from .room import Room
-from .start_report import report
-from .turn_notes import TurnNotes
-from .waves.replies import ReplySockets
+from .repository.model_repository import ModelRepository
+from .running.job import Job
+from .settling.checkpoints import Checkpoints
+from .settling.turn_notes import TurnNotes
+from .waves.reply_sockets import ReplySockets
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.host_metrics import beside_host
-from charonia.settings import GatewaySettings, LogSettings
-from charonia.telemetry import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.host_metrics import beside_host
+from charonia.options.settings import GatewaySettings, LogSettings
 
 from .service import GatewayService
 from .tracing.sinks import trace_writer
@@ -44,10 +44,10 @@ def _fronts(settings: GatewaySettings, handler: GatewayService) -> dict[str, tup
 
 def _grpc_front(settings: GatewaySettings, handler: GatewayService) -> Front:
     if settings.grpc_front == "grpcio":
-        from .grpc.server import GrpcFront
+        from .grpc.grpcio_server import GrpcFront
 
         return GrpcFront(settings, handler)
-    from .grpc.native.server import NativeGrpcFront
+    from .grpc.native.native_server import NativeGrpcFront
 
     return NativeGrpcFront(settings, handler)
 

@@ -1,7 +1,7 @@
 """Inferences that are asked for with more than the tensors: to be answered later, in time, once per key (ADR 0004).
 
-Joins what callers write (`gateway.preferences`) with the handler's jobs, the same for every protocol; where the words
-stand and how an answer looks is each front's.
+Joins what callers write (`gateway.requests.preferences`) with the handler's jobs, the same for every protocol; where
+the words stand and how an answer looks is each front's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from charonia.errors import CharoniaError, Unsupported
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from charonia.models.interface import ModelInterface
 
-from .delivery import Caller, DeliveryOptions, JobReceipt, JobView
 from .handler import Handler, ServedModel
-from .preferences import Wish, earlier, read_wish
+from .requests.delivery import Caller, DeliveryOptions, JobReceipt, JobView
+from .requests.preferences import Wish, earlier, read_wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that is answered later; `state` is that of a `charonia.jobs.JobState`."""
+    """A job that is answered later; `state` is that of a `charonia.facts.jobs.JobState`."""
 
     receipt: JobReceipt
     state: str

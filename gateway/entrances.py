@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 
 from charonia.calls.admission import Admission, Admitted
-from charonia.calls.caching import rules_of
+from charonia.calls.cache.cache_keys import rules_of
 from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
-from charonia.models.catalog import Catalog, ServedVersion
 
-from .deadlines import check_deadline
+from .dataplane.deadlines import check_deadline
 from .metrics import GatewayMetrics, RequestCounts
 from .tracing.trace import Trace, failed
 

@@ -10,18 +10,18 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.jobs import JobEvent
 
-from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
-from .restrictions import RawHeaders
+from .access.restrictions import RawHeaders
+from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 
 if TYPE_CHECKING:
     from charonia.models.interface import ModelInterface
-    from charonia.traces.settings import Wanted
+    from charonia.traces.trace_settings import Wanted
     from protos.model_config_pb2 import ModelConfig
 
-    from .lane.lane import Lane
+    from .lane.express_lane import Lane
     from .tracing.tracer import Tracer
 
 
@@ -153,7 +153,7 @@ class Handler(Protocol):
     def model_metadata(self, name: str, version: str) -> ModelMetadata: ...
 
     def model_config(self, name: str, version: str) -> ModelConfig:
-        """The normalised configuration (H6); JSON form by `charonia.models.config.to_json`."""
+        """The normalised configuration (H6); JSON form by `executors.configuration.config.to_json`."""
 
     def served_model(self, name: str, version: str) -> ServedModel:
         """The version an inference with this name and version would use. Raises E5's errors."""

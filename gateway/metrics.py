@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from charonia.calls.cache_store import CacheStore
+from charonia.calls.cache.cache_store import CacheStore
 from charonia.calls.refused import FAILURE_REASONS
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.latencies import Latencies, ModelLatencies
-from charonia.models.catalog import Catalog, ServedVersion
-from charonia.settings import MetricsSettings
-from charonia.telemetry import log_epoch_changes, render, tagged
+from charonia.metrics.endpoint import log_epoch_changes, render, tagged
+from charonia.metrics.latencies import Latencies, ModelLatencies
+from charonia.options.settings import MetricsSettings
 
-from .dataplane import DataPlane
+from .dataplane.dataplane import DataPlane
 from .tracing.tracer import Tracer
 
 

@@ -13,28 +13,33 @@ from typing import TYPE_CHECKING, TypeVar
 
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
-from charonia.calls.caching import is_cachable
+from charonia.calls.cache.cache_keys import is_cachable
+from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
-from charonia.calls.payloads import Payloads
+from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import RefusedRequests, failure_reason
-from charonia.calls.response_cache import ResponseCache
+from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.events import LanesWeighed
+from charonia.facts.events import LanesWeighed
+from charonia.facts.jobs import JobEvent
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
-from charonia.jobs import JobEvent
-from charonia.models.catalog import ServedVersion
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
-from charonia.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
-from charonia.traces.settings import Wanted
+from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.traces.trace_settings import Wanted
 from charonia.wire import ResponseRecord
 
-from .dataplane import DataPlane
-from .delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
+from .access.restrictions import RawHeaders
+from .access.tenants import Tenants
+from .access.terms import TermsBook
+from .control.metadata import metadata_of, parse_version
+from .control.model_statistics import model_statistics
+from .control.readiness import Readiness
+from .dataplane.dataplane import DataPlane
 from .entrances import Entrances
 from .handler import (
     ModelIndexEntry,
@@ -43,19 +48,14 @@ from .handler import (
     ServedModel,
     ServerMetadata,
 )
-from .jobs import Jobs
+from .jobs.jobs import Jobs
 from .lane.awaited import Awaited
 from .lane.counted import CountedWaves
-from .lane.lane import Lane
-from .metadata import metadata_of, parse_version
+from .lane.express_lane import Lane
 from .metrics import GatewayMetrics, RequestCounts
-from .readiness import Readiness
-from .request_rules import SERVER_EXITING
-from .restrictions import RawHeaders
-from .statistics import model_statistics
+from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
+from .requests.request_rules import SERVER_EXITING
 from .streaming import only, responses_of, wanted_outputs
-from .tenants import Tenants
-from .terms import TermsBook
 from .tracing.trace import answered, failed, left, reported
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter

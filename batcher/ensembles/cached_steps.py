@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from charonia.calls.cached_calls import CachedCalls
-from charonia.calls.caching import is_cachable
+from charonia.calls.cache.cache_keys import is_cachable
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.catalog.catalog import ServedVersion
 from charonia.errors import Cancelled, CharoniaError
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
-from charonia.models.catalog import ServedVersion
 from charonia.wire import ResponseRecord
 
 Ended = Callable[[ResponseRecord | CharoniaError], None]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batcher.carriers import carrier_of
+from batcher.entries.carriers import carrier_of
 from charonia import keys
 from charonia.calls.admission import Admission, Admitted
-from charonia.calls.packing import mark_of
+from charonia.calls.request_packing import mark_of
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.inference import InferenceRequest
-from charonia.models.catalog import Catalog, ServedVersion
 from charonia.wire import (
     FLAG_JOURNALLED,
     FLAG_REPLY_BY_REFERENCE,
@@ -27,8 +27,8 @@ from charonia.wire import (
     pack_request,
 )
 
-from .flights import Flight
-from .tensors import renamed
+from .step_flights import Flight
+from .step_tensors import renamed
 
 
 @dataclass(frozen=True, slots=True)

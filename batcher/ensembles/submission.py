@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from batcher.carriers import carrier_of
-from batcher.scheduling.ensemble import SubmitStep
-from batcher.scheduling.ensemble_run import Path
+from batcher.entries.carriers import carrier_of
+from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
+from batcher.scheduling.ensembles.ensemble_run import Path
 from charonia import keys
+from charonia.catalog.catalog import Catalog
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
-from charonia.models.catalog import Catalog
+from charonia.facts.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
 from charonia.wire import (
     FILE,
     Reference,
@@ -32,7 +32,7 @@ from charonia.wire import (
 )
 
 from .cached_steps import CachedSteps
-from .flights import Flight, step_id
+from .step_flights import Flight, step_id
 from .step_packing import StepPacker
 
 _log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ class DispatchBatch:
     attempts: tuple[int, ...]
     via_owner: bool
     suspects: Literal["", "group", "apart"] = ""
-    """A group that runs by itself, `apart` with nothing else of the model at its executor (`isolation`)."""
+    """A group that runs by itself, `apart` with nothing else of the model at its executor (`poison_isolation`)."""
     sequences: BatchPlaces | None = None
     """Where the requests belong, of a model with a sequence batcher."""
 
@@ -66,7 +66,7 @@ class RejectRequest:
 
 @dataclass(frozen=True, slots=True)
 class CondemnRequest:
-    """A request ended whatever ran it: answer it with `message` and keep it as a dead letter (`isolation`).
+    """A request ended whatever ran it: answer it with `message` and keep it as a dead letter (`poison_isolation`).
 
     `executor` is the last it ran on, `stderr` the last lines of the instance where it is known.
     """

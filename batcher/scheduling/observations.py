@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from charonia.batch_strategies import BatchStrategy
+from charonia.facts.sequence_states import SequenceAbout
 from charonia.models.interface import ModelInterface
-from charonia.sequences import SequenceAbout
 from charonia.wire import BatchPlaces, RequestMeta, SequenceMark
 
 
@@ -29,7 +29,7 @@ class RequestState(IntEnum):
     DISPATCHED = 3
     ENDED = 4
     SUSPECT = 5
-    """Waits to run in a batch of its own, because a batch it was in ended badly (`isolation`)."""
+    """Waits to run in a batch of its own, because a batch it was in ended badly (`poison_isolation`)."""
 
 
 class RequestQueued(Struct, eq=False, gc=False):
@@ -77,7 +77,7 @@ class RequestQueued(Struct, eq=False, gc=False):
     settled: bool = False
     """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
     losses_apart: int = 0
-    """Executors lost while they had this request and nothing else of its model (`isolation`)."""
+    """Executors lost while they had this request and nothing else of its model (`poison_isolation`)."""
     responding: bool = False
     """A response of it is visible, and it has not ended: only a repeatable model is run again."""
 
@@ -283,7 +283,7 @@ class VersionsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CallRefused:
-    """A request that a model made can never run (`deadlocks`): it is answered with UNAVAILABLE and `message`."""
+    """A request that a model made can never run (`wait_cycles`): it is answered with UNAVAILABLE and `message`."""
 
     id: bytes
     message: str

@@ -18,7 +18,7 @@ from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
 
-from .sequences import check_length, check_sequence
+from .sequence_rules import check_length, check_sequence
 
 UNKNOWN_ID = "<id_unknown>"
 
@@ -52,7 +52,7 @@ class Admitted:
     bytes_inputs: tuple[tuple[int, int], ...]
     """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
     sequential: bool = False
-    """The request is one of a sequence (`charonia.calls.sequences`)."""
+    """The request is one of a sequence (`charonia.calls.sequence_rules`)."""
     passes_on: bool = False
     """The model may make requests of its own for this one: then its record says whose it is."""
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia import keys
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import (
     CharoniaError,
@@ -29,16 +30,15 @@ from charonia.errors import (
 )
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog, Limits
-from charonia.events import FIELD_FACT, RequestCancelled, pack_fact
+from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
-from charonia.models.catalog import Catalog, ServedVersion
 from charonia.wire import FLAG_JOURNALLED, Lineage, ResponseRecord, record_fields
 
 from .admission import Admission, Admitted
 from .call import Call, HeldBytes
-from .packing import request_record
-from .payloads import Payloads
+from .payload_transfer import Payloads
 from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open, without_held
+from .request_packing import request_record
 
 _log = logging.getLogger(__name__)
 

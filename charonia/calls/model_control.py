@@ -7,10 +7,10 @@ import contextlib
 import os
 
 from charonia import keys
+from charonia.catalog.catalog import EXPLICIT, failure_of
 from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.events import FIELD_FACT, ModelRequested, pack_fact
-from charonia.models.catalog import EXPLICIT, failure_of
+from charonia.facts.events import FIELD_FACT, ModelRequested, pack_fact
 from charonia.models.names import name_of
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Mapping
 
 from charonia import keys
+from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import EventLog
-from charonia.models.catalog import ServedVersion
 
 _FLUSH_S = 0.2
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")

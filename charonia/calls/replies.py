@@ -12,7 +12,7 @@ from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Entry, EventLog
-from charonia.events import BatchFinished
+from charonia.facts.events import BatchFinished
 from charonia.tensors import Buffer
 from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
 

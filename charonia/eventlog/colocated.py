@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
-from charonia.places import JobPlace
-from charonia.sequences import SequenceStep
+from charonia.facts.job_places import JobPlace
+from charonia.facts.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
-from .memory import MemoryLog
+from .memory.log import MemoryLog
 from .port import START, Entry, EventLog, Fields, Limits, OnEntries, Reply, Settled, StreamReader, Waves
 
 

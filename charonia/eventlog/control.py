@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from charonia import keys
+from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
-from charonia.models.catalog import Catalog
+from charonia.facts.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
 
 from .port import START, Entry, EventLog
 

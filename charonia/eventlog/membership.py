@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from charonia import keys
 from charonia.clock import agree, monotonic_ns
 from charonia.errors import LogUnavailable
-from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
 from .payloads import PayloadDirectory
 from .port import EventLog

@@ -1,9 +1,9 @@
 """Large tensors beside the log: memory that the processes of one machine share, else blobs (design section 2).
 
 A process owns `<directory>/<its incarnation>/`. Between processes that both know slots a payload lies in a reused slot
-of its owner's directory (`slots`, docs/adr/0017). Else it is a new file, written whole before anything names it, so
-that a reader never sees half of one; readers map it and never write. A file belongs to whoever waits for it and is
-removed when its request is answered; a reader's mapping outlives that. Directories of processes that are no more are
+of its owner's directory (`payload_slots`, docs/adr/0017). Else it is a new file, written whole before anything names
+it, so that a reader never sees half of one; readers map it and never write. A file belongs to whoever waits for it and
+is removed when its request is answered; a reader's mapping outlives that. Directories of processes that are no more are
 swept. That two processes share the directory is proven by reading a token there, never by host name; that one of them
 reads slots, by a file beside the token. In a record both kinds are `FILE` references, so that batchers of any version
 carry them.
@@ -29,7 +29,7 @@ from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 from charonia.wire import BLOB, FILE, Reference
 
-from .slots import SlotPool, SlotReader, is_slot
+from .payload_slots import SlotPool, SlotReader, is_slot
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The log as services see it: streams, settled work, leases and projections. Pure interface, no I/O.
 
-Adapters: `charonia.eventlog.memory` (complete, in one process), `charonia.eventlog.redis` (Redis or Valkey >= 7.0) and
-`charonia.eventlog.colocated` (a shared log plus streams that never leave the process). One contract suite
+Adapters: `charonia.eventlog.memory.log` (complete, in one process), `charonia.eventlog.redis` (Redis or Valkey >= 7.0)
+and `charonia.eventlog.colocated` (a shared log plus streams that never leave the process). One contract suite
 (tests/contract) runs over all. Every method that cannot reach the log raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from charonia.errors import CharoniaError
-from charonia.jobs import JobEnd, JobRecord, JobTicket, NewJob
-from charonia.places import JobPlace
-from charonia.sequences import SequenceStep
+from charonia.facts.job_places import JobPlace
+from charonia.facts.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
 Fields = Sequence[Buffer]
@@ -238,8 +238,8 @@ class EventLog(Protocol):
         `ends` holds how the jobs among them end: one that is won gets its end, result and last event recorded in the
         same step, and the ended jobs of the model are kept within its retention (`set_retention`). The end of a job
         whose `about` has a `webhook` appends [b"i", its id in hex] to `keys.webhooks(model)`. `outcomes` has one byte
-        for each request (`charonia.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets an
-        `ended` fact, which says that all of them had started in `ran`, an executor and its batch, if that is given.
+        for each request (`charonia.facts.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets
+        an `ended` fact, which says that all of them had started in `ran`, an executor and its batch, if that is given.
 
         `sequences` holds, for requests of sequences, what becomes of the sequence's record; in the same step, for those
         that are won.

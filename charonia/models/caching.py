@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from protos.model_config_pb2 import ModelConfig
 
-from .errors import InstanceError
+from .config_errors import InstanceError
 
 INPUTS = "charonia.cache_inputs"
 TTL = "charonia.cache_ttl_s"

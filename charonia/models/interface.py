@@ -1,7 +1,7 @@
 """The frozen, typed view of a model's configuration that request paths read instead of protobuf.
 
 Built once for each loaded model from a normalised configuration; nothing here looks back at it. Validation has happened
-before (`charonia.models.config`); batching decisions are the scheduler's, shape checks the gateway's.
+before (`executors.configuration.config`); batching decisions are the scheduler's, shape checks the gateway's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protos import model_config_pb2 as pb
 
 from .repeatable import is_repeatable
 from .scheduling import DynamicBatching
-from .sequences import SequenceBatching
+from .sequence_batcher import SequenceBatching
 
 DEFAULT_SCHEDULING = "default"
 

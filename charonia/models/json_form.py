@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from protos.model_config_pb2 import ModelConfig
 
-from .errors import StructureError
+from .config_errors import StructureError
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from protos.model_config_pb2 import ModelConfig
 
-from .errors import StructureError
+from .config_errors import StructureError
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 """The one family whose buckets a model may choose."""

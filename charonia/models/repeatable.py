@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from protos.model_config_pb2 import ModelConfig
 
-from .errors import InstanceError
+from .config_errors import InstanceError
 
 REPEATABLE = "charonia.repeatable"
 

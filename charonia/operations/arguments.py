@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import TypeAlias
 
-from charonia.jobs import JobState
+from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from charonia import keys
 from charonia.errors import Cancelled
 from charonia.eventlog.port import EventLog
-from charonia.events import FIELD_FACT, RequestsEnded, pack_fact
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
 from charonia.wire import RequestRecord, pack_failure, record_fields
 

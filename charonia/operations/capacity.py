@@ -31,12 +31,13 @@ from charonia.errors import StartupError
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import RedisLog
-from charonia.jobs import NewJob, public_id
+from charonia.facts.jobs import NewJob, public_id
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, batch_signature, pack_request, record_fields, request_meta
 
-from . import jobs, queues
-from .auditing import Scope, audit_models
+from . import job_commands as jobs
+from . import queues
+from .audit.model_audit import Scope, audit_models
 
 MODEL = "identity"
 _IN_FLIGHT = 200

@@ -17,10 +17,13 @@ from typing import Any
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
-from charonia.jobs import JobState
+from charonia.facts.jobs import JobState
 
-from . import arguments, dead_letters, executors, jobs, moving, queues, reports, traces
-from .auditing import Scope, audit_models
+from . import arguments, dead_letters, executors, moving, queues
+from . import job_commands as jobs
+from . import trace_files as traces
+from .audit.model_audit import Scope, audit_models
+from .text import command_reports as reports
 
 Answer = tuple[dict[str, Any], bool]
 """The document to print, and whether all is well."""
@@ -73,7 +76,7 @@ def _log_place(
 
 async def _with_log(options: argparse.Namespace, url: str, password_file: str) -> Answer:
     from charonia.eventlog.redis import open_log
-    from charonia.eventlog.redis.address import with_password
+    from charonia.eventlog.redis.server.address import with_password
 
     log = open_log(with_password(url, password_file))
     await log.open()

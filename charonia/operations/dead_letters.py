@@ -17,7 +17,7 @@ import msgpack
 from charonia import keys
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.port import START, Entry, EventLog, Limits
-from charonia.jobs import NewJob, parse_public_id, public_id
+from charonia.facts.jobs import NewJob, parse_public_id, public_id
 from charonia.tensors import Tensor
 from charonia.wire import (
     BLOB,
@@ -30,9 +30,9 @@ from charonia.wire import (
     unpack_request,
 )
 
-from .jobs import plain
+from .job_commands import plain
 from .queued import known_models
-from .tensor_text import described, saved_all
+from .text.tensor_text import described, saved_all
 
 FIELD_ABOUT = b"m"
 RETENTION_S = 86_400

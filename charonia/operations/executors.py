@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from charonia import keys
+from charonia.catalog.catalog import READY, ExecutorView
 from charonia.eventlog.port import START, EventLog
-from charonia.models.catalog import READY, ExecutorView
 from charonia.wire import FIELD_HEADER
 
 from .folding import folded_control

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from charonia import keys
+from charonia.catalog.catalog import Catalog
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.models.catalog import Catalog
 
 _PAGE = 500
 

@@ -16,8 +16,8 @@ from typing import Any
 from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, RequestsMoved, pack_fact
-from charonia.jobs import MOVED, JobState
+from charonia.facts.events import FIELD_FACT, RequestsMoved, pack_fact
+from charonia.facts.jobs import MOVED, JobState
 from charonia.wire import RequestRecord, pack_request, record_fields
 
 from .folding import folded_control

@@ -9,7 +9,7 @@ from charonia import keys
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.events import ModelRequested, RepositoryScanned, VersionLoaded
+from charonia.facts.events import ModelRequested, RepositoryScanned, VersionLoaded
 from charonia.wire import RequestRecord, Wave, work_in
 
 _FIRST_PAGE = 50

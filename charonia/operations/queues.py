@@ -9,8 +9,8 @@ from typing import Any
 
 from charonia import keys
 from charonia.eventlog.port import EventLog
-from charonia.events import FIELD_FACT, QueueCommanded, pack_fact
-from charonia.jobs import public_id
+from charonia.facts.events import FIELD_FACT, QueueCommanded, pack_fact
+from charonia.facts.jobs import public_id
 
 from .cancelling import cancel
 from .queued import Queued, known_models, must_be_known, queued, queued_of_model

@@ -28,7 +28,6 @@ from charonia.errors import InvalidRecord
 from .batches import BatchHeader
 from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, record_fields, records_of
 from .lineages import Lineage
-from .places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
 from .references import BLOB, FILE, Reference
 from .requests import (
     FLAG_JOB,
@@ -64,7 +63,8 @@ from .responses import (
     time_response,
     unpack_response,
 )
-from .sequences import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
+from .sequence_fields import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
+from .tensor_places import MAX_CACHED_META_BYTES, WIRE_VERSION, TensorPlace
 from .waves import (
     MAX_WAVE_REQUESTS,
     PREFIX_BYTES,

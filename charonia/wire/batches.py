@@ -9,8 +9,8 @@ import msgpack
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 
-from .places import WIRE_VERSION
-from .sequences import BatchPlaces
+from .sequence_fields import BatchPlaces
+from .tensor_places import WIRE_VERSION
 
 
 @dataclass(slots=True)

@@ -21,7 +21,9 @@ from charonia.traces.contexts import Context, Traced
 
 from .entries import FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, lengths_of
 from .lineages import Lineage
-from .places import (
+from .references import Reference
+from .sequence_fields import SequenceMark
+from .tensor_places import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,
@@ -30,8 +32,6 @@ from .places import (
     places_of,
     total_size_bytes,
 )
-from .references import Reference
-from .sequences import SequenceMark
 
 # version, flags, endpoint length, client id length, sequence length, meta length, rows, id, accepted ns, deadline ns,
 # timeout us, level, signature
@@ -47,7 +47,7 @@ _SMALL_BYTES = 1024
 MAX_CLIENT_ID_BYTES = 65535
 
 FLAG_JOB = 1
-"""The request is a job: it has a record of its own in the log, which its settlement ends (`charonia.jobs`)."""
+"""The request is a job: it has a record of its own in the log, which its settlement ends (`charonia.facts.jobs`)."""
 FLAG_JOURNALLED = 2
 """What happens to the request is written to its model's journal (`--journal`)."""
 FLAG_REFERENCE = 4
@@ -111,7 +111,9 @@ class RequestRecord(Struct, gc=False):
     trace: Traced | None = None
     """Where what is reported of it is gathered, when it is traced."""
     window: int = 0
-    """How many responses are wanted before more are asked for (`charonia.events.ResponsesWanted`); 0: all there are."""
+    """How many responses are wanted before more are asked for (`charonia.facts.events.ResponsesWanted`); 0: all there
+    are.
+    """
 
     @property
     def is_job(self) -> bool:

@@ -19,7 +19,8 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.reports import Report
 
-from .places import (
+from .references import Reference
+from .tensor_places import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,
@@ -28,7 +29,6 @@ from .places import (
     places_of,
     total_size_bytes,
 )
-from .references import Reference
 
 # version, flags, error code, reserved, meta length, id
 _RESPONSE = struct.Struct("<BBBxI16s")

@@ -22,8 +22,8 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer, Tensor
 
-from .places import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, TensorPlace, places_of
 from .requests import RequestMeta, RequestRecord, carried_in, meta_of, pack_request, request_meta, unpack_request
+from .tensor_places import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, TensorPlace, places_of
 
 MAX_WAVE_REQUESTS = 64
 """More members than this the log's scripts would look at one by one (`docs/adr/0007`)."""

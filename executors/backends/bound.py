@@ -2,7 +2,7 @@
 
 Not in the registry of words: whoever hosts the executor gives it a `BoundBackend` with its callables. An instance is a
 thread of its own that runs the callable, so it must release the interpreter lock or be quick. What users write, and how
-a callable becomes a model's configuration, is `charonia.standalone.binding`'s.
+a callable becomes a model's configuration, is `charonia.composition.binding`'s.
 """
 
 from __future__ import annotations

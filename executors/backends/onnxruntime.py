@@ -1,7 +1,7 @@
 """Runs ONNX models with onnxruntime: sessions, their options from the configuration, and arrays in and out.
 
 The library is imported when a model first needs it. What a configuration must look like in general is checked by
-`charonia.models`; this module checks it against the graph. Batching and cutting are `executors.assembly`'s.
+`charonia.models`; this module checks it against the graph. Batching and cutting are `executors.batches.assembly`'s.
 
 Threads. onnxruntime takes every physical core for each session by default; with several instances and models on one
 machine that is oversubscription, so a session gets cores / CPU instances of its model (at least 1) unless
@@ -28,9 +28,9 @@ import numpy as np
 from charonia.backend import Array, GraphSignature, InstanceSpec, ModelSource, TensorSignature
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
-from charonia.models.autofill import check_against_graph
 from charonia.models.interface import ModelInterface
-from executors.host_policy import thread_on
+from executors.configuration.autofill import check_against_graph
+from executors.host.host_policy import thread_on
 
 from .onnxruntime_options import (
     accelerator_providers,

@@ -1,6 +1,8 @@
-"""What executed waves add to their model's statistics: added up here, as `executors.accounting` counts requests. Pure.
+"""What executed waves add to their model's statistics: added up here, as `executors.batches.accounting` counts
+requests. Pure.
 
-The names and meanings of the increments are `executors.accounting`'s; a wave counts as its requests (X1-X4, M1).
+The names and meanings of the increments are `executors.batches.accounting`'s; a wave counts as its requests (X1-X4,
+M1).
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from charonia.wire import Wave
-from executors.accounting import Execution, Failure
+from executors.batches.accounting import Execution, Failure
 
 
 class WaveCounts:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from charonia.batch_strategies import PARAMETER as STRATEGY
-from charonia.models.adaptive_batching import PARAMETER as TARGET
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
-from executors.incarnation import Incarnation
+from charonia.models.latency_target import PARAMETER as TARGET
+from executors.running.incarnation import Incarnation
 
 
 def takes_waves(incarnation: Incarnation) -> bool:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from charonia.errors import InternalError
 from charonia.tensors import Buffer
 
-from .errors import Refusal
+from .statuses import Refusal
 
 
 class Context(Protocol):

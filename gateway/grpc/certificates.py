@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.errors import StartupError
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import InvalidArgument
+from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.handler import (
     RESPONSE_DURATIONS,
     Duration,
@@ -13,7 +14,6 @@ from gateway.handler import (
     ModelStatistics,
     ServerMetadata,
 )
-from gateway.log_settings import TYPES, LogSwitches
 from protos import grpc_service_pb2 as pb
 
 

@@ -16,10 +16,10 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
-from gateway.classification import classify
 from gateway.handler import ServedModel
-from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
-from gateway.request_rules import (
+from gateway.requests.classification import classify
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
+from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
     NO_DEADLINE,
     SHARED_MEMORY_DISABLED,
@@ -172,7 +172,7 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
             case "binary_data_output":
                 continue
             case _ if key in DELIVERY_PARAMETERS:
-                continue  # `jobs` reads them
+                continue  # `job_calls` reads them
             case _ if key == EMPTY_FINAL:
                 _typed_parameter(key, kind, value, "bool_param")
             case _:

@@ -1,7 +1,8 @@
 """The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
 Each call translates, asks the handler and translates back. Methods are over bytes, so that inference replies are the
-bytes that `convert` writes. What a server owes them is in `calling`; who waits for whom within a stream in `streams`.
+bytes that `convert` writes. What a server owes them is in `calling`; who waits for whom within a stream in
+`answer_streams`.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Any, Protocol
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
-from gateway import log_settings
-from gateway.delivery import ANYONE
+from gateway.access.restrictions import HeaderForwarding, Restrictions
+from gateway.control import log_settings
 from gateway.handler import Handler, ServedModel
-from gateway.preferences import earlier
-from gateway.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
-from gateway.restrictions import HeaderForwarding, Restrictions
+from gateway.requests.delivery import ANYONE
+from gateway.requests.preferences import earlier
+from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
+from .answer_streams import AnswerStream
 from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
 from .convert import Classes, ResponseEncoder, infer_request
 from .envelope import NoEnvelope, split
-from .errors import INTERNAL, Refusal, Status, refusal
-from .jobs import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
+from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
+from .statuses import INTERNAL, Refusal, Status, refusal
 from .stream_calls import SHUTTING_DOWN, StreamCalls
-from .streams import AnswerStream
-from .traces import SEND_START, begin_trace, sent
+from .trace_metadata import SEND_START, begin_trace, sent
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What the requests of one `ModelStreamInfer` call mean and how their answers look (G22-G25, G36).
 
 Models that answer once answer in the order of the requests; decoupled ones, and jobs that are followed, as they come.
-Who waits for whom is `streams`'.
+Who waits for whom is `answer_streams`'.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
 from charonia.inference import InferenceRequest
 from gateway.deferral import Accepted
-from gateway.delivery import ANYONE, Caller
 from gateway.handler import Handler, ServedModel
+from gateway.requests.delivery import ANYONE, Caller
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
+from .answer_streams import Answer, Answering
 from .calling import Context, headers_of, metadata_of, parse
 from .convert import EMPTY_FINAL, Classes, stream_answer, stream_error
-from .errors import INTERNAL
-from .jobs import JobCalls, asks_for_job, placed, words_of_parameters
-from .streams import Answer, Answering
-from .traces import begin_trace, sent
+from .job_calls import JobCalls, asks_for_job, placed, words_of_parameters
+from .statuses import INTERNAL
+from .trace_metadata import begin_trace, sent
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class StreamCalls:
         """By model, and by sequence of a model that has them: when the last request is answered to its end."""
 
     def answer(self, data: bytes) -> Answering:
-        """The answers to one message, as `streams.AnswerStream` takes them."""
+        """The answers to one message, as `answer_streams.AnswerStream` takes them."""
         message = _NOTHING
         try:
             message = parse(pb.ModelInferRequest, data)

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from .compression import IDENTITY, compress, content_encoding, decompress
-from .errors import Headers, HttpRefusal
-from .request_codec import json_too_large, parse_header_length, raw_too_large
-from .response_codec import HEADER_LENGTH
+from .codec.compression import IDENTITY, compress, content_encoding, decompress
+from .codec.error_replies import Headers, HttpRefusal
+from .codec.request_codec import json_too_large, parse_header_length, raw_too_large
+from .codec.response_codec import HEADER_LENGTH
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

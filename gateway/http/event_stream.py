@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from starlette.responses import Response
 
 from charonia.errors import CharoniaError
+from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
-from charonia.jobs import JobEvent
 
 from .bodies import Receive, Scope, Send
-from .job_stream_json import EventWriter
+from .codec.job_stream_json import EventWriter
 
 HEARTBEAT_S = 15.0
 """Proxies close connections that are silent for a minute, and a client that is gone is noticed by writing to it."""

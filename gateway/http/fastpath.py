@@ -12,13 +12,13 @@ import logging
 
 from charonia import failpoints
 from charonia.errors import CharoniaError, Unavailable, Unsupported
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
+from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.deferral import Accepted, Deferral
-from gateway.delivery import ANYONE
 from gateway.handler import Handler
-from gateway.preferences import HEADER_NAMES, PREFER, words_of_headers
-from gateway.request_rules import SERVER_EXITING
-from gateway.restrictions import HeaderForwarding, Restrictions
+from gateway.requests.delivery import ANYONE
+from gateway.requests.preferences import HEADER_NAMES, PREFER, words_of_headers
+from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 
@@ -37,8 +37,8 @@ from .bodies import (
     read_body,
     reply_whole,
 )
-from .compression import IDENTITY, choose_encoding
-from .errors import (
+from .codec.compression import IDENTITY, choose_encoding
+from .codec.error_replies import (
     INTERNAL_BODY,
     JSON_CONTENT_TYPE,
     METHOD_NOT_ALLOWED_BODY,
@@ -47,14 +47,14 @@ from .errors import (
     error_body,
     render_error,
 )
+from .codec.heads import response_head
+from .codec.job_json import PREFERENCE_APPLIED, accepted
+from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
+from .codec.request_codec import RequestDecoder, parse_header_length
+from .codec.response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
 from .generate import Generation
-from .heads import response_head
-from .job_json import PREFERENCE_APPLIED, accepted
-from .lane import HttpLane
-from .paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
-from .request_codec import RequestDecoder, parse_header_length
-from .response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
-from .traces import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
+from .http_lane import HttpLane
+from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
 
 RESPOND = "charonia.respond"
 """Key in the scope's state of the protocol's way to write a whole response at once."""

@@ -13,21 +13,21 @@ from collections.abc import AsyncGenerator
 
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
+from gateway.access.restrictions import HeaderForwarding
 from gateway.deferral import Accepted, Deferral
-from gateway.delivery import ANYONE
 from gateway.handler import Handler
-from gateway.preferences import HEADER_NAMES, words_of_headers
-from gateway.request_rules import SERVER_EXITING
-from gateway.restrictions import HeaderForwarding
+from gateway.requests.delivery import ANYONE
+from gateway.requests.preferences import HEADER_NAMES, words_of_headers
+from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
-from .errors import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
-from .generate_codec import decode_generate, encode_generate
-from .job_json import accepted
-from .paths import GENERATE_STREAM, Route
-from .traces import HTTP_RECV_END, HTTP_SEND_END, begin_trace
+from .codec.error_replies import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
+from .codec.generate_codec import decode_generate, encode_generate
+from .codec.job_json import accepted
+from .codec.paths import GENERATE_STREAM, Route
+from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, begin_trace
 
 EVENT_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 

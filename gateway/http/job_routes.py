@@ -15,19 +15,19 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from charonia.errors import InvalidArgument, ResourceExhausted
+from charonia.facts.jobs import JobState
 from charonia.inference import InferenceResponse
-from charonia.jobs import JobState
 from gateway.deferral import served_of
-from gateway.delivery import ANYONE, Caller, JobFilter, JobView
 from gateway.handler import Handler
-from gateway.preferences import MAX_WAIT_S
+from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobView
+from gateway.requests.preferences import MAX_WAIT_S
 
 from .bodies import deflate
-from .compression import IDENTITY, choose_encoding
+from .codec.compression import IDENTITY, choose_encoding
+from .codec.job_json import JOBS, location, page_json, timeline_json, view_json
+from .codec.job_stream_json import EventWriter, responses_json
+from .codec.response_codec import ReplyForm, ResponseEncoder
 from .event_stream import HEARTBEAT_S, EventStream
-from .job_json import JOBS, location, page_json, timeline_json, view_json
-from .job_stream_json import EventWriter, responses_json
-from .response_codec import ReplyForm, ResponseEncoder
 
 MAX_EVENT_STREAMS = 4096
 """Open event streams of one gateway: each holds a socket and a place in the journal's followers (faults H30)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from .response_codec import HEADER_LENGTH
+from .codec.response_codec import HEADER_LENGTH
 
 LARGE_BODY_BYTES = 1 << 16
 

@@ -19,12 +19,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS
-from .errors import error_body
+from .codec.error_replies import error_body
+from .codec.paths import INFER, resolve
+from .codec.response_codec import LargeReply
 from .fastpath import RECEIVED, RESPOND, WHOLE
-from .lane import HttpCall, HttpLane, HttpSignature
+from .http_lane import HttpCall, HttpLane, HttpSignature
 from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, Room, size_of
-from .paths import INFER, resolve
-from .response_codec import LargeReply
 
 MAX_CHUNKS = 65_536
 """H24."""

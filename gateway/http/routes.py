@@ -15,14 +15,14 @@ from starlette.exceptions import HTTPException
 
 from charonia.errors import CharoniaError, NotFound, Unsupported
 from charonia.models.json_form import to_json
-from charonia.settings import GatewaySettings
-from gateway import log_settings
+from charonia.options.settings import GatewaySettings
+from gateway.control import log_settings
 from gateway.handler import Handler
-from gateway.request_rules import SHARED_MEMORY_DISABLED
+from gateway.requests.request_rules import SHARED_MEMORY_DISABLED
 
-from . import control_json
 from .bodies import AsgiApp, check_declared, read_body
-from .errors import (
+from .codec import control_json
+from .codec.error_replies import (
     INTERNAL_BODY,
     METHOD_NOT_ALLOWED_BODY,
     NOT_FOUND_BODY,

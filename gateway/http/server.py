@@ -11,7 +11,7 @@ import contextlib
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen
 

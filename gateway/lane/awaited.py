@@ -9,9 +9,9 @@ from charonia.errors import CharoniaError
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord, WaveReply
 
-from .calls import Call
 from .door import Door
-from .waves import response_in
+from .lane_calls import Call
+from .pending_waves import response_in
 
 
 class AwaitedCall(Call):
@@ -26,7 +26,7 @@ class AwaitedCall(Call):
 
 
 class Awaited:
-    """The requests of one door that are awaited; see `gateway.lane.calls.Signature`."""
+    """The requests of one door that are awaited; see `gateway.lane.lane_calls.Signature`."""
 
     __slots__ = ("door",)
 

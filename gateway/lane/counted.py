@@ -13,7 +13,7 @@ from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, EventLog
-from charonia.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
+from charonia.facts.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
 
 _PATIENCE_S = 0.5
 """An executor that is lost or stalled writes nothing; what it counted is then what it wrote last."""

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from charonia import failpoints
+from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.models.served import ServedVersion
 from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
 
-from .calls import Call, PendingWave, Signature
 from .expiry import Expiry
 from .gathering import Gathering
+from .lane_calls import Call, PendingWave, Signature
 
 if TYPE_CHECKING:
     from charonia.calls.admission import Admitted
@@ -24,7 +24,7 @@ MOST_WAVE_BYTES = 262_144
 
 
 class Waves(Protocol):
-    """What takes waves to the log (`waves.Waves`)."""
+    """What takes waves to the log (`pending_waves.Waves`)."""
 
     endpoint: bytes
     expiry: Expiry

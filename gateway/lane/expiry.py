@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from charonia.clock import wall_ns
 
-from .calls import Call
+from .lane_calls import Call
 
 
 class Expiry:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from charonia.clock import monotonic_ns
 
-from .calls import Call
+from .lane_calls import Call
 
 SLOW_NS = 5_000_000
 """A model that takes longer for a wave gains little by it, and its requests could no longer be cancelled one by one."""
@@ -64,7 +64,7 @@ class Door(Protocol):
 
 
 class Waves(Protocol):
-    """Takes waves to the log (`waves.Waves`)."""
+    """Takes waves to the log (`pending_waves.Waves`)."""
 
     def flush(self) -> None: ...
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from charonia.settings import SERVER_VERSION, GatewaySettings
-from charonia.traces.settings import OPENTELEMETRY
+from charonia.options.settings import SERVER_VERSION, GatewaySettings
+from charonia.traces.trace_settings import OPENTELEMETRY
 
 from .triton_file import TritonFile
 from .writer import TraceWriter

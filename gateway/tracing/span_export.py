@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from charonia.errors import StartupError
-from charonia.traces.settings import TraceOptions
+from charonia.traces.trace_settings import TraceOptions
 
 from .trace import Finished
 

@@ -18,10 +18,10 @@ from typing import Any
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.events import Fact, TraceSettingChanged
-from charonia.jobs import JobTicket
+from charonia.facts.events import Fact, TraceSettingChanged
+from charonia.facts.jobs import JobTicket
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context, Parent, read_parent
-from charonia.traces.settings import (
+from charonia.traces.trace_settings import (
     OPENTELEMETRY,
     TraceOptions,
     TraceSettings,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from charonia.traces.contexts import TIMESTAMPS
-from charonia.traces.triton_file import objects
+from charonia.traces.triton_text import objects
 
 from .trace import Finished
 

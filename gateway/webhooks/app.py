@@ -8,8 +8,8 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.sharing import preferred_owner
-from charonia.settings import LogSettings, WebhookSettings
-from charonia.telemetry import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.options.settings import LogSettings, WebhookSettings
 
 from .addresses import Allowed
 from .keyring import Keyring

@@ -14,7 +14,7 @@ import msgpack
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog
-from charonia.jobs import JobRecord
+from charonia.facts.jobs import JobRecord
 
 from .messages import timestamp, wanted
 from .retries import DeliveryState

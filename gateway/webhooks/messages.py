@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import orjson
 
-from charonia.jobs import JobRecord, JobState
+from charonia.facts.jobs import JobRecord, JobState
 
 from .signatures import sign
 

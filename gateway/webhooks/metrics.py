@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from charonia.telemetry import render
+from charonia.metrics.endpoint import render
 
 from .sender import Sender
 

@@ -19,7 +19,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidArgument, LogUnavailable
 from charonia.eventlog.port import START, Entry, EventLog
-from charonia.jobs import JobRecord
+from charonia.facts.jobs import JobRecord
 
 from . import deliveries
 from .addresses import Allowed, check_url

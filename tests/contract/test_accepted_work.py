@@ -11,10 +11,10 @@ from log_adapters import NO_LIMITS, PATIENCE_S, Collector, Subject, accept, valu
 from charonia import keys
 from charonia.errors import Cancelled, CharoniaError, ResourceExhausted
 from charonia.eventlog.port import Limits, Reply, StreamReader
-from charonia.events import FIELD_FACT, LaneOpened, unpack_fact
-from charonia.jobs import JobEnd, JobState, NewJob
-from charonia.journal import read_facts
-from charonia.sequences import SequenceStep
+from charonia.facts.events import FIELD_FACT, LaneOpened, unpack_fact
+from charonia.facts.jobs import JobEnd, JobState, NewJob
+from charonia.facts.journal import read_facts
+from charonia.facts.sequence_states import SequenceStep
 
 # -- accepted work -----------------------------------------------------------------------------------------------------
 

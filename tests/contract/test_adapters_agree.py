@@ -13,11 +13,11 @@ import pytest
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
-from charonia.jobs import JobEnd, JobState, NewJob
-from charonia.journal import read_facts
+from charonia.facts.jobs import JobEnd, JobState, NewJob
+from charonia.facts.journal import read_facts
 
 TENANTS = ["", "", "", "a", "b:{c} d"]
 TOKEN = object()

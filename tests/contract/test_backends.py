@@ -21,14 +21,14 @@ from charonia.backend import (
     ResponseStream,
     TensorSignature,
 )
-from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from charonia.testing.backend_contract import CHECKS, Check, IdentityModel, check_backend
 from executors.backends.bound import BoundBackend, BoundFunction, Style
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.python import PythonBackend
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 TENSORS = """
 input { name: "A" data_type: TYPE_FP32 dims: 3 } input { name: "B" data_type: TYPE_STRING dims: 2 }

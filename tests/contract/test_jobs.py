@@ -13,8 +13,8 @@ from log_jobs import HUGE, NOW_US, accept, end, journal, made
 from charonia import keys
 from charonia.errors import KeyReused, ResourceExhausted
 from charonia.eventlog.port import Limits
-from charonia.jobs import JobEnd, JobState, JobTicket
-from charonia.journal import JournalFact
+from charonia.facts.jobs import JobEnd, JobState, JobTicket
+from charonia.facts.journal import JournalFact
 
 
 @pytest.fixture(params=ADAPTERS)

@@ -11,8 +11,8 @@ from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
 from log_jobs import HUGE, accept, end, journal, made
 
 from charonia import keys
-from charonia.jobs import JobState
-from charonia.journal import JournalFact
+from charonia.facts.jobs import JobState
+from charonia.facts.journal import JournalFact
 
 
 @pytest.fixture(params=ADAPTERS)

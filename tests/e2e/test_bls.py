@@ -32,7 +32,7 @@ from e2e_models import WIDTH, put, python, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
-from batcher.deadlocks import PATIENCE_NS
+from batcher.deadlock.deadlock_watch import PATIENCE_NS
 
 X = np.arange(WIDTH, dtype=np.float32)
 

@@ -85,7 +85,7 @@ def test_the_example_as_a_user_runs_it() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    from charonia.standalone.children import descendants as below
+    from charonia.composition.children import descendants as below
 
     return [child for child, _ in below(pid)]
 
@@ -303,7 +303,7 @@ def test_a_program_that_forgets_to_stop_ends_all_the_same(tmp_path: Path) -> Non
         "server.bind('m', lambda X: X, inputs=t[:1], outputs=t[1:])\n"
         "server.bind('r', lambda rs: [r.inputs['X'] for r in rs], inputs=t[:1], outputs=t[1:], style='requests')\n"
         "server.start()\n"
-        "from charonia.standalone.children import descendants\n"
+        "from charonia.composition.children import descendants\n"
         "print(*(pid for pid, _ in descendants(os.getpid())), flush=True)\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)

@@ -14,7 +14,7 @@ from e2e_models import WIDTH, scaling
 from e2e_server import serving
 
 from charonia import keys
-from charonia.eventlog.redis.topology import slot_of
+from charonia.eventlog.redis.server.topology import slot_of
 
 CLIENTS = 6
 ROUNDS = 3

@@ -19,8 +19,8 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from charonia.eventlog.embedded import PrivateServer, find_server
-from charonia.eventlog.slots import is_used
-from gateway.grpc.native.frames import DATA, HEADERS, SETTINGS, frame
+from charonia.eventlog.payload_slots import is_used
+from gateway.grpc.native.codec.http2_frames import DATA, HEADERS, SETTINGS, frame
 
 BYTES = 4 * 1024 * 1024
 

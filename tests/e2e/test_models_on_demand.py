@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from charonia import keys
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.redis import open_log
-from charonia.events import VersionHeld
+from charonia.facts.events import VersionHeld
 
 MODELS = 24
 HOLDS = 4

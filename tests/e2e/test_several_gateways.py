@@ -28,8 +28,8 @@ from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
 import charonia
+from charonia.composition.metrics_page import _scrape
 from charonia.eventlog.embedded import short_directory
-from charonia.standalone.metrics import _scrape
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from charonia.jobs import JobState
-from charonia.journal import (
+from charonia.facts.jobs import JobState
+from charonia.facts.journal import (
     FIELD,
     FIELD_MASK,
     JournalFact,

@@ -13,7 +13,7 @@ import pytest
 
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, InvalidRecord
-from charonia.events import (
+from charonia.facts.events import (
     BatchDied,
     BatchDiedInCompany,
     BatchFinished,
@@ -53,7 +53,7 @@ from charonia.events import (
     pack_fact,
     unpack_fact,
 )
-from charonia.sequences import SequenceAbout, SequenceState
+from charonia.facts.sequence_states import SequenceAbout, SequenceState
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context
 from charonia.traces.reports import BACKEND_OUTPUT, Report, ReportedTensor

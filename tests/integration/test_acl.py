@@ -23,7 +23,7 @@ from guarded_server import GuardedServer
 
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
-from charonia.jobs import NewJob
+from charonia.facts.jobs import NewJob
 from loadtest.stack.models import FEATURES, numbers, write_features
 
 pytestmark = pytest.mark.integration

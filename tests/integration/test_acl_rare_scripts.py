@@ -15,7 +15,7 @@ from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import Limits, Reply
 from charonia.eventlog.redis import RedisLog
-from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.facts.jobs import JobEnd, JobState, NewJob
 
 pytestmark = pytest.mark.integration
 

@@ -13,16 +13,16 @@ from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pendin
 from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
 from own_server import own_server
 
-from batcher.upkeep import verify
+from batcher.housekeeping.upkeep import verify
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
 from charonia.eventlog.sharing import preferred_owner
-from charonia.events import ProcessJoined
-from charonia.sequences import SequenceAbout, SequenceStep
-from charonia.settings import BatcherSettings
+from charonia.facts.events import ProcessJoined
+from charonia.facts.sequence_states import SequenceAbout, SequenceStep
+from charonia.options.settings import BatcherSettings
 
 pytestmark = pytest.mark.integration
 

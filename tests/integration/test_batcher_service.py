@@ -15,7 +15,7 @@ from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import Unavailable
 from charonia.eventlog.port import Limits
-from charonia.events import FIELD_FACT, BatchReturned, ProcessJoined, RequestCancelled, pack_fact
+from charonia.facts.events import FIELD_FACT, BatchReturned, ProcessJoined, RequestCancelled, pack_fact
 from charonia.tensors import Tensor
 from charonia.wire import pack_request, request_meta
 

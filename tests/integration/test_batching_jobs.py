@@ -9,12 +9,12 @@ from asking_cluster import DYNAMIC, clustered
 from batched_jobs import ended, pending_are, settled_then, submit, told
 from batching_cluster import HASH, MODEL, Cluster, EchoExecutor, ask, until, until_so
 
-from batcher.upkeep import LOST, Upkeep
+from batcher.housekeeping.upkeep import LOST, Upkeep
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
-from charonia.jobs import JobEnd, JobState
+from charonia.facts.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
+from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import unpack_response
 
 pytestmark = pytest.mark.integration
@@ -241,7 +241,7 @@ async def test_what_a_gateway_waited_for_that_left_unheard_is_not_run(cluster: C
 async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batcher.upkeep._LOOK_NS", 0)
+    monkeypatch.setattr("batcher.housekeeping.upkeep._LOOK_NS", 0)
     executor = await cluster.executor()
     batcher = await cluster.batcher()
     log = executor.log
@@ -263,7 +263,7 @@ async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
 async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batcher.upkeep._TRIM_NS", 0)
+    monkeypatch.setattr("batcher.housekeeping.upkeep._TRIM_NS", 0)
     executor = await cluster.executor(gated=True)
     batcher = await cluster.batcher(prefetch=0)
     log = executor.log
@@ -330,7 +330,7 @@ async def test_a_queue_longer_than_the_window_is_recovered_piece_by_piece(cluste
 
 
 async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batcher.upkeep._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.upkeep._YOUNG_US", 0)
     executor = await cluster.executor(gated=True)
     first = await cluster.batcher(prefetch=0)
     log = executor.log

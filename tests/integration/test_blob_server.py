@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from charonia import keys
-from charonia.calls.payloads import Payloads
+from charonia.calls.payload_transfer import Payloads
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.address import with_password
 from charonia.eventlog.redis.blobs import BlobServer
+from charonia.eventlog.redis.server.address import with_password
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from charonia.errors import (
     ResourceExhausted,
 )
 from charonia.eventlog.port import Limits
-from charonia.events import ProcessJoined
+from charonia.facts.events import ProcessJoined
 from charonia.wire import Lineage, ResponseRecord
 
 ME = "executor-that-calls"
@@ -125,7 +125,7 @@ async def test_the_lineage_and_the_tenant_travel_with_a_call(world: World) -> No
 
 async def test_calls_of_a_process_that_is_gone_are_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they had queued is dropped, and the answers to what runs are swept."""
-    monkeypatch.setattr("batcher.departed.SWEEP_S", 0.02)
+    monkeypatch.setattr("batcher.housekeeping.departed.SWEEP_S", 0.02)
     world.echo.open = False
     world.caller.open(request(1))
     await until(lambda: len(world.echo.held) == 1)

@@ -13,7 +13,7 @@ from charonia import keys
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.eventlog.redis import ClusterLog, open_log
-from charonia.eventlog.redis.topology import slot_of
+from charonia.eventlog.redis.server.topology import slot_of
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from charonia.errors import LogUnavailable, ResourceExhausted, StartupError, Uns
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis import durability as levels
-from charonia.jobs import NewJob
+from charonia.facts.jobs import NewJob
 
 pytestmark = pytest.mark.integration
 

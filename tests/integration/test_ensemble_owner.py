@@ -12,18 +12,26 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from batcher import rounds
-from batcher.ensembles import owned as shell
-from batcher.ensembles.flights import step_id
+from batcher.ensembles import owned_ensemble as shell
+from batcher.ensembles.step_flights import step_id
+from batcher.housekeeping import rounds
 from batcher.service import BatcherService
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, Limits, Reply
-from charonia.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, RequestCancelled, VersionLoaded, pack_fact
-from charonia.settings import BatcherSettings
+from charonia.facts.events import (
+    FIELD_FACT,
+    Fact,
+    ProcessJoined,
+    ProcessLeft,
+    RequestCancelled,
+    VersionLoaded,
+    pack_fact,
+)
+from charonia.options.settings import BatcherSettings
 from charonia.tensors import Tensor
 from charonia.wire import (
     RequestRecord,

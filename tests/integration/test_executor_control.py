@@ -11,7 +11,7 @@ import numpy as np
 from executor_bench import WEIGHTS, linear, running, x
 
 from charonia.errors import ErrorCode
-from charonia.events import RepositoryScanned, VersionFailed, VersionLoaded, VersionUnloaded
+from charonia.facts.events import RepositoryScanned, VersionFailed, VersionLoaded, VersionUnloaded
 from charonia.tensors import Tensor
 from protos.model_config_pb2 import ModelConfig
 

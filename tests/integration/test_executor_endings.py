@@ -15,9 +15,9 @@ from executor_bench import ME, WEIGHTS, Follower, linear, running, x
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Fields
-from charonia.events import BatchDied, BatchFinished, BatchReturned, ExecutorDraining, VersionLoaded
+from charonia.facts.events import BatchDied, BatchFinished, BatchReturned, ExecutorDraining, VersionLoaded
 from charonia.tensors import Tensor
 from charonia.wire import BLOB, Reference, ResponseRecord
 

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper, save
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import BatchDied, BatchReturned, VersionLoaded
-from charonia.jobs import JobState
-from charonia.journal import JournalFact, read_facts
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import BatchDied, BatchReturned, VersionLoaded
+from charonia.facts.jobs import JobState
+from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, records_of, unpack_response
 

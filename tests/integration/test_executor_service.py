@@ -13,8 +13,8 @@ from executor_bench import ME, expected, linear, running, x
 
 from charonia import keys
 from charonia.errors import ErrorCode, StartupError
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import (
     BatchReturned,
     ProcessJoined,
     ProcessLeft,
@@ -24,7 +24,7 @@ from charonia.events import (
     VersionStateChanged,
 )
 from charonia.models.interface import ModelInterface
-from charonia.settings import ExecutorSettings
+from charonia.options.settings import ExecutorSettings
 from charonia.tensors import Tensor
 from charonia.wire import FIELD_HEADER, FIELD_RECORD, BatchHeader, unpack_response
 from executors.app import create

@@ -15,7 +15,7 @@ from response_reader import DURABLE, MODEL, Reader, facts, statistics, told
 from charonia import keys
 from charonia.backend import InstanceDied
 from charonia.errors import InternalError, InvalidArgument
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
     BatchDiedInCompany,
@@ -26,9 +26,9 @@ from charonia.events import (
     SlotFreed,
     pack_fact,
 )
-from charonia.jobs import JobEnd, JobState
+from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import FLAG_JOB, unpack_response
-from executors import registry
+from executors.backends import registry
 
 
 @pytest.fixture(autouse=True)

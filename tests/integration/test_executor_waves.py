@@ -9,9 +9,9 @@ import numpy as np
 from executor_bench import Bench, Follower, expected, linear, running, x
 from wave_senders import SentWave, send_wave
 
-from batcher.bursting import burst_wave
+from batcher.entries.bursting import burst_wave
 from charonia import keys
-from charonia.events import FIELD_FACT, RequestsEnded, StatisticsWanted, StatisticsWritten, pack_fact
+from charonia.facts.events import FIELD_FACT, RequestsEnded, StatisticsWanted, StatisticsWritten, pack_fact
 from charonia.tensors import Tensor
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave, unpack_wave, unpack_wave_reply
 

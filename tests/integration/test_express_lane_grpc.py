@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lane_pair import DEADLY, DEATHS, INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
 
 from charonia.wire import WaveReply
-from gateway.grpc.native.lane import GrpcSignature
-from gateway.lane.calls import Call
+from gateway.grpc.native.grpc_lane import GrpcSignature
+from gateway.lane.lane_calls import Call
 from protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_pair import FILLER, LAST, UNLUCKY, LanePair, cut, http_answers, http_request, passed
 
-from gateway.http.lane import HttpLane, LaneConnection
+from gateway.http.http_lane import HttpLane, LaneConnection
 
 pytestmark = pytest.mark.integration
 

@@ -18,9 +18,9 @@ from charonia.clock import wall_ns
 from charonia.errors import Cancelled, DeadlineExceeded, KeyReused, ResourceExhausted
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
-from charonia.jobs import JobState, public_id
-from charonia.journal import read_facts
-from gateway.delivery import Caller, JobFilter
+from charonia.facts.jobs import JobState, public_id
+from charonia.facts.journal import read_facts
+from gateway.requests.delivery import Caller, JobFilter
 
 pytestmark = pytest.mark.integration
 

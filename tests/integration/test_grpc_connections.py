@@ -14,7 +14,7 @@ import pytest
 from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, stream_stub
 from grpc_fronts import MakeFront
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 from protos import health

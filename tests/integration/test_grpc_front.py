@@ -18,9 +18,9 @@ from grpc_calls import LIMIT_S, infer_stub, raw, request, status_of, stream_stub
 from grpc_fronts import MakeFront
 
 from charonia.errors import CharoniaError, ErrorCode
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
-from gateway.grpc.errors import STATUS
+from gateway.grpc.statuses import STATUS
 from protos import grpc_service_pb2 as pb
 from protos import health
 

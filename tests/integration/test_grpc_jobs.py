@@ -17,7 +17,7 @@ from grpc_fronts import MakeFront
 from tritonclient.utils import InferenceServerException
 
 from charonia.errors import InternalError, ResourceExhausted
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 

@@ -21,10 +21,10 @@ from grpc_fronts import FRONTS
 from grpc_wire import fields
 
 from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
-from gateway.delivery import ANYONE, Caller
-from gateway.grpc.errors import Status
+from gateway.grpc.statuses import Status
+from gateway.requests.delivery import ANYONE, Caller
 from protos import grpc_service_pb2 as pb
 
 SETTINGS = GatewaySettings(

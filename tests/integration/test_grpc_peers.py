@@ -14,8 +14,8 @@ import pytest
 from grpc_calls import LIMIT_S, request
 from http2_peer import Peer, ping, widen
 
-from charonia.settings import GatewaySettings
-from gateway.grpc.native.frames import (
+from charonia.options.settings import GatewaySettings
+from gateway.grpc.native.codec.http2_frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -30,7 +30,7 @@ from gateway.grpc.native.frames import (
     ErrorCode,
     frame,
 )
-from gateway.grpc.native.server import NativeGrpcFront
+from gateway.grpc.native.native_server import NativeGrpcFront
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, st
 from grpc_fronts import MakeFront
 
 from charonia.errors import StartupError
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from protos import health
 

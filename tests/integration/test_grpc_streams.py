@@ -18,7 +18,7 @@ from grpc_fronts import MakeFront
 
 from charonia.errors import DeadlineExceeded, InternalError, StreamInterrupted
 from charonia.inference import InferenceResponse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 

@@ -12,7 +12,7 @@ import pytest
 from http_calls import exchange, read_reply, request
 
 from charonia.errors import StartupError
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http import protocol
 from gateway.http.server import HttpFront
 from gateway.listening import listen

@@ -17,7 +17,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from http_calls import exchange, read_reply, request
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http import protocol
 from gateway.http.server import HttpFront
 

@@ -10,8 +10,8 @@ from typing import Any
 import echo_handler as echo
 import pytest
 
-from charonia.jobs import JobState
-from charonia.settings import GatewaySettings
+from charonia.facts.jobs import JobState
+from charonia.options.settings import GatewaySettings
 from gateway.http import event_stream, job_routes
 from gateway.http.server import HttpFront
 

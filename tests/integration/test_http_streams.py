@@ -11,7 +11,7 @@ import echo_handler as echo
 import pytest
 
 from charonia.inference import InferenceResponse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http.server import HttpFront
 
 LIMIT_S = 30

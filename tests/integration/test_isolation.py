@@ -15,12 +15,12 @@ from onnx import TensorProto, helper, save
 
 from charonia.backend import InstanceDied, InstanceSpec, ModelSource
 from charonia.errors import CharoniaError, InvalidArgument
-from charonia.events import BatchDied, BatchFinished
-from charonia.models.config import normalise
+from charonia.facts.events import BatchDied, BatchFinished
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
-from executors.isolation import IsolatedInstance, wants_process
+from executors.configuration.config import normalise
+from executors.isolation.isolated_instance import IsolatedInstance, wants_process
+from executors.repository.pbtxt import parse
 
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 ISOLATED = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'

@@ -10,7 +10,7 @@ import echo_handler as echo
 import pytest
 from http_calls import read_reply
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http.server import HttpFront
 
 

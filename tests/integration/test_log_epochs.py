@@ -20,9 +20,10 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import Entry, Limits, Reply
-from charonia.eventlog.redis import RedisLog, connection
+from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis.durability import Server
-from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact, unpack_fact
+from charonia.eventlog.redis.server import hot_connection as connection
+from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact, unpack_fact
 
 pytestmark = pytest.mark.integration
 

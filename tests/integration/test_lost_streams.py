@@ -18,7 +18,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.eventlog.redis import open_log
-from charonia.jobs import JobState, NewJob
+from charonia.facts.jobs import JobState, NewJob
 from charonia.tensors import Tensor
 from charonia.wire import (
     FIELD_RECORD,

@@ -20,8 +20,8 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
-from charonia.events import FIELD_FACT, RepositoryScanned, pack_fact
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob, public_id
+from charonia.facts.events import FIELD_FACT, RepositoryScanned, pack_fact
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob, public_id
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, pack_request, pack_response, record_fields, request_meta
 

@@ -13,7 +13,7 @@ from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_o
 from charonia import keys
 from charonia.errors import Cancelled
 from charonia.eventlog.port import EventLog
-from charonia.jobs import JobState
+from charonia.facts.jobs import JobState
 from charonia.wire import unpack_request, unpack_response
 
 pytestmark = pytest.mark.integration

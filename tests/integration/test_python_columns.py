@@ -35,8 +35,8 @@ from charonia.inference import InferenceRequest, Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor, join_bytes_elements
 from executors.backends.python import PythonBackend
-from executors.backends.python.instance import PythonInstance
-from executors.backends.python.shared_slots import INPUT_SLOTS, OUTPUT_SLOTS, SHARED_BYTES, SLOT_BYTES
+from executors.backends.python.protocol.shared_slots import INPUT_SLOTS, OUTPUT_SLOTS, SHARED_BYTES, SLOT_BYTES
+from executors.backends.python.python_instance import PythonInstance
 from protos.model_config_pb2 import ModelConfig
 
 CONFIG = """

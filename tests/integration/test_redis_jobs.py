@@ -14,9 +14,9 @@ from charonia.errors import InternalError, LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.address import parse_address
-from charonia.eventlog.redis.connection import Connection
-from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.eventlog.redis.server.address import parse_address
+from charonia.eventlog.redis.server.hot_connection import Connection
+from charonia.facts.jobs import JobEnd, JobState, NewJob
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.address import parse_address
-from charonia.eventlog.redis.connection import Connection
 from charonia.eventlog.redis.reader import RedisReader
+from charonia.eventlog.redis.server.address import parse_address
+from charonia.eventlog.redis.server.hot_connection import Connection
 
 pytestmark = pytest.mark.integration
 
@@ -351,7 +351,7 @@ async def test_what_was_consumed_while_commands_could_not_be_sent_is_deleted_all
     reader = log.reader()
     reader.start(lose_commands)
     reader.add(b"r:1", consume=True)
-    monkeypatch.setattr("charonia.eventlog.redis.connection.random.uniform", lambda *_: 0.1)  # to come back
+    monkeypatch.setattr("charonia.eventlog.redis.server.hot_connection.random.uniform", lambda *_: 0.1)  # to come back
     await admin(server, "XADD", "r:1", "*", "r", "x")
     await until(lambda: len(seen) == 1)
     async with asyncio.timeout(PATIENCE_S):

@@ -11,8 +11,8 @@ from executor_bench import WEIGHTS, linear, running
 from memory_store import MemoryStore
 
 from charonia.errors import StartupError
-from charonia.events import ModelExcluded, VersionFailed, VersionHeld, VersionLoaded, VersionUnloaded
-from charonia.models.remote.opening import RemoteRepositories
+from charonia.facts.events import ModelExcluded, VersionFailed, VersionHeld, VersionLoaded, VersionUnloaded
+from executors.repository.remote.opening import RemoteRepositories
 from protos.model_config_pb2 import ModelConfig
 
 URL = "s3://bucket/models"

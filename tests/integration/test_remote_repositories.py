@@ -17,12 +17,12 @@ import pytest
 from executor_bench import WEIGHTS, linear, running, x
 
 from charonia.errors import StartupError
-from charonia.events import RepositoryScanned, VersionLoaded, VersionUnloaded
-from charonia.models.remote.addresses import parse
-from charonia.models.remote.credentials import choose
-from charonia.models.remote.opening import RemoteRepositories
-from charonia.models.remote.store import ObjectChanged, ObjectStore, RemoteError
+from charonia.facts.events import RepositoryScanned, VersionLoaded, VersionUnloaded
 from charonia.tensors import Tensor
+from executors.repository.remote.credentials import choose
+from executors.repository.remote.opening import RemoteRepositories
+from executors.repository.remote.store import ObjectChanged, ObjectStore, RemoteError
+from executors.repository.remote.store_addresses import parse
 
 # Google's package would like one more
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")

@@ -14,11 +14,11 @@ from executor_bench import Bench, running
 
 from charonia import keys
 from charonia.backend import Array, InstanceSpec, ModelRequest, ModelResponse, ModelSource
+from charonia.catalog.catalog import Catalog
 from charonia.errors import InternalError
-from charonia.events import VersionLoaded
-from charonia.models.catalog import Catalog
+from charonia.facts.events import VersionLoaded
 from charonia.tensors import Tensor
-from executors.registry import BackendRegistry
+from executors.backends.registry import BackendRegistry
 
 CONFIG = """
 backend: "counted" max_batch_size: 1

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from charonia import keys
-from charonia.calls.cache_store import OVERHEAD_BYTES, CacheStore, pack
+from charonia.calls.cache.cache_store import OVERHEAD_BYTES, CacheStore, pack
 from charonia.datatypes import DataType
 from charonia.eventlog.redis import open_log
 from charonia.tensors import Tensor

@@ -17,9 +17,9 @@ import redis
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.port import Entry, Limits
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.address import parse_address
-from charonia.eventlog.redis.sentinel import Primary
-from charonia.jobs import NewJob
+from charonia.eventlog.redis.server.address import parse_address
+from charonia.eventlog.redis.server.sentinel import Primary
+from charonia.facts.jobs import NewJob
 
 pytestmark = pytest.mark.integration
 

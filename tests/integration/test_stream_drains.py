@@ -14,8 +14,8 @@ from response_reader import MODEL, Reader, told
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import (
     FIELD_FACT,
     BatchReturned,
     ExecutorDraining,
@@ -25,7 +25,8 @@ from charonia.events import (
     SlotFreed,
     pack_fact,
 )
-from executors import flow, registry
+from executors.backends import registry
+from executors.streams import flow
 
 
 @pytest.fixture(autouse=True)

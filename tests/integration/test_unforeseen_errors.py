@@ -12,18 +12,18 @@ from asking_cluster import answers, clustered
 from batching_cluster import MODEL, Cluster, ask, until
 from executor_bench import ME, Follower, linear, running, x
 
-from batcher.scheduling.scheduler import ModelScheduler
-from batcher.sending import Sending
+from batcher.housekeeping.upkeep import Upkeep
+from batcher.owner.sending import Sending
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.service import BatcherService
-from batcher.upkeep import Upkeep
 from charonia import keys
 from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import BatchDied
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import BatchDied
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
-from executors.beginnings import Beginnings
-from executors.settling import Settler
+from executors.settling.beginnings import Beginnings
+from executors.settling.settler import Settler
 
 pytestmark = pytest.mark.integration
 

@@ -10,10 +10,10 @@ from asking_cluster import answers, clustered
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
 from wave_senders import SentWave, numbers, send_wave
 
-from batcher.upkeep import verify
+from batcher.housekeeping.upkeep import verify
 from charonia import keys
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, ProcessJoined, pack_fact
+from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
 from charonia.wire import FIELD_WAVE, records_of, unpack_response, unpack_wave_reply
 
 pytestmark = pytest.mark.integration

@@ -29,7 +29,7 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
-from charonia.settings import WebhookSettings
+from charonia.options.settings import WebhookSettings
 from gateway.webhooks.app import WebhooksApp
 from gateway.webhooks.deliveries import delivery_of
 from gateway.webhooks.retries import DeliveryState

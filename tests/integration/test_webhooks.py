@@ -25,8 +25,8 @@ from charonia import keys
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
 from charonia.eventlog.sharing import preferred_owner
-from charonia.jobs import JobState
-from charonia.settings import WebhookSettings
+from charonia.facts.jobs import JobState
+from charonia.options.settings import WebhookSettings
 from gateway.webhooks.app import WebhooksApp
 from gateway.webhooks.retries import DeliveryState
 

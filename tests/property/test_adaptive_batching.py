@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.scheduling.adaptive_batching import AdaptiveBatching, Choice
 from batcher.scheduling.decisions import Decision, DispatchBatch
-from batcher.scheduling.dynamic_batching import BatchRules
 from batcher.scheduling.observations import BatchFinished, BatchReturned, PolicyChanged, RequestQueued, VersionServed
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching, Choice
+from batcher.scheduling.queues.dynamic_batching import BatchRules
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 

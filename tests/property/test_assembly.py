@@ -10,8 +10,8 @@ from charonia.datatypes import DataType
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.answers import pack_answers
-from executors.assembly import Planner, Workspace, groups, join
+from executors.batches.answers import pack_answers
+from executors.batches.assembly import Planner, Workspace, groups, join
 
 FIXED = [t for t in DataType if t is not DataType.BYTES]
 

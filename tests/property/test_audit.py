@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from charonia.audit import JournalAudit, Rule
-from charonia.journal import FIELD, pack_accepted, pack_batched, pack_ended, pack_started
+from charonia.facts.journal import FIELD, pack_accepted, pack_batched, pack_ended, pack_started
+from charonia.operations.audit.journal_audit import JournalAudit, Rule
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.calls.caching import cache_key
+from charonia.calls.cache.cache_keys import cache_key
+from charonia.catalog.catalog import ServedVersion
 from charonia.datatypes import DataType
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
-from charonia.models.catalog import ServedVersion
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
+from executors.repository.pbtxt import parse
 
 # few letters and few bytes: strangers meet often, and so do texts that run into one another
 NAMES = st.text("ab=", max_size=2)

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.eventlog.compaction import superseded
-from charonia.events import (
+from batcher.housekeeping.compaction import superseded
+from charonia.catalog.catalog import Catalog
+from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
     Fact,
@@ -28,9 +29,8 @@ from charonia.events import (
     VersionStateChanged,
     VersionUnloaded,
 )
-from charonia.models.catalog import Catalog
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 EARLY = {"e1": "default", "e2": "default", "e3": "gpu"}
 EXECUTORS = {**EARLY, "late": "default"}

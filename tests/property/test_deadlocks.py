@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.scheduling.deadlocks import stuck_calls
-from batcher.scheduling.waits import CalledRequest, Holder, Situation
-from batcher.waiting import Suspicions, Waiting
+from batcher.deadlock.waiting import Suspicions, Waiting
+from batcher.scheduling.deadlock.wait_cycles import stuck_calls
+from batcher.scheduling.deadlock.waits import CalledRequest, Holder, Situation
 
 MODELS = ("a", "b", "c")
 EXECUTORS = ("e", "f")

@@ -12,11 +12,11 @@ from calls_world import World, interface
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.scheduling.deadlocks import Lack, StuckCall, stuck_calls
-from batcher.scheduling.waits import CalledRequest, Situation
-from batcher.waiting import Suspicions, Waiting
+from batcher.deadlock.waiting import Suspicions, Waiting
+from batcher.scheduling.deadlock.wait_cycles import Lack, StuckCall, stuck_calls
+from batcher.scheduling.deadlock.waits import CalledRequest, Situation
+from charonia.facts.resource_waits import Turn, TurnsNote, WaitingBatch
 from charonia.models.interface import ResourceNeed
-from charonia.turns import Turn, TurnsNote, WaitingBatch
 from charonia.wire import SequenceMark
 
 IDLE = "max_sequence_idle_microseconds: 50"

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.scheduling import ensemble as plan
 from batcher.scheduling.decisions import RejectRequest
-from batcher.scheduling.ensemble_run import DEADLOCK
+from batcher.scheduling.ensembles import ensemble_planner as plan
+from batcher.scheduling.ensembles.ensemble_run import DEADLOCK
 from batcher.scheduling.observations import RequestCancelled, RequestQueued, RequestSettled
 from charonia.errors import InternalError
 from charonia.models.ensemble import ROOT, EnsembleGraph, Step

@@ -20,9 +20,9 @@ from charonia.wire import (
     request_meta,
     requests_in,
 )
-from executors.assembly import Planner, Workspace
-from executors.execution import Batch
-from executors.settlement import replies
+from executors.batches.assembly import Planner, Workspace
+from executors.batches.execution import Batch
+from executors.settling.settlement import replies
 
 NEVER_NS = 2**63
 

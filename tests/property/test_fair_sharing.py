@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import BatchFinished, PolicyChanged, RequestQueued, VersionServed
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 

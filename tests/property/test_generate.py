@@ -14,7 +14,7 @@ from charonia.errors import CharoniaError
 from charonia.inference import InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from gateway.http.generate_codec import decode_generate, encode_generate, shape_of
+from gateway.http.codec.generate_codec import decode_generate, encode_generate, shape_of
 
 DIMS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 16]), max_size=4)
 TYPES = {"T": DataType.BYTES, "I": DataType.INT32, "U": DataType.UINT8, "F": DataType.FP32, "B": DataType.BOOL}

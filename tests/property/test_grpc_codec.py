@@ -15,15 +15,15 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, NotFound, ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
-from gateway.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
-from gateway.grpc.errors import Refusal, Status
-from gateway.grpc.jobs import CANCEL, JOB_ID, WAIT
+from gateway.grpc.job_calls import CANCEL, JOB_ID, WAIT
 from gateway.grpc.servicer import Servicer
+from gateway.grpc.statuses import Refusal, Status
 from gateway.handler import ServedModel
-from gateway.preferences import PARAMETERS as DELIVERY_PARAMETERS
+from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
 VIEW = ModelInterface(

@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from gateway.grpc.errors import Status
-from gateway.grpc.errors import details as cut
-from gateway.grpc.native.call_headers import (
+from gateway.grpc.native.codec.call_headers import (
     CallHeaders,
     HeaderReader,
     literal,
@@ -26,7 +24,8 @@ from gateway.grpc.native.call_headers import (
     status_block,
     timeout_of,
 )
-from gateway.grpc.native.frames import (
+from gateway.grpc.native.codec.grpc_messages import PREFIX, Assembler, Packed
+from gateway.grpc.native.codec.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
@@ -36,10 +35,11 @@ from gateway.grpc.native.frames import (
     ConnectionFault,
     frame,
 )
-from gateway.grpc.native.limits import KeepAlive, Patience, PingStrikes
-from gateway.grpc.native.messages import PREFIX, Assembler, Packed
+from gateway.grpc.native.codec.limits import KeepAlive, Patience, PingStrikes
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.stream import Stream
+from gateway.grpc.statuses import Status
+from gateway.grpc.statuses import details as cut
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.grpc.calling import Context, Streaming, Unary, Write
-from gateway.grpc.errors import Refusal
-from gateway.grpc.native import frames
+from gateway.grpc.native.codec import http2_frames as frames
+from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.connection import Connection
-from gateway.grpc.native.limits import KeepAlive
 from gateway.grpc.native.serving import Serving
+from gateway.grpc.statuses import Refusal
 
 _PATHS = [b"/s/Unary", b"/s/Stream", b"/s/Nothing"]
 

@@ -17,11 +17,11 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from gateway.handler import ServedModel
+from gateway.http.codec.jsontext import MAX_DEPTH, check_depth
 from gateway.http.fastpath import HttpApplication
-from gateway.http.jsontext import MAX_DEPTH, check_depth
 
 VIEW = ModelInterface(
     "m", "b", "", 0, {"I": TensorSpec("I", DataType.FP32, (-1,))}, {"I": TensorSpec("I", DataType.FP32, (-1,))}

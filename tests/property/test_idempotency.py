@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from charonia.datatypes import DataType
 from charonia.inference import InferenceRequest
 from charonia.tensors import Tensor
-from gateway.idempotency import key_digest, request_digest
-from gateway.job_views import Cursor
+from gateway.jobs.job_views import Cursor
+from gateway.requests.idempotency import key_digest, request_digest
 
 names = st.text(max_size=4)
 tensors = st.builds(

@@ -12,10 +12,10 @@ from job_bench import MODEL
 
 from charonia import keys
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.jobs import JobRecord, JobState, public_id
+from charonia.facts.journal import read_facts
 from charonia.inference import InferenceResponse
-from charonia.jobs import JobRecord, JobState, public_id
-from charonia.journal import read_facts
 from charonia.wire import RequestRecord
 
 _QUIET_TICKS = 12

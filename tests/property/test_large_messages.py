@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.grpc.calling import Context, LargeReply, Unary
-from gateway.grpc.errors import Refusal
-from gateway.grpc.native import frames
+from gateway.grpc.native.codec import http2_frames as frames
+from gateway.grpc.native.codec.grpc_messages import PREFIX
+from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.connection import Connection
-from gateway.grpc.native.limits import KeepAlive
-from gateway.grpc.native.messages import PREFIX
 from gateway.grpc.native.receiving import LargeReader
 from gateway.grpc.native.serving import Serving
+from gateway.grpc.statuses import Refusal
 
 _SIZES = [0, 10, 5_000, 65_535, 65_536, 100_000, 200_000, 300_000]
 _FRAMES = [1, 100, 9_000, 16_384, 40_000, 131_072]

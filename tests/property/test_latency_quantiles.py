@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from charonia.exposition import merge
-from charonia.latencies import Latencies, Summary, quantile
-from charonia.models.pbtxt import parse
-from charonia.settings import MetricsSettings
+from charonia.metrics.exposition import merge
+from charonia.metrics.latencies import Latencies, Summary, quantile
+from charonia.options.settings import MetricsSettings
+from executors.repository.pbtxt import parse
 
 DURATIONS_NS = st.lists(st.integers(0, 10**12), min_size=1, max_size=60)
 QUANTILES = (0.0, 0.25, 0.5, 0.9, 1.0)

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from charonia.exposition import counters, merge
+from charonia.metrics.exposition import counters, merge
 
 FAMILIES = ["nv_a", "nv_b", "charonia_c"]
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)

@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.models.config import InstanceError, from_json, to_json
-from charonia.models.pbtxt import parse, unparse
-from charonia.models.versions import select, version_of
+from executors.configuration.config import InstanceError, from_json, to_json
+from executors.repository.pbtxt import parse, unparse
+from executors.repository.versions import select, version_of
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.options import Option, options_of, parse, render
+from charonia.options.values import Option, options_of, parse, render
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

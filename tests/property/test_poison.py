@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.scheduling.decisions import CondemnRequest, Decision, DispatchBatch
-from batcher.scheduling.isolation import TOGETHER_NS
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -18,7 +17,8 @@ from batcher.scheduling.observations import (
     RequestQueued,
     VersionServed,
 )
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.poison.poison_isolation import TOGETHER_NS
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executors.backends.python.frames import ALIGNMENT, FrameReader, Kind, pack, places
+from executors.backends.python.protocol.frames import ALIGNMENT, FrameReader, Kind, pack, places
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=20) | st.binary(max_size=20)
 CONTENT = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4), max_leaves=10)

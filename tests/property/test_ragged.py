@@ -14,9 +14,9 @@ from charonia.inference import InferenceRequest
 from charonia.models.interface import BatchInput, ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.answers import pack_answers
-from executors.assembly import Planner, Workspace, groups, join
-from executors.ragged import batch_inputs
+from executors.batches.answers import pack_answers
+from executors.batches.assembly import Planner, Workspace, groups, join
+from executors.batches.ragged import batch_inputs
 
 FIXED = [t for t in DataType if t is not DataType.BYTES]
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ResourceNeed
-from executors.rate_limiter import GLOBAL, RateLimiter
+from executors.running.rate_limiter import GLOBAL, RateLimiter
 
 LIMITS = {(0, "a"): 3, (1, "a"): 2, (-2, "b"): 2, (-2, "g"): 4}
 """Resources a and b of devices, g of all; -2 is every device."""

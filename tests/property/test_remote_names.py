@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_store import MemoryStore
 
-from charonia.models.remote.copies import Copies, is_safe
-from charonia.models.remote.root import RemoteRoot
-from charonia.models.remote.store import RemoteError
-from charonia.models.repository import ModelRepository
+from executors.repository.model_repository import ModelRepository
+from executors.repository.remote.copies import Copies, is_safe
+from executors.repository.remote.root import RemoteRoot
+from executors.repository.remote.store import RemoteError
 
 segments = st.sampled_from(
     ["m", "1", "2", "..", ".", "", "a", "model.py", "config.pbtxt", ".x", "\0", "\\", "é", "a" * 300]

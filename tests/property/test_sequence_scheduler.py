@@ -11,7 +11,7 @@ from sequence_machine import DIRECT, OLDEST, SLOW_DIRECT, Sequences
 
 from batcher.scheduling.decisions import DispatchBatch, RejectRequest
 from batcher.scheduling.observations import BatchFinished, PolicyChanged, RequestCancelled, RequestQueued, VersionServed
-from batcher.scheduling.sequence_scheduler import SequenceScheduler
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from charonia.errors import ErrorCode
 from charonia.wire import SequenceMark
 

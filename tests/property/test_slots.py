@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.errors import InvalidRecord
-from charonia.eventlog import slots
-from charonia.eventlog.slots import SlotPool, SlotReader
+from charonia.eventlog import payload_slots as slots
+from charonia.eventlog.payload_slots import SlotPool, SlotReader
 
 _SIZES = [1, 100, 30_000, 33_000, 50_000, 64_000]
 _MAX_BYTES = 320 * 1024

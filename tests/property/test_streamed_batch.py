@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
-from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.accounting import increments
-from executors.assembly import Planner, groups
-from executors.execution import Batch
-from executors.flow import Flow
-from executors.streaming import Outgoing, StreamedBatch
+from executors.batches.accounting import increments
+from executors.batches.assembly import Planner, groups
+from executors.batches.execution import Batch
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+from executors.streams.flow import Flow
+from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 8 model_transaction_policy { decoupled: %s }

@@ -27,11 +27,11 @@ from charonia.wire import (
     unpack_wave_reply,
     wave_head,
 )
-from executors.accounting import increments
-from executors.assembly import Planner, Workspace
-from executors.execution import Batch
+from executors.batches.accounting import increments
+from executors.batches.assembly import Planner, Workspace
+from executors.batches.execution import Batch
+from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.waves.counting import WaveCounts
-from executors.waves.execution import ExecutedWaves, WaveBatch
 
 SIX = replace(MODEL, max_batch_size=6)
 STRINGS = replace(

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
-from charonia.jobs import JobEnd, JobState, NewJob
+from charonia.facts.jobs import JobEnd, JobState, NewJob
 from gateway.webhooks.addresses import Allowed, Endpoint
 from gateway.webhooks.deliveries import delivery_of
 from gateway.webhooks.keyring import Keyring

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, InvalidRecord
-from charonia.events import BatchFinished, pack_fact, unpack_fact
+from charonia.facts.events import BatchFinished, pack_fact, unpack_fact
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.traces.contexts import Context
 from charonia.wire import (

@@ -11,8 +11,8 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.eventlog.port import EventLog, Limits
-from charonia.jobs import JobRecord, NewJob
-from charonia.journal import JournalFact, read_facts
+from charonia.facts.jobs import JobRecord, NewJob
+from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, batch_signature, pack_request, record_fields, request_meta
 

@@ -17,10 +17,10 @@ from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.eventlog.redis import open_log
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
     BatchFinished,
@@ -33,11 +33,9 @@ from charonia.events import (
     VersionUnloaded,
     pack_fact,
 )
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
-from charonia.settings import BatcherSettings, GatewaySettings
+from charonia.options.settings import BatcherSettings, GatewaySettings
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     FIELD_HEADER,
@@ -51,6 +49,8 @@ from charonia.wire import (
     requests_in,
     work_in,
 )
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 from gateway.service import GatewayService
 
 MODEL = "echo"

@@ -10,7 +10,7 @@ from job_bench import request as request_of
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 
 CACHED = CONFIG + "response_cache { enable: true }\n"
 SIZE = 1_000_000

@@ -10,7 +10,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from batcher.scheduling.deadlocks import StuckCall, stuck_calls
+from batcher.scheduling.deadlock.wait_cycles import StuckCall, stuck_calls
+from batcher.scheduling.deadlock.waits import CalledRequest, Holder, Situation
 from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, RejectRequest
 from batcher.scheduling.observations import (
     BatchFinished,
@@ -21,16 +22,15 @@ from batcher.scheduling.observations import (
     SlotFreed,
     VersionServed,
 )
-from batcher.scheduling.scheduler import ModelScheduler
-from batcher.scheduling.sequence_scheduler import SequenceScheduler
-from batcher.scheduling.waits import CalledRequest, Holder, Situation
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.backend import InstanceSpec
-from charonia.models.config import normalise
+from charonia.facts.resource_waits import TurnsNote
 from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNeed
-from charonia.turns import TurnsNote
 from charonia.wire import SequenceMark
-from executors.rate_limiter import RateLimiter
-from executors.turns import Turns, Turnstile
+from executors.configuration.config import normalise
+from executors.running.rate_limiter import RateLimiter
+from executors.running.turns import Turns, Turnstile
 from protos.model_config_pb2 import ModelConfig
 
 
@@ -190,7 +190,7 @@ class World:
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def situation(self) -> Situation:
-        """As the batcher of all models knows it (`batcher.deadlocks`)."""
+        """As the batcher of all models knows it (`batcher.deadlock.deadlock_watch`)."""
         slots = {}
         calls: dict[bytes, CalledRequest] = {}
         holders: list[Holder] = []
@@ -210,7 +210,7 @@ class World:
         return Situation(instances, tuple(holders), calls, slots, self.notes())
 
     def notes(self, number: int = 0) -> dict[str, TurnsNote]:
-        """As executors tell it (`executors.turn_notes`)."""
+        """As executors tell it (`executors.settling.turn_notes`)."""
         found: dict[str, TurnsNote] = {}
         for executor, turnstile in self.turnstiles.items() if self.limited else ():
             told = [turns.told(model, 1) for (where, model), turns in self.turns.items() if where == executor]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from charonia.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned, VersionLoaded
-from charonia.models.catalog import Catalog
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
+from charonia.catalog.catalog import Catalog
+from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned, VersionLoaded
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 CONFIG = normalise(
     parse(

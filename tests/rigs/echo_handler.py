@@ -16,13 +16,10 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
-from charonia.settings import EXTENSIONS, SERVER_VERSION
+from charonia.options.settings import EXTENSIONS, SERVER_VERSION
 from charonia.tensors import Tensor
-from charonia.traces.settings import Wanted
-from gateway.delivery import (
-    Caller,
-    DeliveryOptions,
-)
+from charonia.traces.trace_settings import Wanted
+from gateway.access.restrictions import RawHeaders
 from gateway.handler import (
     BatchStatistics,
     Duration,
@@ -33,7 +30,7 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.restrictions import RawHeaders
+from gateway.requests.delivery import Caller, DeliveryOptions
 from protos.model_config_pb2 import ModelConfig
 
 

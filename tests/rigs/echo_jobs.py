@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from charonia.errors import Cancelled, CharoniaError, InvalidArgument, KeyReused, NotFound
+from charonia.facts.jobs import JobEvent, JobState, public_id
 from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.jobs import JobEvent, JobState, public_id
-from gateway.delivery import (
+from gateway.requests.delivery import (
     ANYONE,
     JOB_NOT_FOUND,
     Caller,

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, Limits
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     BatchFinished,
     ExecutionUnwanted,
@@ -28,8 +28,8 @@ from charonia.events import (
     RepositoryScanned,
     pack_fact,
 )
-from charonia.jobs import NewJob
-from charonia.settings import ExecutorSettings
+from charonia.facts.jobs import NewJob
+from charonia.options.settings import ExecutorSettings
 from charonia.tensors import Tensor
 from charonia.wire import (
     FIELD_HEADER,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import Front
-from gateway.grpc.native.server import NativeGrpcFront
-from gateway.grpc.server import GrpcFront
+from gateway.grpc.grpcio_server import GrpcFront
+from gateway.grpc.native.native_server import NativeGrpcFront
 from gateway.handler import Handler
 
 MakeFront = Callable[[GatewaySettings, Handler], Front]

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from hpack import Decoder, Encoder
 
-from gateway.grpc.native.frames import (
+from gateway.grpc.native.codec.http2_frames import (
     DATA,
     END_HEADERS,
     END_STREAM,

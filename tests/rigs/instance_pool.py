@@ -16,9 +16,9 @@ from charonia.errors import InvalidArgument, Unavailable
 from charonia.models.interface import InstanceGroup, ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.accounting import Executed
-from executors.instance import InstancePool
-from executors.job import Job
+from executors.batches.accounting import Executed
+from executors.running.instance_pool import InstancePool
+from executors.running.job import Job
 from protos.model_config_pb2 import ModelConfig
 
 MODEL = ModelInterface(

@@ -12,17 +12,17 @@ from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Reply
-from charonia.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import InferenceRequest
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, record_fields, records_of, unpack_request
-from gateway.delivery import ANYONE, Caller, DeliveryOptions
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 from gateway.service import GatewayService
 
 MODEL = "m"

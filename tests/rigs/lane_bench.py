@@ -14,14 +14,12 @@ from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory import MemoryLog
-from charonia.eventlog.memory_waves import MemoryWaves
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.eventlog.memory.waves import MemoryWaves
 from charonia.eventlog.port import Reply, Sent
-from charonia.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.inference import InferenceRequest
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     FIELD_RECORD,
@@ -37,10 +35,12 @@ from charonia.wire import (
     unpack_request,
     unpack_wave,
 )
-from gateway.lane.calls import Call, values_of
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 from gateway.lane.door import Door
+from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.leases import Lease
-from gateway.lane.waves import Waves
+from gateway.lane.pending_waves import Waves
 from gateway.service import GatewayService
 from gateway.tracing.sinks import trace_writer
 

@@ -20,15 +20,15 @@ from charonia import keys
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
-from charonia.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings
+from charonia.options.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings
 from charonia.tensors import Tensor
 from executors.app import create
-from executors.registry import BackendRegistry
+from executors.backends.registry import BackendRegistry
 from gateway.app import GatewayApp
-from gateway.lane.waves import Waves
+from gateway.lane.pending_waves import Waves
 from gateway.service import GatewayService
 
 PATIENCE_S = 20.0

@@ -11,7 +11,7 @@ import pytest
 
 from charonia import keys
 from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.eventlog.redis import open_log
 

@@ -8,8 +8,8 @@ from log_adapters import NO_LIMITS
 
 from charonia import keys
 from charonia.eventlog.port import EventLog, Limits
-from charonia.jobs import JobEnd, JobState, JobTicket, NewJob
-from charonia.journal import JournalFact, read_facts
+from charonia.facts.jobs import JobEnd, JobState, JobTicket, NewJob
+from charonia.facts.journal import JournalFact, read_facts
 
 NOW_US = 1_763_700_000_000_000
 HUGE = 2**31 - 1

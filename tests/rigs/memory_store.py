@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from charonia.models.remote.store import ObjectChanged, RemoteError, RemoteObject, Sink
+from executors.repository.remote.store import ObjectChanged, RemoteError, RemoteObject, Sink
 
 
 class MemoryStore:

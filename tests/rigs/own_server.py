@@ -10,8 +10,8 @@ from pathlib import Path
 
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.address import parse_address
-from charonia.eventlog.redis.connection import Connection
+from charonia.eventlog.redis.server.address import parse_address
+from charonia.eventlog.redis.server.hot_connection import Connection
 
 PATIENCE_S = 20.0
 

@@ -15,7 +15,7 @@ from charonia.errors import CharoniaError
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.python import PythonBackend
-from executors.backends.python.instance import PythonInstance
+from executors.backends.python.python_instance import PythonInstance
 from protos.model_config_pb2 import ModelConfig
 
 IDENTITY = 'input { name: "IN" data_type: TYPE_FP32 dims: -1 } output { name: "OUT" data_type: TYPE_FP32 dims: -1 }'

@@ -17,7 +17,7 @@ from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.testing.driven_stream import KeptResponses
 from executors.backends.python import PythonBackend
-from executors.backends.python.instance import PythonInstance
+from executors.backends.python.python_instance import PythonInstance
 from protos.model_config_pb2 import ModelConfig
 
 TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: -1 } output { name: "OUT" data_type: TYPE_FP32 dims: -1 }'

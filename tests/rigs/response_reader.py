@@ -7,7 +7,7 @@ from typing import Any
 from executor_bench import Bench, Follower
 
 from charonia import keys
-from charonia.events import VersionLoaded
+from charonia.facts.events import VersionLoaded
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, records_of, unpack_response
 
 DURABLE = FLAG_JOB | FLAG_JOURNALLED

@@ -13,11 +13,11 @@ from batcher.scheduling.decisions import (
     ReleaseReplies,
     StopExecution,
 )
-from batcher.scheduling.dynamic_batching import NO_BOUNDARY, form_batch
 from batcher.scheduling.observations import (
     RequestQueued,
 )
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, form_batch
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction

@@ -20,7 +20,7 @@ from batcher.scheduling.observations import (
     RequestQueued,
     VersionServed,
 )
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 

@@ -6,10 +6,10 @@ from google.protobuf import text_format
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
 from batcher.scheduling.observations import BatchFinished, Observation, PolicyChanged, RequestQueued, VersionServed
-from batcher.scheduling.sequence_scheduler import Delays, SequenceScheduler
-from charonia.models.config import normalise
+from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
 from charonia.models.interface import ModelInterface
 from charonia.wire import SequenceMark
+from executors.configuration.config import normalise
 from protos.model_config_pb2 import ModelConfig
 
 

@@ -29,11 +29,11 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.sequence_scheduler import SequenceScheduler
-from charonia.models.config import normalise
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
+from charonia.facts.sequence_states import SequenceAbout, sequence_key
 from charonia.models.interface import ModelInterface
-from charonia.sequences import SequenceAbout, sequence_key
 from charonia.wire import SequenceMark
+from executors.configuration.config import normalise
 from protos.model_config_pb2 import ModelConfig
 
 IDLE_NS = 50_000

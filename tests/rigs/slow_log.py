@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from charonia.eventlog.memory import MemoryLog
-from charonia.jobs import JobTicket
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.jobs import JobTicket
 
 
 class Slow(MemoryLog):

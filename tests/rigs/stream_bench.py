@@ -11,7 +11,7 @@ from job_bench import MODEL
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, record_fields
 

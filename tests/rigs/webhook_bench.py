@@ -14,11 +14,11 @@ import webhook_receiver as parts
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
-from charonia.jobs import JobEnd, JobState, NewJob
-from charonia.settings import LogSettings, WebhookSettings
+from charonia.facts.jobs import JobEnd, JobState, NewJob
+from charonia.options.settings import LogSettings, WebhookSettings
 from gateway.webhooks.deliveries import Delivery, delivery_of
 
 HEARTBEATS = LogSettings(heartbeat_ttl_ms=300)

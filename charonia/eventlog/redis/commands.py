@@ -1,6 +1,6 @@
 """Commands and scripts on the hot connection, and the one place where decisions about accepted work are sent.
 
-What they mean is `work`'s and `jobs`', matching replies is `connection`'s, levels of durability are `durability`'s.
+What they mean is `work`'s and `jobs`', matching replies is `hot_connection`'s, levels of durability are `durability`'s.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import hiredis
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.durability import Level, parse_level
+from charonia.eventlog.durability_levels import Level, parse_level
 from charonia.eventlog.port import Fields, Reply
 from charonia.tensors import Buffer
 
-from .connection import Connection
 from .durability import Durability, Writes
-from .packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .scripts import WRITE, Script
-from .wire import Refused, lost
+from .server.hot_connection import Connection
+from .server.packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .server.transport import Refused, lost
 
 _LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 

@@ -20,12 +20,12 @@ from typing import Any
 import hiredis
 
 from charonia.errors import LogUnavailable, Unsupported
-from charonia.eventlog.durability import FSYNC, MEMORY, Level
+from charonia.eventlog.durability_levels import FSYNC, MEMORY, Level
 from charonia.tensors import Buffer
 
-from .connection import Connection
-from .packing import Argument, pack
-from .wire import Refused, lost
+from .server.hot_connection import Connection
+from .server.packing import Argument, pack
+from .server.transport import Refused, lost
 
 _logger = logging.getLogger(__name__)
 

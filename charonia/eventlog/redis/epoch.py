@@ -12,7 +12,7 @@ from typing import Any
 
 from charonia import keys
 
-from .packing import Argument
+from .server.packing import Argument
 
 
 class Epoch:

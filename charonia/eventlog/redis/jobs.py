@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from charonia import keys
 from charonia.errors import InternalError
 from charonia.eventlog.port import Entry, kept_response
-from charonia.jobs import MOVED, JobRecord
-from charonia.places import JobPlace, Line
+from charonia.facts.job_places import JobPlace, Line
+from charonia.facts.jobs import MOVED, JobRecord
 from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands
-from .job_records import FIELDS, event_numbers, record_of, told
-from .packing import Argument, pack_pieces
+from .records.job_records import FIELDS, event_numbers, record_of, told
+from .server.packing import Argument, pack_pieces
 
 _log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """`RedisLog`: the port's methods as commands and scripts on the hot connection.
 
 Scripts hold what must be one step (see their headers); everything else is idempotent writes. No command names keys of
-two slots. Accepted work is `work`'s, jobs and journal are `jobs`', connecting and matching replies are `connection`'s,
-following streams is `reader`'s.
+two slots. Accepted work is `work`'s, jobs and journal are `jobs`', connecting and matching replies are
+`hot_connection`'s, following streams is `reader`'s.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import InvalidArgument, LogUnavailable, StartupError
-from charonia.eventlog.durability import Level, parse_level
+from charonia.eventlog.durability_levels import Level, parse_level
 from charonia.eventlog.port import MOST_TAKEN, START, Entry, Fields
 from charonia.keys import sizes
 from charonia.tensors import Buffer
 
 from . import scripts
-from .address import Address, parse_address
 from .blobs import BlobServer, is_passing
 from .commands import Commands, pack_append
-from .connection import Connection
 from .durability import QUESTIONS, Durability, Server
 from .epoch import Epoch, new_epoch
 from .jobs import Jobs
-from .packing import Argument, pack_pieces
 from .reader import RedisReader
-from .sentinel import Primary
-from .statistics import amounts_of, statistics_of
+from .records.statistics import amounts_of, statistics_of
+from .server.address import Address, parse_address
+from .server.hot_connection import Connection
+from .server.packing import Argument, pack_pieces
+from .server.sentinel import Primary
+from .server.transport import Refused
 from .waves import RedisWaves
-from .wire import Refused
 from .work import Work
 
 _logger = logging.getLogger(__name__)

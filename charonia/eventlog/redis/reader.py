@@ -20,10 +20,10 @@ import hiredis
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import START, Entry, OnEntries
 
-from .address import Address
-from .connection import Connection
 from .epoch import stream_order
-from .packing import pack
+from .server.address import Address
+from .server.hot_connection import Connection
+from .server.packing import pack
 
 _logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from charonia.wire import FIELD_WAVE
 
 from . import scripts
 from .commands import Commands, call_of, pack_append
-from .groups import value_of
-from .packing import LARGE_BYTES, Argument, pack, pack_pieces
-from .statistics import amounts_of
-from .wire import Refused, lost
+from .records.groups import value_of
+from .records.statistics import amounts_of
+from .server.packing import LARGE_BYTES, Argument, pack, pack_pieces
+from .server.transport import Refused, lost
 
 _LEASE = b"lease:"
 _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))

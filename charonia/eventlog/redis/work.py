@@ -14,19 +14,19 @@ from urllib.parse import quote
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Fields, Limits, Reply, Settled
-from charonia.eventlog.refusals import key_reused, not_owner, over_limit
-from charonia.events import LaneOpened, pack_fact
-from charonia.jobs import JobEnd, JobTicket, NewJob
-from charonia.journal import pack_accepted, pack_batched
-from charonia.sequences import SequenceStep
+from charonia.eventlog.refusal_texts import key_reused, not_owner, over_limit
+from charonia.facts.events import LaneOpened, pack_fact
+from charonia.facts.jobs import JobEnd, JobTicket, NewJob
+from charonia.facts.journal import pack_accepted, pack_batched
+from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands, is_large
-from .groups import Groups, attempt_in, grouped, lasts_in, value_of
-from .job_records import fields_of, told
-from .packing import Argument, pack, pack_pieces
-from .settlements import settle_call
+from .records.groups import Groups, attempt_in, grouped, lasts_in, value_of
+from .records.job_records import fields_of, told
+from .records.settlements import settle_call
+from .server.packing import Argument, pack, pack_pieces
 
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""

@@ -1,4 +1,4 @@
--- Included by scripts that add facts to a journal (charonia.journal).
+-- Included by scripts that add facts to a journal (charonia.facts.journal).
 --
 -- journal  j:{m}; gets the packed fact unless it is true of nobody, with a field `w` when it is not true of all it is
 --          about: "1" or "0" for each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from .frames import Frame, FrameError, FrameReader
+from .protocol.frames import Frame, FrameError, FrameReader
 
 
 class Child(Protocol):

@@ -1,7 +1,7 @@
 """One model process as its executor sees it: spawn, calls over the socket, output, time-outs, death.
 
-What the calls mean is left to `instance`. A call ends with its reply frame or with `InstanceDied`; whoever waits for it
-may give up at any time, which disturbs nothing.
+What the calls mean is left to `python_instance`. A call ends with its reply frame or with `InstanceDied`; whoever waits
+for it may give up at any time, which disturbs nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from charonia.backend import InstanceDied
+from executors.host.output import OutputLines
 
 from .child_pipes import FrameProtocol, OutputProtocol
 from .custom_metrics import Board
-from .environments import Interpreter
-from .frames import Buffer, Frame, Kind, pack
-from .output import OutputLines
-from .shared_slots import ExecutorSlots
-from .startup_arguments import TRACEBACK_SIGNAL, StartupArguments
+from .environments.environments import Interpreter
+from .protocol.frames import Buffer, Frame, Kind, pack
+from .protocol.shared_slots import ExecutorSlots
+from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _DRAIN_S = 0.5

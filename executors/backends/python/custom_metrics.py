@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from charonia.backend import ModelSource
 
-from . import metric_board
-from .metric_board import COUNTER, GAUGE, HISTOGRAM, Series
+from .protocol import metric_board
+from .protocol.metric_board import COUNTER, GAUGE, HISTOGRAM, Series
 
 _log = logging.getLogger(__name__)
 

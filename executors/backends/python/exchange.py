@@ -47,7 +47,7 @@ from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context
 
-from .frames import Frame, FrameError, places
+from .protocol.frames import Frame, FrameError, places
 
 
 def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[Buffer]]:

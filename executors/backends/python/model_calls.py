@@ -24,7 +24,7 @@ from charonia.traces.contexts import Traced
 
 from .child_process import ChildProcess
 from .exchange import Asked, answer_content, asked_of, files_of
-from .frames import Frame, FrameError, Kind
+from .protocol.frames import Frame, FrameError, Kind
 
 _log = logging.getLogger(__name__)
 

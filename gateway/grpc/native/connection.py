@@ -1,7 +1,8 @@
 """One HTTP/2 connection: the frames of a client, checked, to its calls (RFC 9113; gRPC over HTTP/2, G17-G31).
 
-What becomes of a call is `calls`', what goes to the client `outbox`'s. Whatever the peer does wrong ends its stream or
-its connection with the code the RFC has for it; what is merely too much ends the connection (`limits`, faults H18).
+What becomes of a call is `connection_calls`', what goes to the client `outbox`'s. Whatever the peer does wrong ends its
+stream or its connection with the code the RFC has for it; what is merely too much ends the connection (`limits`, faults
+H18).
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ import asyncio
 import logging
 from typing import Any, cast
 
-from gateway.grpc.errors import INTERNAL, Refusal
+from gateway.grpc.statuses import INTERNAL, Refusal
 
-from .call_headers import MOST_HEADER_BYTES, HeaderReader
-from .calls import STREAM_WINDOW, Calls
-from .ending import Ending
-from .frames import (
+from .codec.call_headers import MOST_HEADER_BYTES, HeaderReader
+from .codec.grpc_messages import PREFIX, PREFIX_BYTES
+from .codec.http2_frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -50,10 +50,11 @@ from .frames import (
     window_update,
     without_padding,
 )
-from .lane import LaneCall
+from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
+from .connection_calls import STREAM_WINDOW, Calls
+from .ending import Ending
+from .grpc_lane import LaneCall
 from .life import Life
-from .limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
-from .messages import PREFIX, PREFIX_BYTES
 from .outbox import Outbox
 from .receiving import WORTH_SWITCHING_BYTES, LargeReader
 from .serving import Serving

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from .calls import Calls
-from .frames import LARGEST_ID, PING, ErrorCode, frame, goaway
+from .codec.http2_frames import LARGEST_ID, PING, ErrorCode, frame, goaway
+from .connection_calls import Calls
 from .outbox import Outbox
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from .limits import KeepAlive
+from .codec.limits import KeepAlive
 
 FIRST_WORDS_S = 20.0
 """A client that has opened no call by then has to have said that it speaks HTTP/2."""

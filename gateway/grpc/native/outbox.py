@@ -8,10 +8,11 @@ from struct import Struct
 from typing import Protocol
 
 from charonia.tensors import Buffer
-from gateway.grpc.errors import Status
+from gateway.grpc.statuses import Status
 
-from .call_headers import answer_block, status_block
-from .frames import (
+from .codec.call_headers import answer_block, status_block
+from .codec.grpc_messages import PREFIX_BYTES
+from .codec.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
@@ -24,8 +25,7 @@ from .frames import (
     ErrorCode,
     StreamFault,
 )
-from .limits import PingStrikes
-from .messages import PREFIX_BYTES
+from .codec.limits import PingStrikes
 from .stream import Stream
 
 ANSWER = answer_block()

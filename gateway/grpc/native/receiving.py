@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from .calls import Calls
-from .frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED
-from .messages import Assembler
+from .codec.grpc_messages import Assembler
+from .codec.http2_frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED
+from .connection_calls import Calls
 from .stream import Stream
 
 WORTH_SWITCHING_BYTES = 1 << 16

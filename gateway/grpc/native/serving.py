@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.grpc.calling import Methods
-from gateway.grpc.errors import Refusal
+from gateway.grpc.statuses import Refusal
 
-from .call_headers import CallHeaders
-from .lane import GrpcLane
-from .limits import KeepAlive
-from .messages import Room
+from .codec.call_headers import CallHeaders
+from .codec.grpc_messages import Room
+from .codec.limits import KeepAlive
+from .grpc_lane import GrpcLane
 
 
 class Connection(Protocol):

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from charonia.clock import monotonic_ns
 
-from .call_headers import CallHeaders
-from .messages import Assembler, Packed
+from .codec.call_headers import CallHeaders
+from .codec.grpc_messages import Assembler, Packed
 
 
 class Owner(Protocol):
-    """The calls of the stream's connection (`calls.Calls`), as far as messages need them."""
+    """The calls of the stream's connection (`connection_calls.Calls`), as far as messages need them."""
 
     def took(self, stream: Stream) -> None: ...
 
@@ -24,7 +24,7 @@ class Owner(Protocol):
 
 class Stream:
     """The state of a call. As a context (`calling.Context`) and as the messages of a streaming method it is given to
-    methods; all else is `calls`'.
+    methods; all else is `connection_calls`'.
     """
 
     __slots__ = (

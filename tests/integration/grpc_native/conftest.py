@@ -11,8 +11,8 @@ import http2_client as http2
 import pytest
 from grpc_calls import LIVE
 
-from charonia.settings import GatewaySettings
-from gateway.grpc.native.server import NativeGrpcFront
+from charonia.options.settings import GatewaySettings
+from gateway.grpc.native.native_server import NativeGrpcFront
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from http2_client import (
 )
 
 from gateway.grpc.native import life
+from gateway.grpc.native.codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
 from gateway.grpc.native.connection import Connection
-from gateway.grpc.native.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
-from gateway.grpc.native.server import NativeGrpcFront
+from gateway.grpc.native.native_server import NativeGrpcFront
 
 TOO_MUCH = "too many frames that bring no call further"
 PROMPT_S = 2.0

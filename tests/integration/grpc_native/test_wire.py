@@ -36,7 +36,7 @@ from http2_client import (
     window_update,
 )
 
-from gateway.grpc.native.server import NativeGrpcFront
+from gateway.grpc.native.native_server import NativeGrpcFront
 from protos import grpc_service_pb2 as pb
 
 GREATEST = (1 << 31) - 1

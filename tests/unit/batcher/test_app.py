@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from batcher.app import BatcherApp
-from batcher.scheduling.sequence_scheduler import Delays
-from charonia.eventlog.memory import MemoryLog
-from charonia.settings import BatcherSettings, LogSettings
+from batcher.scheduling.sequences.sequence_scheduler import Delays
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.options.settings import BatcherSettings, LogSettings
 
 
 def delays() -> Delays:

@@ -13,7 +13,7 @@ from charonia.errors import (
     ResourceExhausted,
     UnknownError,
 )
-from charonia.eventlog.redis.wire import Refused
+from charonia.eventlog.redis.server.transport import Refused
 
 
 def test_numbers_are_never_given_anew() -> None:

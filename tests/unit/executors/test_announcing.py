@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import (
     ExecutorDraining,
     ModelRequestFinished,
     RepositoryScanned,

@@ -6,14 +6,14 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from charonia.errors import InternalError
-from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
-from charonia.settings import MetricsSettings
+from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.accounting import BACKEND, Executed, Execution, Failure
+from executors.batches.accounting import BACKEND, Executed, Execution, Failure
+from executors.configuration.config import normalise
 from executors.metrics import ExecutorMetrics
+from executors.repository.pbtxt import parse
 
 
 def samples(metrics: ExecutorMetrics) -> dict[tuple[str, ...], float]:

@@ -8,7 +8,7 @@ from typing import Any
 import echo_handler
 import pytest
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import stream_bench as bench_module
 from stream_bench import job_bench
 
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from gateway.deferral import Accepted, Deferral
-from gateway.delivery import ANYONE
+from gateway.requests.delivery import ANYONE
 
 request_of, options, numbers, until = job_bench.request, job_bench.options, job_bench.numbers, job_bench.until
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from grpc_fronts import FRONTS
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.app import _fronts
 from gateway.http.server import HttpFront
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.calls.refused import failure_reason
+from charonia.catalog.catalog import Catalog
 from charonia.errors import (
     Cancelled,
     CharoniaError,
@@ -15,13 +16,12 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import ProcessJoined, VersionLoaded, VersionUnloaded
-from charonia.models.catalog import Catalog
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
-from charonia.settings import GatewaySettings
-from gateway.dataplane import DataPlane
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
+from charonia.options.settings import GatewaySettings
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+from gateway.dataplane.dataplane import DataPlane
 from gateway.metrics import GatewayMetrics, JobCounts
 
 

@@ -13,9 +13,9 @@ from job_bench import request as request_of
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import InternalError
-from charonia.events import VersionLoaded
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
+from charonia.facts.events import VersionLoaded
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 from gateway.handler import Duration
 
 
@@ -159,12 +159,12 @@ async def test_an_answer_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     await stored(bench)
     assert await ask(other) == {"y": 1, "z": 1}
     now_ns = wall_ns()
-    monkeypatch.setattr("charonia.calls.cache_store.wall_ns", lambda: now_ns + 6_000_000_000)
+    monkeypatch.setattr("charonia.calls.cache.cache_store.wall_ns", lambda: now_ns + 6_000_000_000)
     await executed(bench, gateway)
     # the other one finds what the first has just made
     await until_so(lambda: _expires_later(bench, now_ns // 1000 + 6_000_000))
     assert await ask(other) == {"y": 1, "z": 1}
-    monkeypatch.setattr("charonia.calls.cache_store.wall_ns", lambda: now_ns + 20_000_000_000)
+    monkeypatch.setattr("charonia.calls.cache.cache_store.wall_ns", lambda: now_ns + 20_000_000_000)
     await gateway._cache.store.sweep()
     assert await bench.log.count_times(keys.CACHE_EXPIRIES) == 0
     assert await bench.log.keep_recent(keys.CACHE_USES, {}, 0) == []

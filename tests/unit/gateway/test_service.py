@@ -7,11 +7,11 @@ import pytest
 from charonia.calls.model_control import check_model_name
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.keys import CONTROL
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.service import GatewayService
 
 

@@ -20,7 +20,7 @@ from charonia.errors import (
     StreamInterrupted,
     Unavailable,
 )
-from charonia.events import RequestCancelled
+from charonia.facts.events import RequestCancelled
 from charonia.inference import InferenceResponse
 
 request_of, numbers, until = (

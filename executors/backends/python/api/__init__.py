@@ -35,7 +35,7 @@ from .model_config import (
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from .model_directory import get_model_dir
+from .model_dir import get_model_dir
 from .tensor import Tensor
 
 __all__ = [

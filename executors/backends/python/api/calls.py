@@ -12,7 +12,7 @@ import queue
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from executors.backends.python.frames import Buffer, places
+from executors.backends.python.protocol.frames import Buffer, places
 
 from .errors import TritonError, TritonModelException
 from .inference_response import InferenceResponse

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from executors.backends.python.metric_board import (
+from executors.backends.python.protocol.metric_board import (
     COUNTER,
     GAUGE,
     HISTOGRAM,

@@ -1,7 +1,7 @@
 """The configuration as model code reads and completes it: for `auto_complete_config` and look-ups (P2, P8).
 
-What completing may do and how conflicts read is `charonia.models.autocomplete`'s, which is imported when a model first
-completes something: it needs protobuf, and processes that serve never get there.
+What completing may do and how conflicts read is `executors.configuration.autocomplete`'s, which is imported when a
+model first completes something: it needs protobuf, and processes that serve never get there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ModelConfig:
 
 
 def _rules() -> ModuleType:
-    from charonia.models import autocomplete
+    from executors.configuration import autocomplete
 
     return autocomplete
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from batcher.ensembles.cached_steps import CachedSteps
-from charonia.calls.cached_calls import CachedCalls
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.catalog.catalog import Catalog
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import ProcessJoined, VersionLoaded
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
-from charonia.models.catalog import Catalog
-from charonia.models.config import normalise
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 TENSOR = '{ name: "X" data_type: TYPE_INT32 dims: 1 }'
 CACHED = f'name: "m" backend: "python" input {TENSOR} output {TENSOR} response_cache {{ enable: true }}'

@@ -17,7 +17,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.models.scheduling import DynamicBatching, TimeoutAction
 
 # -- losses, returns, recovery, stale facts ----------------------------------------------------------------------------

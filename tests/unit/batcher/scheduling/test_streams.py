@@ -21,7 +21,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching

@@ -8,10 +8,10 @@ from charonia.calls.admission import Admission
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
-from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor, join_bytes_elements
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 HINT = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "

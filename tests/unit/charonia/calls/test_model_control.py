@@ -11,8 +11,8 @@ from charonia import keys
 from charonia.calls.model_control import ModelControl
 from charonia.errors import ErrorCode, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDraining,
     Fact,

@@ -9,7 +9,7 @@ import pytest
 from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits, Reply
 
 

@@ -11,8 +11,8 @@ import msgpack
 
 from charonia import keys
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import (
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import (
     FIELD_FACT,
     Fact,
     ProcessJoined,

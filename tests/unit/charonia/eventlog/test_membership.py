@@ -11,8 +11,8 @@ import pytest
 from charonia import clock, keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.membership import Membership
-from charonia.eventlog.memory import MemoryLog
-from charonia.events import ProcessJoined, ProcessLeft, unpack_fact
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.events import ProcessJoined, ProcessLeft, unpack_fact
 
 
 class Log(MemoryLog):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from charonia.models.config import StructureError, from_json, to_json
-from charonia.models.pbtxt import parse
+from executors.configuration.config import StructureError, from_json, to_json
+from executors.repository.pbtxt import parse
 
 
 def test_enums_are_words_and_wide_integers_numbers() -> None:

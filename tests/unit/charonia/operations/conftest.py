@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from charonia import keys
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
-from charonia.events import FIELD_FACT, Fact, RepositoryScanned, pack_fact
-from charonia.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob
+from charonia.facts.events import FIELD_FACT, Fact, RepositoryScanned, pack_fact
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob
 from charonia.operations.arguments import parser
 from charonia.operations.command_line import perform
-from charonia.operations.reports import text
+from charonia.operations.text.command_reports import text
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, pack_request, pack_response, record_fields, request_meta
 

@@ -12,7 +12,7 @@ import pytest
 
 from charonia import keys
 from charonia.errors import NotFound
-from charonia.jobs import parse_public_id
+from charonia.facts.jobs import parse_public_id
 from charonia.wire import records_of, unpack_request
 
 Ids = Callable[[int], bytes]

@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.eventlog.port import EventLog
-from charonia.events import (
+from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDescribed,
     ExecutorDraining,

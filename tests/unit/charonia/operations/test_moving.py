@@ -12,7 +12,7 @@ from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
-from charonia.events import ProcessJoined, RequestsMoved, VersionLoaded
+from charonia.facts.events import ProcessJoined, RequestsMoved, VersionLoaded
 from charonia.wire import records_of, unpack_request
 from protos.model_config_pb2 import ModelConfig
 

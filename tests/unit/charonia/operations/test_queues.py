@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from batcher.adaptive_report import AdaptiveReport
-from batcher.scheduling.adaptive_batching import AdaptiveBatching, Choice
-from batcher.scheduling.dynamic_batching import BatchRules
-from batcher.scheduling.scheduler import ModelScheduler
+from batcher.housekeeping.adaptive_report import AdaptiveReport
+from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching, Choice
+from batcher.scheduling.queues.dynamic_batching import BatchRules
+from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia import keys
 from charonia.errors import Cancelled, NotFound
 from charonia.eventlog.control import facts_of
-from charonia.events import QueueCommanded, RequestsEnded
-from charonia.jobs import JobState
+from charonia.facts.events import QueueCommanded, RequestsEnded
+from charonia.facts.jobs import JobState
 from charonia.wire import records_of, unpack_response
 
 Ids = Callable[[int], bytes]

@@ -22,9 +22,9 @@ from charonia.backend import (
 )
 from charonia.errors import CharoniaError, ErrorCode, InternalError, InvalidArgument, NotFound
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from charonia.tensors import Tensor
 from executors.backends.bound import BoundBackend, BoundFunction, Request
+from executors.repository.pbtxt import parse
 
 ONE = np.ones((2, 2), np.float32)
 

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 from charonia.backend import BatchInstance, InstanceSpec, ModelSource, TensorSignature
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
-from charonia.models.config import normalise
 from charonia.models.interface import ModelInterface
-from charonia.models.pbtxt import parse
 from executors.backends.onnxruntime import OnnxRuntimeBackend, _find_cuda, model_path
 from executors.backends.onnxruntime_options import accelerator_providers
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
 
 FLOAT = TensorProto.FLOAT
 

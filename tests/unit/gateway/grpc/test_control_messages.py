@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import InvalidArgument
+from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.grpc import control_messages as control
 from gateway.handler import (
     BatchStatistics,
@@ -17,7 +18,6 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.log_settings import TYPES, LogSwitches
 from protos import grpc_service_pb2 as pb
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http.fastpath import HttpApplication
 
 

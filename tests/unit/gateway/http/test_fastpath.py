@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from charonia.errors import CharoniaError, ErrorCode
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http.fastpath import HttpApplication
 
 INFER = "/v2/models/simple/infer"

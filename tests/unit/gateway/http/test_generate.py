@@ -11,7 +11,7 @@ import pytest
 
 from charonia.errors import InternalError, ResourceExhausted, StreamInterrupted
 from charonia.inference import InferenceResponse
-from charonia.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings
 from gateway.http.bodies import CLIENT_LEFT
 from gateway.http.fastpath import HttpApplication
 

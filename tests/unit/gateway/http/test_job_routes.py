@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from charonia.errors import DeadlineExceeded, InternalError
-from charonia.jobs import JobState
+from charonia.facts.jobs import JobState
 from gateway.http import job_routes
 
 BODY: dict[str, Any] = {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2.5]}]}

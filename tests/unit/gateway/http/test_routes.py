@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from charonia.errors import InternalError
-from charonia.settings import EXTENSIONS
+from charonia.options.settings import EXTENSIONS
 
 
 async def test_server_metadata(client: httpx2.AsyncClient) -> None:

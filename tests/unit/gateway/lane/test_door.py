@@ -11,7 +11,7 @@ from lane_bench import GATEWAY, MODEL, Front, LaneBench
 
 from charonia import failpoints
 from charonia.clock import wall_ns
-from charonia.events import RequestCancelled
+from charonia.facts.events import RequestCancelled
 from gateway.lane.gathering import SLOW_NS
 
 

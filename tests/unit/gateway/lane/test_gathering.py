@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lane_bench import QUICK_NS, Front, LaneBench
 
 from charonia.clock import monotonic_ns
-from gateway.lane.calls import Call
 from gateway.lane.gathering import SLOW_NS, Gathering, Round
+from gateway.lane.lane_calls import Call
 
 HOLD_S = 0.002
 PARALLEL_NS = 600_000

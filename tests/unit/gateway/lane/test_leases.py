@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import LogUnavailable, ResourceExhausted
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
 from gateway.lane.leases import Lease
 

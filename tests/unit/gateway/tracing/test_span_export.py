@@ -14,7 +14,7 @@ from otlp_receiver import Receiver
 
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context, Parent
 from charonia.traces.reports import Report
-from charonia.traces.settings import OPENTELEMETRY, TraceOptions
+from charonia.traces.trace_settings import OPENTELEMETRY, TraceOptions
 from gateway.tracing.span_export import SpanExport
 from gateway.tracing.trace import Finished
 from gateway.tracing.writer import TraceWriter

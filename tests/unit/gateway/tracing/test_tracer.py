@@ -11,10 +11,10 @@ import pytest
 from charonia import keys
 from charonia.errors import InvalidArgument, LogUnavailable, Unsupported
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory import MemoryLog
+from charonia.eventlog.memory.log import MemoryLog
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS
 from charonia.traces.reports import Report
-from charonia.traces.settings import OPENTELEMETRY, TraceOptions, TraceSettings
+from charonia.traces.trace_settings import OPENTELEMETRY, TraceOptions, TraceSettings
 from charonia.wire import ResponseRecord
 from gateway.tracing.trace import Finished, Trace, answered
 from gateway.tracing.tracer import Tracer

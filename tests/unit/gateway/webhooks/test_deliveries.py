@@ -6,8 +6,8 @@ import msgpack
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.memory import MemoryLog
-from charonia.jobs import JobRecord, JobState
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.jobs import JobRecord, JobState
 from gateway.webhooks.deliveries import Delivery, delivery_of, keep, pack, unpack
 from gateway.webhooks.retries import DeliveryState
 

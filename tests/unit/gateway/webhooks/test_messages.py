@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from charonia.jobs import JobEvent, JobRecord, JobState
+from charonia.facts.jobs import JobEvent, JobRecord, JobState
 from gateway.webhooks.messages import message_of, wanted
 
 ID = bytes(range(16))

@@ -7,9 +7,9 @@ from typing import Any
 import hiredis
 import pytest
 
-from charonia.eventlog.durability import FSYNC, MEMORY, parse_level
+from charonia.eventlog.durability_levels import FSYNC, MEMORY, parse_level
 from charonia.eventlog.redis.durability import Server
-from charonia.eventlog.redis.wire import Refused
+from charonia.eventlog.redis.server.transport import Refused
 
 REPLICATED = parse_level("replicated:1")
 

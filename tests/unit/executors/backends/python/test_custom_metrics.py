@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from charonia.backend import ModelSource
-from executors.backends.python import metric_board
 from executors.backends.python.custom_metrics import Board, CustomMetrics
-from executors.backends.python.metric_board import COUNTER, GAUGE, HISTOGRAM, BoardFull, BoardWriter, Slot
+from executors.backends.python.protocol import metric_board
+from executors.backends.python.protocol.metric_board import COUNTER, GAUGE, HISTOGRAM, BoardFull, BoardWriter, Slot
 from protos.model_config_pb2 import ModelConfig
 
 

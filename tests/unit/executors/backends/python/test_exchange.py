@@ -16,7 +16,7 @@ from executors.backends.python.exchange import (
     requests_content,
     responses_of,
 )
-from executors.backends.python.frames import Frame, FrameError, FrameReader, Kind, pack
+from executors.backends.python.protocol.frames import Frame, FrameError, FrameReader, Kind, pack
 
 
 def frame(kind: Kind, content: object, *data: bytes) -> Frame:

@@ -15,8 +15,8 @@ from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.python.child_process import ChildProcess
-from executors.backends.python.frames import Frame, FrameError, Kind, pack, places
 from executors.backends.python.model_calls import AskedByModel
+from executors.backends.python.protocol.frames import Frame, FrameError, Kind, pack, places
 from protos.model_config_pb2 import ModelConfig
 
 ONE = Tensor("Y", DataType.INT32, (1,), b"\1\0\0\0")

@@ -9,8 +9,8 @@ import pytest
 from virtual_time import VirtualLoop
 
 from gateway.grpc.native import life
+from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.life import FIRST_WORDS_S, Life
-from gateway.grpc.native.limits import KeepAlive
 
 
 class Peer:

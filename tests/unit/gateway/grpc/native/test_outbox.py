@@ -9,8 +9,9 @@ import pytest
 from grpc_frames import Frame, Written, frames_of
 from hpack import Decoder
 
-from gateway.grpc.native.call_headers import CallHeaders
-from gateway.grpc.native.frames import (
+from gateway.grpc.native.codec.call_headers import CallHeaders
+from gateway.grpc.native.codec.grpc_messages import PREFIX_BYTES
+from gateway.grpc.native.codec.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
@@ -23,8 +24,7 @@ from gateway.grpc.native.frames import (
     StreamFault,
     frame,
 )
-from gateway.grpc.native.limits import KeepAlive, PingStrikes
-from gateway.grpc.native.messages import PREFIX_BYTES
+from gateway.grpc.native.codec.limits import KeepAlive, PingStrikes
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.stream import Stream
 

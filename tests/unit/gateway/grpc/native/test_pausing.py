@@ -9,9 +9,9 @@ from grpc_frames import Written, frames_of
 from hpack import Encoder
 
 from gateway.grpc.calling import Streaming
+from gateway.grpc.native.codec.http2_frames import DATA, END_HEADERS, HEADERS, PREFACE, frame, settings, window_update
+from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.connection import Connection
-from gateway.grpc.native.frames import DATA, END_HEADERS, HEADERS, PREFACE, frame, settings, window_update
-from gateway.grpc.native.limits import KeepAlive
 from gateway.grpc.native.serving import Serving
 
 ANSWER = bytes(5 << 20)

@@ -16,7 +16,7 @@ from executors.backends.python.api.errors import TritonError, TritonModelExcepti
 from executors.backends.python.api.inference import InferenceRequest
 from executors.backends.python.api.inference_response import InferenceResponse
 from executors.backends.python.api.tensor import Tensor
-from executors.backends.python.frames import Buffer, padding
+from executors.backends.python.protocol.frames import Buffer, padding
 
 ONE = Tensor("X", np.array([1, 2, 3], np.int32))
 ONLY_IN_EXECUTE = r"^BLS is only supported during the 'execute' function\.$"

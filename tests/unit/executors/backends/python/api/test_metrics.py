@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from executors.backends.python import metric_board
 from executors.backends.python.api import metrics
 from executors.backends.python.api.errors import TritonModelException
 from executors.backends.python.api.metrics import MetricFamily
-from executors.backends.python.metric_board import Series
+from executors.backends.python.protocol import metric_board
+from executors.backends.python.protocol.metric_board import Series
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,119 @@
+"""What a batcher tells the others about calls that wait, so that each can find deadlocks among models of several.
+
+The whole of it is one note in the log with a number that grows; a batcher whose calls do not wait for long writes none.
+Executors whose rates are limited write some of their own (`charonia.facts.resource_waits`). What is found in such notes
+is certain once it is found in what held at two looks, in notes that were written between the two: whoever holds an
+instance in both held it throughout, and a call that waits in both waited throughout, so that at the moment between them
+the finding was true, and a deadlock does not pass. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgpack
+
+from batcher.scheduling.deadlock.wait_cycles import StuckCall, stuck_calls
+from batcher.scheduling.deadlock.waits import CalledRequest, Holder, Situation, SlotGroup, Step, lasting
+from charonia.errors import InvalidRecord
+from charonia.facts.resource_waits import TurnsNote
+
+TTL_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """`number` grows with each note of a batcher. `since_ns` is the wall clock at which a call was accepted."""
+
+    number: int = 0
+    situation: Situation = field(default_factory=Situation)
+    since_ns: Mapping[bytes, int] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        there, calls = self.situation, self.situation.calls.values()
+        return bytes(
+            msgpack.packb(
+                [
+                    self.number,
+                    [[*version, dict(slots)] for version, slots in there.instances.items()],
+                    [[*h.version, h.executor, sorted(h.ids)] for h in there.holders],
+                    [[c.id, *c.version, c.ancestors, self.since_ns[c.id]] for c in calls],
+                    [[c.id, c.step.before, c.step.instance, c.step.has_slot] for c in calls if c.step is not None],
+                    [
+                        [*version, [[g.executor, g.index, g.size, g.batches, g.running] for g in groups]]
+                        for version, groups in there.slots.items()
+                    ],
+                ]
+            )
+        )
+
+    @staticmethod
+    def unpack(data: bytes) -> Waiting:
+        """Raises `InvalidRecord`."""
+        try:
+            number, instances, holders, calls, *more = msgpack.unpackb(data, use_list=False)
+            steps, slots = more[:2] if len(more) > 1 else ((), ())  # of a release that knew no sequences
+            of_sequences = {bytes(i): Step(_ids(before), _ids(at), bool(placed)) for i, before, at, placed in steps}
+            situation = Situation(
+                {(str(model), int(version)): _slots(slots) for model, version, slots in instances},
+                tuple(
+                    Holder((str(model), int(version)), str(executor), frozenset(map(bytes, ids)))
+                    for model, version, executor, ids in holders
+                ),
+                {
+                    bytes(i): CalledRequest(bytes(i), (str(model), int(version)), _ids(ancestors), of_sequences.get(i))
+                    for i, model, version, ancestors, _ in calls
+                },
+                {
+                    (str(model), int(version)): tuple(
+                        SlotGroup(str(executor), int(index), int(size), _ids(batches), _ids(running))
+                        for executor, index, size, batches, running in groups
+                    )
+                    for model, version, groups in slots
+                },
+            )
+            since_ns = {bytes(call_id): int(since_ns) for call_id, _, _, _, since_ns in calls}
+            return Waiting(int(number), situation, since_ns)
+        except Exception as error:
+            raise InvalidRecord(f"a note of waiting calls cannot be read: {error}") from None
+
+
+def _slots(slots: Mapping[object, object]) -> dict[str, int]:
+    return {str(executor): int(str(count)) for executor, count in slots.items()}
+
+
+def _ids(packed: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return tuple(map(bytes, packed))
+
+
+class Suspicions:
+    """What one batcher knew when it looked last."""
+
+    def __init__(self) -> None:
+        self._before = Situation()
+        self._seen: dict[str, int] = {}
+
+    def judge(
+        self, mine: Waiting, others: Mapping[str, Waiting], turns: Mapping[str, TurnsNote] | None = None
+    ) -> list[StuckCall]:
+        """The calls that must be ended, of all who were looked at; `mine` is of now, `others` by incarnation, `turns`
+        by executor.
+        """
+        if not mine.situation.calls:
+            self._before, self._seen = Situation(), {}
+            return []
+        turns = turns or {}
+        numbers = {name: one.number for name, one in others.items()}
+        numbers |= {f"turns of {name}": one.number for name, one in turns.items()}
+        if any(self._seen.get(name) == number for name, number in numbers.items()):
+            return []  # one of them has said nothing since the last look: this is none
+        now = mine.situation.joined([*(one.situation for one in others.values()), Situation(turns=turns)])
+        ages = {call_id: since for one in (mine, *others.values()) for call_id, since in one.since_ns.items()}
+        situation, chosen = lasting(self._before, now), list[StuckCall]()
+        while stuck := stuck_calls(situation):
+            # the same wherever it is looked for, so that no two batchers end different ones
+            chosen.append(max(stuck, key=lambda one: (ages[one.call.id], one.call.id)))
+            situation = situation.without(chosen[-1].call.id)
+        self._before, self._seen = now, numbers
+        return chosen

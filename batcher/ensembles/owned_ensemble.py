@@ -1,0 +1,398 @@
+"""One owned ensemble: an `OwnedModel` whose planner asks other models for the steps of its requests.
+
+Nothing about a request under way is kept but its entry in the ensemble's queue, its steps in the queues of their models
+and what they answered in the ensemble's reply stream. A new owner plans each request anew: a step that has an answer is
+done, one that is unsettled is under way, any other is asked for (design section 3).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from batcher.entries.carriers import carrier_of
+from batcher.owner.owned import OwnedModel
+from batcher.scheduling.decisions import Decision
+from batcher.scheduling.ensembles import ensemble_planner as plan
+from batcher.scheduling.observations import QueuedRequest
+from charonia import keys
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.catalog.catalog import Catalog, ServedVersion
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
+from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.port import Entry
+from charonia.facts.events import ResponsesWanted
+from charonia.metrics.latencies import Latencies
+from charonia.models.ensemble import EnsembleGraph, compose, composing_models
+from charonia.models.interface import ModelInterface
+from charonia.options.settings import MetricsSettings
+from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord, ResponseRecord
+
+from .cached_steps import CachedSteps
+from .ensemble_endings import Endings
+from .ensemble_statistics import Tally
+from .step_answers import Answer, Answers
+from .step_flights import Flight
+from .step_tensors import Value, is_true, size_of, values_of
+from .submission import Submission
+
+_log = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Tensor bytes of the requests of one ensemble that are under way; beyond, requests wait in the log."""
+_LOST_AFTER_NS = 5_000_000_000
+_SWEEP_NS = 60_000_000_000
+_FILE_AGE_S = 3600.0
+"""A file nobody knows may be of an answer that is on its way still; an hour later its executor is gone."""
+_RETRY_S = 0.2
+
+
+class OwnedEnsemble(OwnedModel):
+    """The shell around one `EnsembleScheduler`. Arguments as of `OwnedModel`; `shm_dir` is the payload directory."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        catalog: Catalog,
+        shm_dir: str,
+        latencies: Latencies | None = None,
+        calls: CachedCalls | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(*arguments, **more)
+        self.scheduler: plan.EnsembleScheduler = plan.EnsembleScheduler(self.model, is_true, MAX_HELD_BYTES)
+        self._catalog = catalog
+        self._directory = PayloadDirectory(shm_dir, keys.ensemble_endpoint(self.model))
+        self._directory.open(standing=True)
+        self._flights = Submission(
+            *(self.log, self.model, catalog, self._directory, self.spawn, self._own),
+            ended=self._step_ended,
+            cached=CachedSteps(calls) if calls is not None else None,
+        )
+        self._answers = Answers(self.log, self.model, self._directory, self._deletions, self._awaited)
+        self._latencies = latencies or Latencies(MetricsSettings())
+        self._endings = Endings(
+            self.log, self.model, self._directory, self.spawn, self.requests_settled, self._latencies
+        )
+        self._tallies: dict[bytes, Tally] = {}
+        self._graphs: dict[int, tuple[object, EnsembleGraph]] = {}
+        self._served: dict[int, ServedVersion] = {}
+        self._prepared = False
+        self._todo: deque[plan.EnsembleDecision] = deque()
+        self._applying = False
+        self._suspects: set[bytes] = set()
+        self._swept_ns = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Read what is answered already, before any request is begun; then follow. Raises what the log raises."""
+        await self._answers.restore()
+        self._reader.add(self._answers.stream, self._answers.after)
+        self._prepared = True
+
+    def close(self) -> None:
+        self._flights.closed = True
+        if self._flights.cached is not None:
+            self._flights.cached.close()
+        for version in self._served:
+            self._latencies.drop(self.model, version)
+        super().close()
+
+    @property
+    def fact_streams(self) -> tuple[bytes, ...]:
+        return (*super().fact_streams, self._answers.stream)
+
+    def on_served(self, versions: dict[int, ServedVersion]) -> None:
+        """The catalog's newest word about this ensemble."""
+        if not self.closed:
+            for gone in self._served.keys() - versions.keys():
+                self._latencies.drop(self.model, gone)
+                self.counted.pop(gone, None)
+            self._served = versions
+            for version, served in versions.items():
+                decoupled = served.interface.decoupled
+                self._latencies.add(version, served.config, decoupled=decoupled, model=self.model)
+            # the planner forgets a version that is gone, and must be told of it anew should it come again
+            self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
+            super().on_served(versions)
+            self._learn_graphs()
+
+    def on_related(self, model: str) -> None:
+        """The catalog's newest word about another model."""
+        if not self.closed and any(model in composing_models(v.config) for v in self._served.values()):
+            self._learn_graphs()
+
+    def _learn_graphs(self) -> None:
+        """A graph is known once all it is composed of is served; it changes with any of that."""
+        if not self._prepared:
+            return
+        for version, served in self._served.items():
+            found: list[ServedVersion] = []
+
+            def find(model: str, number: int, found: list[ServedVersion] = found) -> ModelInterface:
+                held = self._catalog.served(model) or self._catalog.held(model)
+                step = held.get(number) if number > 0 else held[max(held)] if held else None
+                if step is None:
+                    raise InternalError(f"ensemble '{self.model}' depends on '{model}' which is not served")
+                found.append(step)
+                return step.interface
+
+            try:
+                graph = compose(served.config, find)
+            except CharoniaError as error:
+                _log.info("ensemble '%s' version %d cannot run now: %s", self.model, version, error)
+                continue
+            basis = (served.content_hash, tuple((s.model, s.version, s.content_hash) for s in found))
+            if self._graphs.get(version, (None,))[0] != basis:
+                self._graphs[version] = (basis, graph)
+                self._tell(plan.GraphKnown(version, graph))
+
+    # -- what the log says --------------------------------------------------------------------------------------------
+
+    def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
+        if stream != self._answers.stream:
+            super().on_entries(stream, entries)
+        elif not self.closed:
+            self._apply_answers(self._answers.read(entries))
+
+    def _apply_answers(self, answers: Iterable[Answer]) -> None:
+        events = [event for answer in answers if (event := self._event(answer)) is not None]
+        if events:
+            self._apply(self.scheduler.observe_all(events, monotonic_ns()))
+            self.arm()
+
+    def _awaited(self, step_id: bytes) -> bytes | None:
+        flight = self._flights.flights.get(step_id)
+        return flight.request.id if flight is not None else None
+
+    def _event(self, answer: Answer) -> plan.StepAnswered | plan.StepFailed | None:
+        response, reference = answer
+        flight = self._flights.flights.get(response.id)
+        if flight is None:
+            return None
+        request, step, path = flight.request, flight.decision.step, flight.decision.path
+        if response.place is not None:
+            try:
+                if not flight.visible.admits(response.place, final=response.final):
+                    return None
+            except CharoniaError as error:  # never two runs spliced
+                self._flights.done(flight)
+                return plan.StepFailed(request.id, step.index, path, error)
+        if response.times is not None:
+            self._tally(request).add(response.times)
+        if response.report is not None and (trace := carrier_of(request).record.trace) is not None:
+            trace.add(response.report)
+        if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
+            flight.reference = reference
+            return None  # what it ends with is told when the cache has it
+        if response.final or response.error is not None:
+            self._flights.done(flight)
+        if response.error is not None:
+            return plan.StepFailed(request.id, step.index, path, response.error)
+        values = values_of(response.outputs, reference)
+        index = response.place[1] if response.place is not None else 0
+        return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
+
+    def _step_ended(self, flight: Flight, outcome: ResponseRecord | CharoniaError) -> None:
+        """A step has its one answer, by the cache or through it."""
+        if self.closed or self._flights.flights.get(flight.id) is not flight:
+            return
+        self._flights.done(flight)
+        error = outcome if isinstance(outcome, CharoniaError) else outcome.error
+        if error is not None:
+            self._refused(flight, error)
+        elif isinstance(outcome, ResponseRecord):
+            values = values_of(outcome.outputs, flight.reference)
+            request, step, path = flight.request, flight.decision.step, flight.decision.path
+            self._tell(plan.StepAnswered(request.id, step.index, path, values, size_of(values), 0, True))
+
+    # -- what the planner decides -------------------------------------------------------------------------------------
+
+    def _apply(self, decisions: Sequence[Any]) -> None:
+        """Carry decisions out in their order; what comes of them at once is carried out after them."""
+        self._todo.extend(decisions)
+        if self._applying:
+            return
+        self._applying = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._applying = False
+
+    def _carry_out(self, decision: plan.EnsembleDecision) -> None:
+        if isinstance(decision, plan.SubmitStep):
+            self._submit(decision)
+        elif isinstance(decision, plan.WantResponses):
+            self._flights.want(decision.request.id, decision.step.index, decision.path, decision.count)
+        elif isinstance(decision, plan.BeginRequest):
+            self._begin(decision.request)
+        elif isinstance(decision, plan.AnswerRequest):
+            self._endings.answer(decision, self._tally(decision.request), several=self._several(decision.request))
+        elif isinstance(decision, plan.FailRequest):
+            if decision.missing:
+                _log.error("in ensemble '%s': Composing models did not output tensor %s", self.model, decision.missing)
+            self._endings.fail(decision, self._tally(decision.request), several=self._several(decision.request))
+        elif isinstance(decision, plan.CancelStep):
+            self._flights.cancel(decision.request.id, decision.step.index, decision.path)
+        else:
+            refused: list[Decision] = [decision]
+            super()._apply(refused)
+
+    def _tell(self, event: plan.EnsembleObservation) -> None:
+        self._apply(self.scheduler.observe(event, monotonic_ns()))
+        self.arm()
+
+    def _several(self, request: QueuedRequest) -> bool:
+        """Whether a request may have several responses (C53)."""
+        served = self._served.get(request.version)
+        known = self._graphs.get(request.version)
+        return served.interface.decoupled if served is not None else known is not None and known[1].decoupled
+
+    def _tally(self, request: QueuedRequest) -> Tally:
+        return self._tallies.setdefault(request.id, Tally())
+
+    # -- beginning ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, request: QueuedRequest) -> None:
+        carried = carrier_of(request)
+        record = carried.record
+        self._tally(request).start_ns = wall_ns()
+        must_record = (record.is_job or record.journalled) and not carried.begun
+        is_blob = bool(record.flags & FLAG_REFERENCE) and record.reference is not None and record.reference.kind == BLOB
+        if must_record or (is_blob and not record.data):
+            self.spawn(self._begin_slowly(request, must_record))
+        else:
+            self._begun(request)
+
+    async def _begin_slowly(self, request: QueuedRequest, must_record: bool) -> None:
+        """Record that a job runs, and fetch what lies in a blob."""
+        carried = carrier_of(request)
+        record = carried.record
+        try:
+            if must_record:
+                going = await self.log.begin_attempt(
+                    self.model,
+                    self.token,
+                    [record.id],
+                    1,
+                    jobs=[record.id] if record.is_job else (),
+                    journalled=[record.id] if record.journalled else (),
+                )
+                if not going[0]:
+                    self._on_ended([record.id])
+                    return
+                carried.begun = 1
+            if record.flags & FLAG_REFERENCE and record.reference is not None and record.reference.kind == BLOB:
+                data = await self.log.blob(record.reference.name)
+                if data is not None and len(data) == record.reference.size_bytes:
+                    record.data = memoryview(data)
+        except Cancelled:
+            self._lost_ownership(self.model)
+            return
+        except CharoniaError as error:
+            _log.warning("a request of '%s' could not be begun, trying again: %s", self.model, error)
+            self._loop.call_later(_RETRY_S, lambda: None if self.closed else self._begin(request))
+            return
+        if not self.closed:
+            self._begun(request)
+
+    def _begun(self, request: QueuedRequest) -> None:
+        record = carrier_of(request).record
+        try:
+            inputs = self._inputs(record)
+        except InvalidRecord as error:
+            _log.warning("a request's payload is gone: %s", error)
+            self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
+            return
+        begun = plan.RequestBegun(request.id, inputs, record.meta.outputs, size_of(inputs), record.window)
+        self._tell(begun)
+        if (count := self.wanted.get(request.id)) is not None:
+            self._tell(plan.ResponsesAllowed(request.id, count))
+
+    def _inputs(self, record: RequestRecord) -> dict[str, Value]:
+        reference = record.reference if record.flags & FLAG_REFERENCE else None
+        if reference is not None and not record.data and reference.size_bytes:
+            if reference.kind == BLOB:
+                raise InvalidRecord("its blob is gone")
+            record.data = self._directory.read(reference)
+        return values_of(record.inputs(), reference)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, decision: plan.SubmitStep) -> None:
+        request = decision.request
+        if self.scheduler.find(request.id) is not request:
+            return  # what was decided before this ended it
+        flight = self._flights.await_step(decision)
+        if carrier_of(request).restored:
+            self._flights.inherit(flight)
+        if self._answers.knows(flight.id):
+            flight.asked = True
+            self._apply_answers(self._answers.take(flight.id, request.id))
+            return
+        self._ask(flight, restored=carrier_of(request).restored)
+
+    def _ask(self, flight: Flight, *, restored: bool) -> None:
+        if restored:
+            self._flights.ask_unless_known(flight, self._is_answered, self._refused)
+            return
+        try:
+            self._flights.ask(flight)
+        except CharoniaError as error:
+            self._refused(flight, error)
+
+    def _refused(self, flight: Flight, error: CharoniaError) -> None:
+        decision = flight.decision
+        self._tell(plan.StepFailed(decision.request.id, decision.step.index, decision.path, error))
+
+    async def _is_answered(self, step_id: bytes) -> bool:
+        """Whether the answer of a step lies in the stream, a little before its reader."""
+        return await self._answers.has(step_id)
+
+    def on_wanted(self, fact: ResponsesWanted) -> None:
+        """As a step of another ensemble, it gives no more responses than are wanted."""
+        super().on_wanted(fact)
+        self._tell(plan.ResponsesAllowed(fact.id, fact.count))
+
+    async def look_after(self) -> None:
+        """Ask again for steps the log lost; forget answers nobody will ask for. Raises what the log raises."""
+        self._flights.remind()
+        if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
+            self._answers.forget_aside()
+        if monotonic_ns() >= self._swept_ns + _SWEEP_NS:
+            self._swept_ns = monotonic_ns()
+            self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
+            self._directory.tidy()
+        lost = {flight.id: flight for flight in await self._flights.lost(_LOST_AFTER_NS)}
+        again = [flight for step_id, flight in lost.items() if step_id in self._suspects]
+        self._suspects = set(lost)
+        for flight in again:
+            if self.closed or flight.id not in self._flights.flights or await self._is_answered(flight.id):
+                continue
+            _log.warning("a step of model '%s' was lost on its way: it is asked for again", flight.model)
+            flight.asked = False
+            self._ask(flight, restored=True)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _own(self, request_id: bytes, reference: Any) -> None:
+        self._answers.own(request_id, reference)
+
+    def requests_settled(self, requests: Iterable[QueuedRequest]) -> None:
+        """The log has an outcome of these requests: what their steps answered can go."""
+        settled = list(requests)
+        super().requests_settled(settled)
+        for request in settled:
+            self._answers.release(request.id)
+            self._endings.release(request.id)
+            self._tallies.pop(request.id, None)
+
+    @property
+    def counted(self) -> dict[int, dict[str, int]]:
+        """What was added to the statistics, by version."""
+        return self._endings.counted

@@ -1,0 +1,79 @@
+"""Bursts waves: replaces a wave in the log by the requests it carries, for whatever concerns single ones.
+
+The new entry is at the end of the queue, from where the owner reads it like any other; the requests keep the times at
+which they were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from batcher.scheduling.decisions import BurstWave
+from batcher.scheduling.observations import BatchDied, BatchLost, RequestQueued
+from charonia import failpoints
+from charonia.eventlog.port import EventLog
+from charonia.wire import PREFIX_BYTES, Wave, record_fields
+
+from .carriers import carrier_of
+
+
+async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
+    """Replace one wave in the log; False when it was settled or burst before. Raises what the log raises."""
+    sizes = zip(wave.ids(), wave.request_bytes(), strict=True)
+    fields = record_fields([request.record for request in wave.requests()])
+    is_burst = bool(await log.waves.burst(model, stream, entry_id, list(sizes), fields))
+    failpoints.hit("batcher.bursting")
+    return is_burst
+
+
+class Bursting:
+    """The bursts of one owner, and which of the requests that come of them are possible poison requests."""
+
+    def __init__(self, log: EventLog, model: str) -> None:
+        self._log = log
+        self._model = model
+        self._suspects: dict[bytes, BatchDied | str] = {}
+        """Prefix of their ids to the death of their batch, or to the executor that was lost with them."""
+
+    def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
+        """A batch of waves took its instance with it; those without an outcome are about to be burst."""
+        if death.blameless:
+            return
+        waves = [record for request in members if request.id in death.ids and (record := wave_of(request))]
+        ids = frozenset(request_id for wave in waves for request_id in wave.ids())
+        for wave in waves:
+            self._suspects[wave.prefix] = replace(death, ids=ids)
+
+    async def burst(self, decision: BurstWave) -> None:
+        """Carry out a decision. Raises what the log raises, then it may be tried again."""
+        wave = wave_of(decision.request)
+        assert wave is not None
+        if decision.suspect:  # before they can be read
+            self._suspects.setdefault(wave.prefix, decision.executor)
+        entry = carrier_of(decision.request).entry
+        if not await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave):
+            self._suspects.pop(wave.prefix, None)
+
+    def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
+        """What has to be said of requests that are being queued: which were aboard together when it ended."""
+        if not self._suspects:
+            return []
+        found: dict[bytes, list[RequestQueued]] = {}
+        for request in queued:
+            prefix = request.id[:PREFIX_BYTES]
+            if not request.wave and prefix in self._suspects:
+                found.setdefault(prefix, []).append(request)
+        said: list[BatchLost | BatchDied] = []
+        for prefix, requests in found.items():
+            ended = self._suspects.pop(prefix)
+            if isinstance(ended, str):
+                said.append(BatchLost(ended, requests, len(requests), "", False))
+            elif ended not in said:  # of several waves in one batch
+                said.append(ended)
+        return said
+
+
+def wave_of(request: RequestQueued) -> Wave | None:
+    record: object = carrier_of(request).record
+    return record if isinstance(record, Wave) else None

@@ -1,0 +1,180 @@
+"""Settles and answers requests that will not run, or not again: queue full, timed out, cancelled, no longer served,
+past their deadline (S7, S21, S24, R27), and those that end whatever runs them, which become dead letters (P19).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Sequence
+
+import msgpack
+
+from batcher.scheduling.decisions import CondemnRequest, RejectRequest
+from batcher.scheduling.observations import RequestQueued
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, ErrorCode
+from charonia.eventlog.port import EventLog, Reply
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure, record_fields
+
+from .carriers import carrier_of
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+
+FIELD_ABOUT = b"m"
+
+Refused = RejectRequest | CondemnRequest
+
+_STATES = {ErrorCode.CANCELLED: JobState.CANCELLED, ErrorCode.DEADLINE_EXCEEDED: JobState.EXPIRED}
+
+
+class Refusals:
+    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is told of each that is done."""
+
+    def __init__(
+        self, log: EventLog, model: str, gone: Container[str], settled: Callable[[RequestQueued], None]
+    ) -> None:
+        self._log = log
+        self._model = model
+        self._gone = gone
+        self._settled = settled
+
+    async def settle(self, refused: Sequence[Refused]) -> None:
+        """Insist until the log has taken them."""
+        waves = [decision for decision in refused if decision.request.wave]
+        plain = [decision for decision in refused if not decision.request.wave]
+        while True:
+            try:
+                await self._drop(waves)
+                waves = []
+                if plain:
+                    await refuse(self._log, self._model, plain, self._gone)
+                break
+            except CharoniaError as error:
+                _log.warning("%d refusals could not be recorded, trying again: %s", len(refused), error)
+            await asyncio.sleep(_RETRY_S)
+        for decision in refused:
+            self._settled(decision.request)
+
+    async def _drop(self, waves: list[Refused]) -> None:
+        """Settle waves whose gateway is gone, so that there is no caller to answer."""
+        while waves:
+            carrier = carrier_of(waves[-1].request)
+            await self._log.delete_entries(carrier.entry.stream, [carrier.entry.entry_id])
+            for key, increments in _counts(self._model, waves[-1:]).items():
+                await self._log.add_statistics(key, increments)
+            waves.pop()
+
+
+async def refuse(log: EventLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()) -> None:
+    """Settle and answer them, and count what was won. Raises what the log raises; then all may be tried again.
+
+    A job is answered after it is settled, and only by who won; other requests in the same write. Endpoints in `gone`
+    are not answered.
+    """
+    replies: list[tuple[str, bytes]] = []
+    ends: dict[bytes, JobEnd] = {}
+    job_replies: list[tuple[str, bytes]] = []
+    outcomes = b""
+    letters: list[Reply] = []
+    for decision in refused:
+        record = carrier_of(decision.request).record
+        error = _error(decision, record)
+        state = _STATES.get(error.code, JobState.FAILED)
+        answer = pack_failure(record.id, model, record.meta.version, error)
+        outcomes += OUTCOME_CODES[state] if record.journalled else b"-"
+        if record.is_job:
+            ends[record.id] = JobEnd(state, answer, _detail(decision, error))
+        if record.endpoint and record.endpoint not in gone:
+            (job_replies if record.is_job else replies).append((record.endpoint, answer))
+        if isinstance(decision, CondemnRequest):
+            letters.append(Reply(keys.dead_letters(model), await _dead_letter(log, model, decision, error)))
+    requests = [(d.request.id, _attempt(d)) for d in refused]
+    counts = _counts(model, refused)
+    # one version's counters go with the settlement; the rare rest is added for what was really won
+    joined = next(iter(counts.items())) if len(counts) == 1 else None
+    won = await log.settle(
+        model,
+        requests,
+        joined,
+        [Reply(stream, fields) for stream, fields in _by_stream(replies)],
+        letters,
+        ends=ends or None,
+        outcomes=outcomes if outcomes.strip(b"-") else b"",
+    )
+    mine = [decision for decision, is_won in zip(refused, won, strict=True) if is_won]
+    if joined is None or not all(won):
+        for key, increments in _counts(model, mine).items():
+            await log.add_statistics(key, increments)
+    if job_replies:
+        ours = {ends[d.request.id].result for d in mine if d.request.id in ends}
+        for stream, fields in _by_stream([(endpoint, answer) for endpoint, answer in job_replies if answer in ours]):
+            await log.append(stream, fields)
+
+
+def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
+    """What its caller reads."""
+    if isinstance(decision, CondemnRequest):
+        return CharoniaError.of(ErrorCode.INTERNAL, decision.message)
+    # E10, of the scheduler's errors; a cancellation has a code and no text (G26)
+    told = decision.message and not decision.bare and decision.reason != "BACKEND"
+    prefix = f"[request id: {record.client_id or '<id_unknown>'}] " if told else ""
+    return CharoniaError.of(decision.code, prefix + decision.message)
+
+
+def _attempt(decision: Refused) -> int:
+    return max(1, decision.request.attempt, carrier_of(decision.request).begun)
+
+
+def _detail(decision: Refused, error: CharoniaError) -> dict[str, object]:
+    detail: dict[str, object] = {"error": error.message} if error.message else {}
+    if isinstance(decision, CondemnRequest):
+        detail |= {"executor": decision.executor, "dead_letter": True}
+    return detail
+
+
+async def _dead_letter(log: EventLog, model: str, decision: CondemnRequest, error: CharoniaError) -> list[Buffer]:
+    """The entry of `dlq:{m}`: the request record with its inputs, and `m`, a msgpack map of what became of it."""
+    record = carrier_of(decision.request).record
+    job = await log.job(model, record.id) if record.is_job else None
+    about = {
+        "id": record.id.hex(),
+        "model": model,
+        "version": record.meta.version,
+        "content_hash": record.meta.content_hash,
+        "attempts": _attempt(decision),
+        "error": error.message,
+        "stderr": decision.stderr,
+        "time_us": wall_ns() // 1000,
+        "tenant": job.tenant if job is not None else "",
+        "job": record.is_job,
+        "executor": decision.executor,
+    }
+    return [FIELD_RECORD, record.record, FIELD_ABOUT, bytes(msgpack.packb(about))]
+
+
+def _by_stream(replies: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, list[Buffer]]]:
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, answer in replies:
+        by_endpoint.setdefault(endpoint, []).append(answer)
+    return [(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
+
+
+def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int]]:
+    """Failure counters by statistics key (X4)."""
+    now_ns = wall_ns()
+    counts: dict[bytes, dict[str, int]] = {}
+    for decision in refused:
+        record = carrier_of(decision.request).record
+        of_key = counts.setdefault(keys.statistics(model, record.meta.version, record.meta.content_hash), {})
+        waited_ns = max(0, now_ns - record.accepted_ns)
+        reason = decision.reason if isinstance(decision, RejectRequest) else "BACKEND"
+        count = decision.request.count
+        for name, amount in (("fail_count", count), ("fail_ns", count * waited_ns), (f"fail_{reason}", count)):
+            of_key[name] = of_key.get(name, 0) + amount
+    return counts

@@ -1,0 +1,66 @@
+"""Keeps the streams short that nothing else shortens: control facts nobody needs, and dead letters.
+
+Both are read whole, which is why it happens seldom. Which control facts may go is `batcher.housekeeping.compaction`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from charonia import keys
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import START, EventLog
+from charonia.facts.events import Fact
+
+from .compaction import superseded
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 500
+
+
+class ControlTidying:
+    """Deletes control facts that were needless at the look before as well: those who follow have read them by then."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._needless: set[bytes] = set()
+
+    async def look(self) -> int:
+        """How many entries it deleted. Raises what the log raises."""
+        ids: list[bytes] = []
+        facts: list[Fact] = []
+        after = START
+        while entries := await self._log.range(keys.CONTROL, after, _PAGE):
+            after = entries[-1].id
+            for entry in entries:
+                found = facts_of(entry)
+                if len(found) == 1:  # nobody writes several; what is newer than this release is kept
+                    ids.append(bytes(entry.id))
+                    facts.append(found[0])
+        needless = {ids[at] for at in superseded(facts)}
+        old = sorted(needless & self._needless)
+        self._needless = needless - set(old)
+        for at in range(0, len(old), _PAGE):
+            await self._log.delete_entries(keys.CONTROL, old[at : at + _PAGE])
+        return len(old)
+
+
+async def trim_dead_letters(log: EventLog, model: str, limit_bytes: int) -> int:
+    """Delete the oldest letters of a model while they hold more than so many bytes; how many. The newest stays."""
+    sizes: list[tuple[bytes, int]] = []
+    after = START
+    while entries := await log.range(keys.dead_letters(model), after, _PAGE):
+        after = entries[-1].id
+        sizes += [(bytes(entry.id), sum(len(field) for field in entry.fields)) for entry in entries]
+    surplus = sum(size for _, size in sizes) - limit_bytes
+    dropped: list[bytes] = []
+    for entry_id, size in sizes[:-1]:
+        if surplus <= 0:
+            break
+        surplus -= size
+        dropped.append(entry_id)
+    if dropped:
+        _log.warning("%d dead letters of model '%s' are dropped: it has too many", len(dropped), model)
+        await log.delete_entries(keys.dead_letters(model), dropped)
+    return len(dropped)

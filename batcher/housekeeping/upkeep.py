@@ -1,0 +1,249 @@
+"""What an owner looks after now and then: batches nobody speaks of, jobs the log lost, the length of the journal.
+
+A log server that was killed forgets its last writes, an operator may delete a stream: what then is in no stream any
+more would wait for ever. All of this is rare and is found by counting, not by reading.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from batcher.entries.bursting import burst_wave
+from batcher.entries.carriers import carrier_of, requests_of, work_of
+from batcher.entries.interrupted import visible_requests
+from batcher.owner.owned import OwnedModel
+from batcher.scheduling.observations import RequestQueued
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import InternalError
+from charonia.eventlog.port import START
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
+from charonia.wire import FIELD_WAVE, Wave, pack_failure
+
+from .adaptive_report import AdaptiveReport
+from .tidying import trim_dead_letters
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 500
+_HEAD = 16
+_LOOK_NS = 10_000_000_000
+_TRIM_NS = 30_000_000_000
+_YOUNG_US = 5_000_000
+"""Jobs younger than this may be on their way still."""
+_MARKED_US = 300_000_000
+"""Marks (`keys.visible`) younger than this are taken out by who ends their requests."""
+_SKEW_MS = 60_000
+"""Between a gateway's clock, which a job's time is of, and the log's, which numbers entries."""
+LOST = "the log lost this request"
+NOTHING_UNFINISHED = b"+"
+
+
+async def verify(owned: OwnedModel, min_age_ns: int) -> None:
+    """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
+
+    Its last writes were perhaps a batch or the fact that one has finished, and a former owner that stalled may have
+    read a fact meant for us.
+    """
+    for executor, batch_ids in owned.given.older_than(min_age_ns).items():
+        held = await owned.dispatcher.held(executor)
+        for batch_id in batch_ids:
+            if batch_id in held:
+                owned.given.verified(batch_id)
+                continue
+            if batch_id not in owned.given or owned.closed:
+                continue
+            is_left = await _is_left(owned, owned.given.requests(batch_id))
+            if owned.closed or batch_id not in owned.given:
+                continue
+            if not is_left:
+                owned.batch_finished(batch_id, executor)
+            else:
+                _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, owned.model)
+                owned.batch_returned(batch_id, executor, "lost on its way")
+
+
+async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool:
+    """Whether the log has any of these requests or waves as unsettled."""
+    waves: dict[bytes, list[bytes]] = {}
+    for request in requests:
+        if request.wave:
+            entry = carrier_of(request).entry
+            waves.setdefault(entry.stream, []).append(entry.entry_id)
+    for stream, entry_ids in waves.items():
+        if any(await owned.log.waves.waiting(stream, entry_ids)):
+            return True
+    ids = [request.id for request in requests if not request.wave]
+    return any(attempt >= 0 for attempt in await owned.log.unsettled(owned.model, ids))
+
+
+class Upkeep:
+    """The rarer looks at one model; `look` may be called as often as one likes.
+
+    `letters_size_bytes` is what it keeps of dead letters, 0 for all.
+    """
+
+    def __init__(self, owned: OwnedModel, letters_size_bytes: int = 0) -> None:
+        self._owned = owned
+        self._letters_size_bytes = letters_size_bytes
+        self._letters_seen = -1
+        self._look_ns = self._trim_ns = monotonic_ns()
+        self._waves_ns = self._look_ns + _LOOK_NS
+        self._doubted = False
+        self._overlooked: set[bytes] = set()
+        self._forgotten: set[tuple[bytes, bytes]] = set()
+        self._adaptive = AdaptiveReport(owned.log, owned.model)
+        self._ended_after: tuple[int, bytes] | None = None
+
+    def look_for_waves(self) -> None:
+        """An executor is gone, perhaps with answers that it had spoken of and not sent: look soon."""
+        self._waves_ns = 0
+
+    async def look(self) -> None:
+        """Do what is due. Raises what the log raises."""
+        await self._adaptive.look(self._owned.scheduler)
+        now = monotonic_ns()
+        if self._forgotten or now >= self._waves_ns:
+            self._waves_ns = now + _LOOK_NS
+            await self.burst_forgotten()
+        if now >= self._look_ns + _LOOK_NS:
+            self._look_ns = now
+            await self.find_lost()
+            await self._forget_expired()
+        if now >= self._trim_ns + _TRIM_NS:
+            self._trim_ns = now
+            if self._owned.streams_once:
+                await visible_requests(self._owned.log, self._owned.model, wall_ns() // 1000 - _MARKED_US)
+            await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
+            condemned = self._owned.condemned
+            if self._letters_size_bytes and condemned != self._letters_seen:
+                await trim_dead_letters(self._owned.log, self._owned.model, self._letters_size_bytes)
+                self._letters_seen = condemned
+
+    async def _forget_expired(self) -> None:
+        """Read on among the ended jobs, for reading forgets those whose time is over.
+
+        Settlements look at the oldest only, where one that is kept for long may stand before many that were not: these
+        would count against the model's bound, and what is still wanted would make room for them.
+        """
+        log, model = self._owned.log, self._owned.model
+        page = await log.jobs(model, ended=True, after=self._ended_after, count=_PAGE)
+        self._ended_after = (page[-1].ended_us, page[-1].id) if len(page) == _PAGE else None
+
+    async def _oldest_unfinished(self) -> bytes:
+        """What of the journal must stay. Ids are milliseconds and a number, which each stream counts for itself.
+
+        A job's entry in the queue may be much younger than its beginning in the journal: one that was moved.
+        """
+        oldest = self._owned.windows.oldest()
+        kept_ms = [int(oldest.partition(b"-")[0])] if oldest is not None else []
+        for job in await self._owned.log.jobs(self._owned.model, ended=False, count=1):
+            kept_ms.append(max(0, job.accepted_us // 1000 - _SKEW_MS))
+        return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
+
+    async def burst_forgotten(self) -> int:
+        """Burst waves that were read and that nobody here knows, once two looks in a row find them; how many.
+
+        Their executor was lost after it had told of their end and before they were deleted, or the log was killed and
+        lost the deletion. Most were answered; then their gateway drops what comes of them now. Only the oldest entries
+        are looked at: the next follow with the next look.
+        """
+        owned = self._owned
+        found: dict[tuple[bytes, bytes], Wave] = {}
+        for stream in owned.windows.streams():
+            for entry in await owned.log.range(stream, START, _HEAD):
+                entry_id = bytes(entry.id)
+                if FIELD_WAVE not in entry.fields or not owned.windows.has_read(stream, entry_id):
+                    continue
+                if not owned.windows.holds(stream, entry_id):
+                    (wave,) = work_of(entry) or (None,)
+                    if isinstance(wave, Wave):
+                        found[stream, entry_id] = wave
+        again, self._forgotten = found.keys() & self._forgotten, set(found)
+        for stream, entry_id in again:
+            _log.warning("a wave of model '%s' is in the log and known to nobody: it is burst", owned.model)
+            await burst_wave(owned.log, owned.model, stream, entry_id, found[stream, entry_id])
+        return len(again)
+
+    async def find_lost(self) -> int:
+        """End what is in the log's count and in no stream, once two looks in a row find too many; how many.
+
+        Jobs fail. Who waits for another request is told by its gateway, which sees that it is over without an answer.
+        What is behind its window cannot be counted, so such a model is looked at when it has been read. What a stream
+        has that was read and that nobody here knows of is for another owner, which reads it anew.
+        """
+        owned = self._owned
+        known = owned.windows.unsettled
+        pending, _ = await owned.log.pending(owned.model)
+        doubted, self._doubted = self._doubted, owned.windows.all_read and pending > max(known, owned.windows.unsettled)
+        if not (doubted and self._doubted):
+            self._overlooked.clear()
+            return 0
+        jobs = await self._unheard()
+        unsettled = await owned.log.unsettled_ids(owned.model)
+        missing = jobs.keys() | {i for i in unsettled if owned.scheduler.find(i) is None}
+        if missing:
+            overlooked = await self._forget_found(missing)
+            again, self._overlooked = overlooked & self._overlooked, overlooked
+            if again:
+                owned.stumbled(
+                    InternalError(f"{len(again)} requests were read and are not known, as {min(again).hex()}")
+                )
+                return 0
+        lost = [job for job in jobs.values() if job.id in missing]
+        if lost and not owned.closed:
+            await self._fail(lost)
+        return len(lost) + await self._end_others(list(missing - jobs.keys())[:_PAGE])
+
+    async def _unheard(self) -> dict[bytes, JobRecord]:
+        """Active jobs the scheduler does not know."""
+        owned = self._owned
+        until_us = wall_ns() // 1000 - _YOUNG_US
+        found: dict[bytes, JobRecord] = {}
+        after: tuple[int, bytes] | None = None
+        while page := await owned.log.jobs(owned.model, ended=False, after=after, count=_PAGE):
+            found |= {j.id: j for j in page if j.accepted_us <= until_us and owned.scheduler.find(j.id) is None}
+            after = (page[-1].accepted_us, page[-1].id)
+        return found
+
+    async def _forget_found(self, missing: set[bytes]) -> set[bytes]:
+        """Take out what a queue stream has after all: it is being read, or being settled. Returns what was read."""
+        read: set[bytes] = set()
+        windows = self._owned.windows
+        for stream in windows.streams():
+            after = START
+            while entries := await self._owned.log.range(stream, after, _PAGE):
+                for entry in entries:
+                    found = {record.id for record in requests_of(entry)} & missing
+                    missing -= found
+                    if windows.has_read(stream, entry.id):
+                        read |= found
+                after = entries[-1].id
+        return {request_id for request_id in read if self._owned.scheduler.find(request_id) is None}
+
+    async def _fail(self, jobs: list[JobRecord]) -> None:
+        owned = self._owned
+        _log.error("%d jobs of model '%s' are in no stream of the log: they are failed", len(jobs), owned.model)
+        attempts = await owned.log.unsettled(owned.model, [job.id for job in jobs])
+        left = [(job, attempt) for job, attempt in zip(jobs, attempts, strict=True) if attempt >= 0]
+        ends = {}
+        for job, _ in left:
+            version = job.about.get("version")
+            answer = pack_failure(job.id, owned.model, version if type(version) is int else 0, InternalError(LOST))
+            ends[job.id] = JobEnd(JobState.FAILED, answer, {"error": LOST})
+        requests = [(job.id, max(1, attempt)) for job, attempt in left]
+        failed = OUTCOME_CODES[JobState.FAILED]
+        outcomes = b"".join([b"-" if job.about.get("unjournalled") else failed for job, _ in left])
+        outcomes = outcomes if outcomes.strip(b"-") else b""
+        await owned.log.settle(owned.model, requests, None, [], ends=ends, outcomes=outcomes)
+
+    async def _end_others(self, ids: list[bytes]) -> int:
+        """End lost requests that are no jobs; how many."""
+        owned = self._owned
+        ids = [request_id for request_id in ids if await owned.log.job(owned.model, request_id) is None]
+        attempts = await owned.log.unsettled(owned.model, ids)
+        left = [(i, max(1, attempt)) for i, attempt in zip(ids, attempts, strict=True) if attempt >= 0]
+        if not left or owned.closed:
+            return 0
+        _log.error("%d requests of model '%s' are in no stream of the log: they are ended", len(left), owned.model)
+        return sum(await owned.log.settle(owned.model, left, None, []))

@@ -1,0 +1,134 @@
+"""Poison isolation: what was aboard when an instance or an executor ended runs apart until the culprit is known. Pure.
+
+The rule, for the members of one batch that are unsettled:
+
+- Their *instance died* of them (`BatchDied`: the executor lives and says which batch it was). They are halved and each
+  half runs as a batch of its own, never joined with others. A request that was alone is the culprit. One culprit among
+  n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
+- Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; nobody says what it was doing).
+  That blames nobody. They are split in eight, each part a batch of its own. One that is lost again alone runs *apart*:
+  its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next executor that
+  comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the culprit. One
+  among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again condemn nobody
+  whose run is shorter than the time between two kills: in a storm new executors come all the time, so the run that
+  could condemn is the first thing one of them does; where none comes there is no storm. Executors lost within
+  `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not count
+  (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor that
+  is heard of again, as far as that is in time (`blame`).
+- A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
+  ordinary one in the queue, a group as the same group.
+
+Where the batcher is in the executor's process it goes with it. What it gave out of suspects, and of what it found at
+takeover, it notes in the log first (`batcher.owner.notes`); its successor begins with these losses (`BatchLost`). The
+first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
+
+A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
+infrastructure's. Losses are counted by the owner; elsewhere they
+start anew with another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules
+
+PARTS_AFTER_DEATH = 2
+PARTS_AFTER_LOSS = 8
+MAX_LOSSES_APART = 2
+FRESH_WAIT_NS = 10_000_000_000
+TOGETHER_NS = 600_000_000
+"""Longer than the heartbeats of two processes killed at once end apart (an interval of 0.4 s), shorter than it takes to
+notice that a request, given to another executor, has ended that one too (two intervals and more)."""
+
+CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"
+
+
+class Suspects:
+    """Requests that make one batch, in order of arrival.
+
+    `apart`: alone with an executor, as far as the model goes; `until_ns`: until then it has to be a fresh one.
+    """
+
+    __slots__ = ("apart", "requests", "until_ns")
+
+    def __init__(self, requests: list[QueuedRequest], apart: bool, until_ns: int = 0) -> None:
+        self.requests = requests
+        self.apart = apart
+        self.until_ns = until_ns
+
+    @property
+    def first(self) -> int:
+        return self.requests[0].order
+
+    @property
+    def rows(self) -> int:
+        return sum([request.rows for request in self.requests])
+
+
+class Isolation:
+    """The groups of one version that wait to be run, in order of service: most losses first, then the oldest."""
+
+    __slots__ = ("_groups", "size")
+
+    def __init__(self) -> None:
+        self._groups: list[Suspects] = []
+        self.size = 0
+
+    def __iter__(self) -> Iterator[Suspects]:
+        return iter(list(self._groups))
+
+    @property
+    def needs_executor(self) -> bool:
+        """Whether a group waits for an executor of its own."""
+        return any(group.apart for group in self._groups)
+
+    def add(self, requests: list[QueuedRequest], *, apart: bool = False, until_ns: int = 0) -> None:
+        """A group waits."""
+        if requests:
+            for request in requests:
+                request.state = RequestState.SUSPECT
+            self._groups.append(Suspects(requests, apart, until_ns))
+            self._groups.sort(key=lambda group: (-group.requests[0].losses_apart, group.first))
+            self.size += len(requests)
+
+    def split(self, requests: list[QueuedRequest], parts: int, *, apart: bool = False) -> None:
+        """Divide what is left of a batch, in order of arrival, into groups that wait; `apart` if they are alone."""
+        step = -(-len(requests) // parts)
+        for at in range(0, len(requests), step or 1):
+            self.add(requests[at : at + step], apart=apart and step == 1)
+
+    def fit(self, rules: BatchRules) -> list[QueuedRequest]:
+        """Take apart groups that are too large for the rules of now; the requests too large by themselves."""
+        for group in self:
+            if len(group.requests) > 1 and (group.rows > rules.max_rows or not rules.dynamic):
+                self._groups.remove(group)
+                self.size -= len(group.requests)
+                self.split(group.requests, len(group.requests))
+        return [request for group in self for request in group.requests if request.rows > rules.max_rows]
+
+    def take(self, group: Suspects) -> list[QueuedRequest]:
+        """Remove a group to run it; the state of its requests is the caller's to set."""
+        self._groups.remove(group)
+        self.size -= len(group.requests)
+        return group.requests
+
+    def remove(self, request: QueuedRequest, state: RequestState) -> None:
+        """Take out a request that will not run, or runs already; it becomes `state`."""
+        for group in self._groups:
+            if request in group.requests:
+                group.requests.remove(request)
+                if not group.requests:
+                    self._groups.remove(group)
+                break
+        request.state = state
+        self.size -= 1
+
+    def earliest_order(self) -> int:
+        """The smallest `order` that waits; `NO_BOUNDARY` when nothing does."""
+        return min((group.first for group in self._groups), default=NO_BOUNDARY)
+
+    def boundary(self, head: int) -> int:
+        """The order that a batch starting with order `head` must not reach past (S6)."""
+        return min((group.first for group in self._groups if group.first > head), default=NO_BOUNDARY)

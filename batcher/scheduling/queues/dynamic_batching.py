@@ -1,0 +1,143 @@
+"""Which requests at the head of a queue make the next batch, and when: items S1-S5 as one pure function.
+
+Knows sizes, signatures and ages; where the requests come from is `queueing`'s, who runs the batch `instance_group`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from batcher.scheduling.observations import QueuedRequest
+from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins
+from charonia.models.interface import ModelInterface
+from charonia.models.latency_target import target_p99_ns
+
+NO_BOUNDARY = 1 << 127
+"""An order no request reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1).
+
+    With a `target_p99_ns` the sizes and the delay are chosen anew all the time (`adaptive_batching`). `several`:
+    requests may have several responses.
+    """
+
+    dynamic: bool
+    max_rows: int
+    preferred: frozenset[int]
+    largest_preferred: int
+    delay_ns: int
+    preserve_ordering: bool
+    target_p99_ns: int = 0
+    several: bool = False
+    strategy: BatchStrategy | None = None
+    """Who may join besides (P22)."""
+
+    @property
+    def takes_waves(self) -> bool:
+        """Whether any requests that fit may share a batch, so that a wave of them may run as it is."""
+        return (
+            self.dynamic
+            and self.preferred == {self.max_rows}
+            and not self.preserve_ordering
+            and not self.target_p99_ns
+            and not self.several
+            and self.strategy is None
+        )
+
+    @staticmethod
+    def of(interface: ModelInterface, strategy: BatchStrategy | None = None) -> BatchRules:
+        """An empty preferred list stands for `[max_batch_size]` (S3)."""
+        block = interface.dynamic_batching
+        max_rows = max(1, interface.max_batch_size)
+        if block is None:
+            return BatchRules(False, max_rows, frozenset((max_rows,)), max_rows, 0, False)
+        preferred = frozenset(block.preferred_batch_sizes) or frozenset((max_rows,))
+        return BatchRules(
+            dynamic=True,
+            max_rows=max_rows,
+            preferred=preferred,
+            largest_preferred=max(preferred),
+            delay_ns=block.max_queue_delay_us * 1000,
+            preserve_ordering=block.preserve_ordering,
+            target_p99_ns=target_p99_ns(interface.parameters),
+            several=interface.decoupled,
+            strategy=strategy,
+        )
+
+
+class Formation(NamedTuple):
+    """The verdict: send the first `size` requests, or, with `size` 0, look again.
+
+    `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Look again at
+    `until_ns`, or when the queue holds `until_rows` rows, or when a request of another signature than `signature`, with
+    a higher priority, or accepted before `oldest_ns` comes.
+    """
+
+    size: int
+    saturated: bool
+    until_ns: int
+    until_rows: int
+    signature: int
+    oldest_ns: int = 0
+
+
+NOTHING = Formation(0, False, 0, 0, 0)
+
+
+def form_batch(
+    requests: Iterable[QueuedRequest], rules: BatchRules, now_ns: int, boundary: int = NO_BOUNDARY
+) -> Formation:
+    """The next batch from `requests`, in order of service, none of them expired (S3, S4).
+
+    Requests with `order` past `boundary` do not join one from before it: with preserve_ordering, a batch that is still
+    to be answered lies between them.
+    """
+    count = rows = best = signature = 0
+    stopped = False
+    oldest_ns = now_ns
+    max_rows, largest, preferred = rules.max_rows, rules.largest_preferred, rules.preferred
+    joins = rules.strategy.begin() if rules.strategy is not None and rules.dynamic else None
+    for request in requests:
+        grown = rows + request.rows
+        apart = joins is not None and not _joins(joins, request)
+        if count:
+            if grown > largest and not best:
+                best = count
+            if apart or grown > max_rows or request.signature != signature or request.order > boundary:
+                stopped = True
+                break
+        else:
+            signature = request.signature
+            if not rules.dynamic:
+                return Formation(1, True, 0, 0, signature)
+        count += 1
+        rows = grown
+        if request.enqueued_ns < oldest_ns:
+            oldest_ns = request.enqueued_ns
+        if rows in preferred:
+            best = count
+    if not count:
+        return NOTHING
+    delay_ns = rules.delay_ns
+    delay_passed = 0 < delay_ns <= now_ns - oldest_ns
+    saturated = stopped or rows >= largest
+    if best and not delay_passed:
+        return Formation(best, saturated, 0, 0, signature)
+    if saturated or delay_passed or not delay_ns:
+        return Formation(count, saturated, 0, 0, signature)
+    # with a strategy any request may end the batch
+    until_rows = min(size for size in preferred if size > rows) if joins is None else 0
+    return Formation(0, False, oldest_ns + delay_ns, until_rows, signature, oldest_ns)
+
+
+def _joins(joins: Joins, request: QueuedRequest) -> bool:
+    """Whether a strategy lets a request join the batch that is formed."""
+    meta = request.meta
+    if meta is None:
+        return True
+    return joins(BatchCandidate(request.rows, meta.size_bytes, meta.inputs, meta.parameters))

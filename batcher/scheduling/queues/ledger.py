@@ -1,0 +1,189 @@
+"""The requests a scheduler answers for: which are known, how many wait on which level, when they are due, how they end.
+
+Counts are over all versions of the model (S7). The queues themselves are `queueing`'s.
+"""
+
+from __future__ import annotations
+
+from batcher.scheduling.decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
+from batcher.scheduling.observations import QueuedRequest, RequestState
+from charonia.batch_strategies import BatchStrategy
+from charonia.errors import ErrorCode, StreamInterrupted
+from charonia.models.interface import ModelInterface
+from charonia.wire import PREFIX_BYTES
+
+from .due_times import DueTimes
+from .dynamic_batching import BatchRules
+from .queueing import QueueRules
+
+ENDED = RequestState.ENDED
+
+QUEUE_FULL = "Exceeds maximum queue size"
+TIMED_OUT = "Request timeout expired"
+LOAD_FAILED = "load failed for model '{model}': version {version} is at UNAVAILABLE state: {reason};"
+NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
+CUT_SHORT = "{why}, and the model is not declared repeatable (charonia.repeatable)"
+DEADLINE_PASSED = "Deadline exceeded before execution"
+DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
+
+
+def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
+    """How a request ends that had responses and may not be run again."""
+    return (ErrorCode.UNAVAILABLE, StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message, "BACKEND")
+
+
+_MOST_ADMITTED = 4096
+"""Requests of a burst wave may end before they are read, so some are waited for in vain."""
+
+
+class RequestLedger:
+    """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
+
+    __slots__ = (
+        "_admitted",
+        "batching",
+        "due",
+        "has_deadlines",
+        "has_waves",
+        "is_held",
+        "known",
+        "levels",
+        "model",
+        "queued",
+        "queueing",
+        "repeatable",
+    )
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.batching: BatchRules | None = None
+        """None until the first configuration is known."""
+        self.queueing = QueueRules.of(None)
+        self.repeatable = False
+        self._admitted: dict[bytes, int] = {}
+        """How many requests of a burst wave are to come, by the prefix of their ids, where a bound was kept by it."""
+        self.known: dict[bytes, QueuedRequest] = {}
+        self.levels: dict[int, int] = {}
+        self.queued = 0
+        self.due = DueTimes()
+        self.has_deadlines = False
+        """A request with a deadline was seen; where there are none, nobody looks for them."""
+        self.is_held = False
+        """An operator holds the queue back."""
+        self.has_waves = False
+        """A wave was seen: an item of a queue may stand for several requests."""
+
+    def adopt_policy(self, interface: ModelInterface, strategy: BatchStrategy | None = None) -> bool:
+        """Whether the rules of this configuration differ from those before."""
+        batching, queueing = BatchRules.of(interface, strategy), QueueRules.of(interface)
+        self.model = interface.name
+        self.repeatable = interface.repeatable
+        changed = batching != self.batching or queueing != self.queueing
+        self.batching, self.queueing = batching, queueing
+        return changed
+
+    def takes(self, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
+        """Whether a wave may be queued as it is, on a level of at most `limit` requests (0: no bound)."""
+        rules = self.batching
+        if rules is None or self.is_held or wave.rows > rules.max_rows or 0 < wave.deadline_ns <= now_ns:
+            return False
+        if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
+            return False
+        return rules.takes_waves or (wave.count == 1 and not rules.dynamic)
+
+    def burst(
+        self, wave: QueuedRequest, decisions: list[Decision], *, suspect: bool = False, executor: str = ""
+    ) -> None:
+        """A wave that was queued, and is no more, comes back as its requests: those are not refused for a bound."""
+        self.known.pop(wave.id, None)
+        wave.state = ENDED
+        if self.queueing.place(wave.level)[1].max_queue_size:
+            if len(self._admitted) >= _MOST_ADMITTED:
+                del self._admitted[next(iter(self._admitted))]
+            self._admitted[wave.id[:PREFIX_BYTES]] = wave.count
+        decisions.append(BurstWave(wave, suspect, executor))
+
+    def was_admitted(self, request: QueuedRequest) -> bool:
+        """Whether a request that is being queued was in the queue before: in a batch, or in a wave."""
+        if request.attempt:
+            return True
+        prefix = request.id[:PREFIX_BYTES]
+        left = self._admitted.get(prefix, 0)
+        if left > 1:
+            self._admitted[prefix] = left - 1
+        elif left:
+            del self._admitted[prefix]
+        return left > 0
+
+    def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
+        """Whether a request that is in no queue may go into one; otherwise it ends here."""
+        if request.settled:
+            self.known.pop(request.id, None)
+            request.state = ENDED
+        elif request.deadline_ns and request.deadline_ns <= now_ns:
+            self.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
+        elif self.batching is not None and request.rows > self.batching.max_rows:
+            # Its gateway checked against an older configuration (I3).
+            message = f"inference request batch-size must be <= {self.batching.max_rows} for '{self.model}'"
+            self.reject(request, ErrorCode.INVALID_ARG, message, "OTHER", decisions)
+        else:
+            return True
+        return False
+
+    def count_again(self, request: QueuedRequest, *, timed: bool = True) -> None:
+        """Level, count and times of a request that goes back into a queue, by the rules of now.
+
+        Not `timed`: it has left the queue once and waits for a batch of its own, so only its deadline counts.
+        """
+        level, policy = self.queueing.place(request.level)
+        request.queue_level = level
+        self.levels[level] = self.levels.get(level, 0) + request.count
+        self.queued += request.count
+        timeout_us = 0 if request.delayed or not timed else policy.timeout_us(request.timeout_us)
+        request.timeout_ns = request.enqueued_ns + request.away_ns + timeout_us * 1000 if timeout_us else 0
+        self.due.arm(request)
+
+    def uncount(self, request: QueuedRequest) -> None:
+        """A request left its queue."""
+        self.queued -= request.count
+        level = request.queue_level
+        left = self.levels[level] - request.count
+        if left:
+            self.levels[level] = left
+        else:
+            del self.levels[level]
+        if request.due_ns:
+            self.due.disarm(request)
+
+    def uncount_all(self, requests: list[QueuedRequest]) -> None:
+        """These requests left their queue, in order of service; at least one."""
+        if requests[0].queue_level == requests[-1].queue_level:
+            # In order of service, so all are of one level: the first stands for the rest.
+            level, others = requests[0].queue_level, len(requests) - 1
+            if self.has_waves:
+                others = sum([request.count for request in requests[1:]])
+            self.levels[level] -= others
+            self.queued -= others
+            if self.due.armed:
+                for request in requests[1:]:
+                    self.due.disarm(request)
+            self.uncount(requests[0])
+        else:
+            for request in requests:
+                self.uncount(request)
+
+    def condemn(
+        self, request: QueuedRequest, message: str, stderr: str, executor: str, decisions: list[Decision]
+    ) -> None:
+        """A request that is in no queue ends as a dead letter."""
+        request.state = ENDED
+        self.known.pop(request.id, None)
+        decisions.append(CondemnRequest(request, message, stderr, executor))
+
+    def reject(
+        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """A request that is in no queue ends with an error."""
+        request.state = ENDED
+        self.known.pop(request.id, None)
+        decisions.append(RejectRequest(request, code, message, reason))

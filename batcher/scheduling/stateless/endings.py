@@ -1,0 +1,143 @@
+"""Requests of one model that end without a batch: cancelled, due, settled by others, or their version is gone. Pure.
+
+One that is with an executor is told to stop, and whoever settles first wins; one that waits leaves its queue.
+"""
+
+from __future__ import annotations
+
+from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest, StopExecution
+from batcher.scheduling.observations import QueuedRequest, RequestState, ResponsesSeen, VersionsAbandoned
+from batcher.scheduling.queues.due_times import NEVER_NS
+from batcher.scheduling.queues.ledger import (
+    DEADLINE_PASSED,
+    DEADLINE_PASSED_RUNNING,
+    LOAD_FAILED,
+    NOT_READY,
+    TIMED_OUT,
+    cut_short,
+)
+from batcher.scheduling.queues.queueing import delays
+from charonia.errors import ErrorCode
+
+from .model_state import ModelState
+
+QUEUED = RequestState.QUEUED
+DELAYED = RequestState.DELAYED
+SUSPECT = RequestState.SUSPECT
+DISPATCHED = RequestState.DISPATCHED
+
+
+class Endings:
+    """Ends requests of one model."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
+
+    def seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
+        """Responses of these were visible before; those that wait are not run again."""
+        known = self._state.ledger.known
+        for request in [known[i] for i in event.ids if i in known]:
+            request.responding = True
+            if request.state is not DISPATCHED:
+                self.end_one(request.id, *cut_short("its executor was lost"), decisions)
+
+    def end_one(
+        self, request_id: bytes, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """End a request wherever it is."""
+        request = self._state.ledger.known.get(request_id)
+        if request is None:
+            return
+        if request.state is DISPATCHED:
+            self._end_running(request, code, message, reason, decisions)
+            return
+        self._state.remove(request)
+        self._state.ledger.reject(request, code, message, reason, decisions)
+
+    def open_wave(self, wave_id: bytes, decisions: list[Decision]) -> None:
+        """A request of a queued wave has to be treated by itself; a wave that runs goes on as it is."""
+        wave = self._state.ledger.known.get(wave_id)
+        if wave is not None and wave.wave and wave.state is not DISPATCHED:
+            self._burst(wave, decisions)
+
+    def open_waves(self, decisions: list[Decision]) -> None:
+        """The queue is held back: who looks into it meanwhile finds requests."""
+        if self._state.ledger.has_waves:
+            for request in [r for r in self._state.ledger.known.values() if r.wave]:
+                self.open_wave(request.id, decisions)
+
+    def _burst(self, wave: QueuedRequest, decisions: list[Decision]) -> None:
+        self._state.remove(wave)
+        self._state.ledger.burst(wave, decisions)
+
+    def drop(self, request_id: bytes, decisions: list[Decision]) -> None:
+        """Somebody else has settled a request."""
+        request = self._state.ledger.known.get(request_id)
+        if request is None:
+            return
+        if request.state is DISPATCHED:
+            self._stop(request, decisions)
+        else:
+            self._state.remove(request)
+
+    def _end_running(
+        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+    ) -> None:
+        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
+        if not request.settled:
+            decisions.append(RejectRequest(request, code, message, reason))
+            self._stop(request, decisions)
+
+    def _stop(self, request: QueuedRequest, decisions: list[Decision]) -> None:
+        if not request.settled:
+            request.settled = True
+            if request.due_ns:
+                self._state.ledger.due.disarm(request)
+            batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
+            decisions.append(StopExecution(request, batch_id, batch.executor))
+
+    def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
+        """Refuse what waits for versions that nobody serves any more."""
+        waiting = [
+            r
+            for r in self._state.ledger.known.values()
+            if r.version not in event.kept and r.state in (QUEUED, DELAYED, SUSPECT)
+        ]
+        for request in waiting:
+            if request.wave:
+                self._burst(request, decisions)  # its requests are refused one by one
+                continue
+            self._state.remove(request)
+            model = self._state.ledger.model
+            message = NOT_READY.format(model=model, version=request.version)
+            if failure := event.failures.get(request.version):
+                message = LOAD_FAILED.format(model=model, version=request.version, reason=failure)
+            self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
+
+    def expire(self, now_ns: int, decisions: list[Decision]) -> None:
+        """Requests whose time-out or deadline has come (S21-S23)."""
+        while (request := self._state.ledger.due.pop(now_ns)) is not None:
+            if request.wave:
+                self.open_wave(request.id, decisions)
+                continue
+            if request.state is DISPATCHED:
+                code, message = ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING
+                self._end_running(request, code, message, "OTHER", decisions)
+                continue
+            timed_out = 0 < request.timeout_ns <= now_ns
+            if timed_out and delays(self._state.ledger.queueing.place(request.level)[1]):
+                request.timeout_ns = 0
+                request.delayed = True
+                version = self._state.versions[request.version]
+                version.queue.delay(request)
+                self._state.ledger.due.arm(request)
+                self._state.touch(request.version)
+                continue
+            deadline_first = 0 < request.deadline_ns <= (request.timeout_ns or NEVER_NS)
+            self._state.remove(request)
+            if deadline_first:
+                self._state.ledger.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
+            else:
+                self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions)

@@ -1,0 +1,30 @@
+"""Who decides for a model: one batcher at a time, fenced by a token that only grows (design section 2)."""
+
+from __future__ import annotations
+
+from charonia.catalog.catalog import Catalog
+from charonia.eventlog.port import EventLog
+from charonia.eventlog.sharing import preferred_owner
+
+__all__ = ["is_waited_for", "live_batchers", "preferred_owner", "take"]
+
+
+def live_batchers(catalog: Catalog) -> set[str]:
+    """Incarnations that may own models: batchers, and executors that host one."""
+    return {p.incarnation for p in catalog.processes.values() if p.role == "batcher"}
+
+
+async def is_waited_for(log: EventLog, model: str) -> bool:
+    """Whether anything of a model is unsettled in the log. Waves are in its queues and in no count of the log."""
+    return await log.pending(model) != (0, 0) or await log.waves.queued(model) > 0
+
+
+async def take(log: EventLog, catalog: Catalog, model: str, incarnation: str) -> int:
+    """Own a model if nobody alive does: the new token, or 0 when somebody else owns it."""
+    while True:
+        owner, _ = await log.owner(model)
+        if owner and owner != incarnation and owner in live_batchers(catalog):
+            return 0
+        # somebody was faster: perhaps one that is gone again, then nobody else would look
+        if token := await log.take_ownership(model, incarnation, owner):
+            return token

@@ -1,0 +1,108 @@
+"""The response cache of a process that asks models on behalf of requests: steps of ensembles, calls of models (K4).
+
+What is found there counts as a request of the model that was asked, as Triton has it (K5), and this process exports it:
+no gateway and no executor sees such a request. Nothing is started before the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from charonia.calls.refused import RefusedRequests
+from charonia.catalog.catalog import Catalog, ServedVersion
+from charonia.eventlog.port import EventLog
+from charonia.inference import InferenceRequest
+from charonia.models.caching import CachingRules
+from charonia.wire import ResponseRecord
+
+from .cache_keys import rules_of
+from .response_cache import ResponseCache
+
+Observe = Callable[[ServedVersion, str, int], None]
+"""Told of single durations: the version, `queue`, `cache_hit` or `cache_miss`, and ns."""
+
+
+class CallerCounts:
+    """What this process found or did not find of one model version's responses; durations in ns."""
+
+    __slots__ = ("hit_ns", "hits", "miss_ns", "misses", "observe")
+
+    def __init__(self, observe: Callable[[str, int], None]) -> None:
+        self.hits = self.hit_ns = 0
+        self.misses = self.miss_ns = 0
+        self.observe = observe
+
+    def hit(self, duration_ns: int) -> None:
+        self.hits += 1
+        self.hit_ns += duration_ns
+        self.observe("queue", 0)
+        self.observe("cache_hit", duration_ns)
+
+    def missed(self, duration_ns: int) -> None:
+        self.misses += 1
+        self.miss_ns += duration_ns
+        self.observe("cache_miss", duration_ns)
+
+
+class CachedCalls:
+    """One process's. Statistics go into `log`, responses into `cache_log`, which may be the same."""
+
+    def __init__(
+        self, log: EventLog, cache_log: EventLog | None, limit_bytes: int, catalog: Catalog, observe: Observe
+    ) -> None:
+        self._tally = RefusedRequests(log)
+        self._cache = ResponseCache(cache_log or log, limit_bytes, catalog, self._tally)
+        self._catalog = catalog
+        self._observe = observe
+        self._rules: dict[tuple[str, int], tuple[str, CachingRules | None]] = {}
+        self._counts: dict[tuple[str, int], CallerCounts] = {}
+        self._started = False
+
+    def rules(self, served: ServedVersion) -> CachingRules | None:
+        """The rules of a version whose answers are cached; None for others, and for those that answer several times."""
+        key = (served.model, served.version)
+        known = self._rules.get(key)
+        if known is None or known[0] != served.content_hash:
+            rules = None if served.interface.decoupled else rules_of(served)
+            known = self._rules[key] = (served.content_hash, rules)
+        return known[1]
+
+    async def answer(
+        self,
+        request: InferenceRequest,
+        served: ServedVersion,
+        rules: CachingRules,
+        tenant: str,
+        run: Callable[[], Awaitable[ResponseRecord]],
+        *,
+        alone: bool = False,
+    ) -> ResponseRecord:
+        """See `ResponseCache.answer`."""
+        if not self._started:
+            self._started = True
+            self._cache.start()
+        counts = self._counts_of(served)
+        return await self._cache.answer(request, served, rules, tenant, run, counts, alone=alone)
+
+    def counts(self) -> Mapping[tuple[str, int], CallerCounts]:
+        """By model and version, of those that are served."""
+        for model, version in list(self._counts):
+            if version not in self._catalog.held(model):
+                del self._counts[(model, version)]
+        return self._counts
+
+    def begin_anew(self) -> None:
+        """The log is another one."""
+        self._cache.store.forget()
+
+    async def close(self) -> None:
+        """Raises what the log raises."""
+        await self._cache.close()
+        await self._tally.flush()
+
+    def _counts_of(self, served: ServedVersion) -> CallerCounts:
+        key = (served.model, served.version)
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = CallerCounts(lambda what, ns: self._observe(served, what, ns))
+        return found

@@ -1,0 +1,168 @@
+"""Sends large tensors beside the log and takes large answers from there (design section 2).
+
+Only for keyless synchronous requests: what outlives its caller must be in the log itself. A caller that shares the
+payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so
+that batchers need not carry them. What was lent ends with the request, whoever answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+from charonia import keys
+from charonia.catalog.catalog import ServedVersion
+from charonia.errors import CharoniaError
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import ProcessJoined
+from charonia.tensors import Buffer
+from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
+
+from .lent_blobs import LentBlobs, sweep_lent
+
+_SWEEP_S = 60.0
+_BLOBS_SWEEP_S = 5.0
+_SWEPT_AFTER_S = 120.0
+"""Longer than any lease: a process that has just made its directory has not joined yet."""
+_BLOB_TTL_S = 86_400
+"""For what nobody sweeps, as no caller is there any more: no queue holds a synchronous request for longer."""
+
+
+class Payloads:
+    """The large payloads of one caller, be it a gateway. `processes` is the catalog's table of who has joined."""
+
+    def __init__(
+        self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined], lender: str
+    ) -> None:
+        self._log = log
+        self._directory = directory
+        self._processes = processes
+        self.blobs = LentBlobs(log, lender)
+        self._left: list[str] = []
+        self.leased: Callable[[], bool] = lambda: True
+        """Whether this process's heartbeat lease has surely not ended."""
+        self._reach: dict[tuple[str, int], tuple[ServedVersion, int]] = {}
+
+    @property
+    def socket_path(self) -> str:
+        """Where this process takes replies of others on its machine; "" where it shares no directory."""
+        return self._directory.socket_path()
+
+    def flags(self, served: ServedVersion) -> int:
+        """What a request's record says about the answer's way."""
+        key = (served.model, served.version)
+        known = self._reach.get(key)
+        if known is None or known[0] is not served:
+            shared = FLAG_REPLY_BY_REFERENCE if self._shared_with_all(served) else 0
+            known = self._reach[key] = (served, shared)
+        return known[1]
+
+    def _reads_slots(self, served: ServedVersion) -> bool:
+        """Whether all executors of a version that shares the directory read slots."""
+        processes = [self._processes.get(executor) for executor in served.slots]
+        return all(process is not None and self._directory.reads_slots(process.incarnation) for process in processes)
+
+    def _shared_with_all(self, served: ServedVersion) -> bool:
+        joined = [self._processes.get(executor) for executor in served.slots]
+        return bool(joined) and all(
+            process is not None and self._directory.shares_with(process.incarnation, process.payload_token)
+            for process in joined
+        )
+
+    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+        """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that is in it.
+
+        None where there is none. It is free again when no view of it is left and nothing in it is lent.
+        """
+        slots = self._directory.slots
+        return slots.lend(size_bytes, skew=skew) if slots is not None else None
+
+    async def lend(
+        self, buffers: Sequence[Buffer], flags: int, served: ServedVersion | None = None, *, durable: bool = False
+    ) -> Reference | None:
+        """Put a request's tensor bytes beside the log when they are large; None: they travel in the record.
+
+        `flags` are those of `flags`, for the version that is `served`; `durable` is work above the level `memory`.
+        Raises `LogUnavailable`. Give it back with `end`.
+        """
+        size = total_size(buffers)
+        if size < BY_REFERENCE_BYTES:
+            return None
+        reference = None
+        if flags & FLAG_REPLY_BY_REFERENCE:
+            reference = self._directory.lend(buffers) if served is not None and self._reads_slots(served) else None
+            if reference is None:
+                reference = self._directory.write(buffers)
+        if reference is None:
+            reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
+            if not self.leased():
+                return None  # whoever holds us for lost sweeps what we lend
+            try:
+                await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
+            except BaseException:
+                self._left.append(reference.name)  # it may be there all the same
+                raise
+        return reference
+
+    def take(self, reference: Reference) -> memoryview:
+        """An answer's tensor bytes; a file they lie in is gone at once. Raises `InvalidRecord`."""
+        try:
+            return self._directory.read(reference, takes=True)
+        finally:
+            self._directory.remove(reference)
+
+    async def _delete(self, names: list[str]) -> None:
+        await self._log.delete_keys([keys.blob(name) for name in names])
+        for name in names:
+            self.blobs.ended(name)
+
+    async def renew(self) -> None:
+        """This process was held for lost, or the log is another one."""
+        self.blobs.begin_anew()
+
+    async def watch(self) -> None:
+        """Remove, now and again and again, what processes that are no more have left, and what could not be removed."""
+        sweep_directories_s = 0.0
+        while True:
+            self._directory.tidy()
+            with contextlib.suppress(CharoniaError):
+                await sweep_lent(self._log, self._processes)
+                await self._delete_left()
+            if sweep_directories_s <= 0:
+                await self._sweep_directories()
+                sweep_directories_s = _SWEEP_S
+            await asyncio.sleep(_BLOBS_SWEEP_S)
+            sweep_directories_s -= _BLOBS_SWEEP_S
+
+    async def _delete_left(self) -> None:
+        left, self._left = self._left, []
+        try:
+            if left:
+                await self._delete(left)
+        except CharoniaError:
+            self._left += left
+            raise
+
+    async def _sweep_directories(self) -> None:
+        with contextlib.suppress(CharoniaError):
+            by_role: dict[str, list[str]] = {}
+            for incarnation in self._directory.others(_SWEPT_AFTER_S):
+                if keys.is_standing(incarnation):
+                    continue  # of a model: its owner sees to it
+                by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
+            for role, incarnations in by_role.items():
+                alive = await self._log.alive(role, incarnations)
+                gone = [name for name, is_alive in zip(incarnations, alive, strict=True) if not is_alive]
+                self._directory.sweep(gone)
+
+    async def end(self, reference: Reference) -> None:
+        """Nobody needs what was lent any more."""
+        if reference.kind == BLOB:
+            try:
+                await self._delete([reference.name])
+            except CharoniaError:
+                self._left.append(reference.name)
+        else:
+            self._directory.remove(reference)

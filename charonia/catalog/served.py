@@ -1,0 +1,99 @@
+"""The versions of a model that executors hold, made of what each executor says of itself. Pure.
+
+Folding what they say is `catalog`'s, what one executor has is `executor_views`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from charonia.errors import CharoniaError, NotFound, Unavailable
+from charonia.facts.events import VersionLoaded
+from charonia.models.interface import ModelInterface
+from charonia.models.names import name_of
+from protos.model_config_pb2 import ModelConfig
+
+from .executor_views import READY, ExecutorView
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """The current incarnation of a model version: what requests are checked against and who executes it.
+
+    `model` is its key (`names`); clients know `interface.name`.
+
+    `slots` maps executor to batches at once, 0 for one that loads it on demand; it is empty when every executor that
+    served it was lost, then accepted requests wait in the log for the next one. `accepting` is false while it unloads:
+    what was accepted still runs. `on_demand` are the executors that would load it and have not.
+    """
+
+    model: str
+    version: int
+    content_hash: str
+    config: ModelConfig
+    interface: ModelInterface
+    labels: dict[str, list[str]]
+    slots: dict[str, int]
+    accepting: bool = True
+    on_demand: frozenset[str] = frozenset()
+    takes_waves: bool = False
+    """All executors that serve it take waves."""
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Nobody holds it in memory, and somebody would."""
+        return bool(self.on_demand) and len(self.on_demand) == len(self.slots)
+
+
+def held_versions(
+    model: str,
+    executors: Mapping[str, ExecutorView],
+    newest: Mapping[tuple[str, int], str],
+    parse: Callable[[VersionLoaded], tuple[ModelConfig, ModelInterface]],
+) -> dict[int, ServedVersion]:
+    """Versions that accepted requests can run on, ascending; of each the incarnation whose content hash is `newest`."""
+    found: dict[int, ServedVersion] = {}
+    on_demand: dict[int, frozenset[str]] = {}
+    without_waves: set[int] = set()
+    accepting = {
+        version
+        for view in executors.values()
+        for version, state in view.versions.of(model).items()
+        if state.state == READY
+    }
+    for incarnation, view in executors.items():
+        for version, state in view.versions.of(model).items():
+            loaded = state.loaded
+            if loaded is None or loaded.content_hash != newest[(model, version)]:
+                continue
+            entry = found.get(version)
+            if entry is None:
+                entry = found[version] = ServedVersion(
+                    model, version, loaded.content_hash, *parse(loaded), loaded.labels, {}, version in accepting
+                )
+            if not view.away:
+                entry.slots[incarnation] = loaded.slots
+                if state.on_demand:
+                    on_demand[version] = on_demand.get(version, frozenset()) | {incarnation}
+            if not loaded.takes_waves:
+                without_waves.add(version)
+    for version, entry in found.items():
+        if version not in without_waves:
+            found[version] = replace(entry, takes_waves=True)
+    for version, those in on_demand.items():
+        found[version] = replace(found[version], on_demand=those)
+    return dict(sorted(found.items()))
+
+
+def not_served(key: str, version: int, states: Sequence[tuple[int, str, str]]) -> CharoniaError:
+    """What a request for a version that takes none is answered (E5); `states` are those of the model's versions."""
+    model = name_of(key)
+    versions = {number for number, _, _ in states}
+    if not versions:
+        return NotFound(f"Request for unknown model: '{model}' is not found")
+    if version < 0:
+        return NotFound(f"Request for unknown model: '{model}' has no available versions")
+    if version not in versions:
+        return NotFound(f"Request for unknown model: '{model}' version {version} is not found")
+    return Unavailable(f"Request for unknown model: '{model}' version {version} is not at ready state")

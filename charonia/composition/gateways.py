@@ -1,0 +1,85 @@
+"""Several gateways of one `serve` (`--gateways`): holds the ports they share and makes the option values of each.
+
+Every gateway listens on the same port by SO_REUSEPORT, and the kernel gives each new connection to one of them. The
+supervisor holds the port by a socket that is bound and never listens: the kernel gives it no connection, and no other
+program gets the port while no gateway listens (before the first is up, between a crash and the restart).
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from charonia.options.trace_options import trace_options
+from charonia.options.values import Values
+
+_SERVICES = {"http": "HTTP", "grpc": "GRPC"}
+
+
+def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:
+    """The option values for gateways that share ports, and the sockets that hold these ports while they are open.
+
+    A port of 0 becomes a free one. A single gateway binds its ports itself: its values stay as they are. Raises
+    `StartupError` when a port cannot be had (V5), also when another `serve` of this user shares it among its gateways.
+    """
+    if values["gateways"] == 1:
+        return values, []
+    shared, held = dict(values), []
+    try:
+        for front, service in _SERVICES.items():
+            if values[f"allow_{front}"]:
+                address, port = values[f"{front}_address"].strip("[]"), values[f"{front}_port"]
+                socket_of_front = hold_port(address, port, service=service, with_others=values[f"reuse_{front}_port"])
+                held.append(socket_of_front)
+                shared[f"{front}_port"] = socket_of_front.getsockname()[1]
+                shared[f"reuse_{front}_port"] = True
+    except BaseException:
+        for taken in held:
+            taken.close()
+        raise
+    return shared, held
+
+
+def hold_port(address: str, port: int, *, service: str, with_others: bool = False) -> socket.socket:
+    """A bound socket that never listens and keeps a port for this user's listeners with SO_REUSEPORT.
+
+    Port 0 picks a free one. No other process may have the port, unless it is shared `with_others`
+    (`--reuse-http-port`). Raises `StartupError`.
+    """
+    from gateway.listening import bound, listen
+
+    held = bound(address, port, service=service, reuse_port=with_others)
+    if with_others:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        return held
+    try:
+        # Linux lets several sockets with SO_REUSEADDR bind one port as long as none listens. Only a listener, here for
+        # an instant, shows that no other supervisor holds the port
+        probe = listen(address, held.getsockname()[1], service=service)
+    except BaseException:
+        held.close()
+        raise
+    # Linux reads both flags whenever another socket wants the port: from here on it is shared with SO_REUSEPORT alone
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    probe.close()
+    return held
+
+
+def values_of_each(values: Values) -> list[Values]:
+    """The option values of each gateway: the same, but for the trace file, of which each needs its own.
+
+    The first writes the file that was asked for, the second `<name>-2<extension>`, and so on.
+    """
+    each = [values]
+    if values["gateways"] > 1:
+        file = trace_options(values).file
+        for number in range(2, values["gateways"] + 1):
+            each.append({**values, **(_trace_file(values, file, number) if file else {})})
+    return each
+
+
+def _trace_file(values: Values, file: str, number: int) -> Values:
+    path = Path(file)
+    own = path.with_stem(f"{path.stem}-{number}")
+    return {"trace_file": "", "trace_config": (*values["trace_config"], f"triton,file={own}")}

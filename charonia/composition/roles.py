@@ -1,0 +1,297 @@
+"""Runs one role (gateway, batcher, executor, webhooks) in this process: its settings, the log, the service, signals.
+
+A service draws its incarnation here, reports its endpoints and "ready" to the supervisor's descriptor when it has one,
+drains on SIGTERM and SIGINT and exits 0, or 1 when work was still running after `--exit-timeout-secs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from charonia import failpoints
+from charonia.clock import monotonic_ns
+from charonia.errors import StartupError
+from charonia.eventlog.port import EventLog
+from charonia.options.cache_options import cache_options
+from charonia.options.role_settings import (
+    batcher_settings,
+    executor_settings,
+    gateway_settings,
+    log_settings,
+    webhook_settings,
+)
+from charonia.options.values import Values
+
+from .logs import configure_logging
+
+if TYPE_CHECKING:
+    from charonia.eventlog.redis.blobs import BlobServer
+
+_log = logging.getLogger(__name__)
+
+Stop = Callable[[], Awaitable[bool]]
+
+_UNDO_S = 2.0
+"""How long a start that is broken off may take to undo itself."""
+
+
+def run_role(role: str, values: Values) -> int:
+    """Run `role` until a signal stops it; the process's exit code. Raises `StartupError`."""
+    configure_logging(values)
+    failpoints.activate(values["fail_points"])
+    if not values["log_url"]:
+        raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_run(role, values))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(role, values))
+
+
+async def _run(role: str, values: Values) -> int:
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.server.address import with_password
+
+    if values["blob_password_file"] and not values["blob_url"]:
+        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
+    url = with_password(values["log_url"], values["log_password_file"])
+    log = open_log(url, durability=values.get("durability", "memory"))
+    if values["blob_url"] and role != "webhooks":
+        log.blobs = _blob_server(values)
+        await log.blobs.open()
+    # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
+    await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor, "webhooks": _webhooks}[role]
+    starting = asyncio.create_task(start(log, values), name=f"start {role}")
+    stop_asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        await _break_off(starting)
+    endpoints, stop = await starting
+    _settle_garbage_collector()
+    _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
+    _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
+    await stop_asked
+    clean = await stop()
+    with contextlib.suppress(Exception):
+        await log.close()
+        if log.blobs is not None:
+            await log.blobs.close()
+    if not clean:
+        _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
+    return 0 if clean else 1
+
+
+def _blob_server(values: Values) -> BlobServer:
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.blobs import BlobServer
+    from charonia.eventlog.redis.server.address import with_password
+
+    url = with_password(values["blob_url"], values["blob_password_file"], "--blob-password-file")
+    try:
+        return BlobServer(open_log(url))
+    except StartupError as error:
+        raise StartupError(str(error).replace("the event log URL", "the URL of --blob-url")) from None
+
+
+async def _break_off(starting: asyncio.Task[tuple[dict[str, str], Stop]]) -> None:
+    """Stopped before it was up: nothing was promised yet. Ends the process unless the start failed by itself meanwhile.
+
+    At once, because the thread in which a native library loads a model cannot be interrupted and would be waited for.
+    """
+    starting.cancel()
+    await asyncio.wait([starting], timeout=_UNDO_S)
+    if starting.done() and not starting.cancelled():
+        return
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _settle_garbage_collector() -> None:
+    """What is alive now stays alive: never look at it again, and look at the rest less often.
+
+    Requests are freed by reference counts; with the defaults the collector took 7 % of a gateway's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+async def _open(log: EventLog, *, patient: bool) -> None:
+    """Connect; a part of `serve` waits for the private server that starts beside it."""
+    give_up_at = monotonic_ns() + 10_000_000_000
+    while True:
+        try:
+            return await log.open()
+        except StartupError:
+            if not patient or monotonic_ns() > give_up_at:
+                raise
+            await asyncio.sleep(0.02)
+
+
+def _report(descriptor: int, message: object) -> None:
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+
+# -- gateway -----------------------------------------------------------------------------------------------------------
+
+
+async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+    from gateway.app import GatewayApp
+
+    settings = gateway_settings(values)
+    cache_log = await _cache_log(values)
+    app = GatewayApp(log, settings, log_settings(values), cache_log)
+    await app.start()
+
+    async def report_serving() -> None:
+        await app.became_ready()
+        _report(values["report_fd"], {"serving": True})
+
+    reporting = asyncio.create_task(report_serving(), name="report serving")
+
+    async def stop() -> bool:
+        reporting.cancel()
+        clean = await app.stop()
+        await _close(cache_log)
+        return clean
+
+    return app.endpoints, stop
+
+
+async def _cache_log(values: Values) -> EventLog | None:
+    """Where responses are cached when that is not the log. Raises `StartupError` when it cannot be used."""
+    from charonia.eventlog.redis import open_log
+
+    url = cache_options(values, os.environ).url
+    if not url:
+        return None
+    log = open_log(url)
+    try:
+        await log.open()
+    except StartupError as error:
+        raise StartupError(str(error).replace("the event log", "the response cache")) from None
+    return log
+
+
+async def _close(cache_log: EventLog | None) -> None:
+    if cache_log is not None:
+        await cache_log.close()
+
+
+# -- batcher -----------------------------------------------------------------------------------------------------------
+
+
+async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+    from batcher.app import BatcherApp
+
+    cache_log = await _cache_log(values)
+    app = BatcherApp(log, batcher_settings(values), log_settings(values), cache_log=cache_log)
+    await app.start()
+
+    async def stop() -> bool:
+        await app.stop()
+        await _close(cache_log)
+        return True
+
+    return {}, stop
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+
+async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+    from gateway.webhooks.app import WebhooksApp
+
+    app = WebhooksApp(log, webhook_settings(values), log_settings(values))
+    await app.start()
+    return {}, app.stop
+
+
+# -- executor ----------------------------------------------------------------------------------------------------------
+
+
+async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+    from charonia.eventlog.colocated import ColocatedLog
+    from charonia.eventlog.memory.log import MemoryLog
+    from executors.app import ExecutorApp
+    from executors.host.watchdog import watch_loop
+
+    watching = asyncio.create_task(watch_loop(), name="watchdog")
+    settings = executor_settings(values)
+    shared = log_settings(values)
+    cache_log = await _cache_log(values)
+    if not settings.hosts_batcher:
+        executor = ExecutorApp(log, settings, shared, cache_log=cache_log)
+        executor.service.on_failure = _stop_myself
+        await executor.start()
+
+        async def stop_alone() -> bool:
+            clean = await executor.stop()
+            await _close(cache_log)
+            watching.cancel()
+            if executor.service.failed or executor.service.hangs:
+                await _end_now(log, clean=clean)
+            return clean
+
+        return {}, stop_alone
+
+    from batcher.app import BatcherApp
+
+    joint = ColocatedLog(log, MemoryLog())
+    batcher = BatcherApp(
+        joint,
+        batcher_settings(values, colocated=True),
+        shared,
+        local_executor=settings.incarnation,
+        cache_log=cache_log,
+    )
+    executor = ExecutorApp(joint, settings, shared, control=batcher.control, cache_log=cache_log)
+    executor.service.on_failure = _stop_myself
+    executor.add_metrics(batcher.metrics.render)
+    # the batcher first: whoever is ready with models must find somebody who decides for them
+    await batcher.start()
+    await executor.start()
+
+    async def stop() -> bool:
+        clean = await executor.stop()
+        await batcher.stop()
+        await executor.service.say_last_words()
+        await _close(cache_log)
+        watching.cancel()
+        if executor.service.failed or executor.service.hangs:
+            await _end_now(log, clean=clean)
+        return clean
+
+    return {}, stop
+
+
+def _stop_myself() -> None:
+    """As if told to from outside; the exit status says that something failed, so that a supervisor starts it again."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+async def _end_now(log: EventLog, *, clean: bool) -> None:
+    """End the process without the interpreter's orderly end, which would wait for a thread that hangs, or abort."""
+    with contextlib.suppress(Exception):
+        await log.close()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0 if clean else 1)

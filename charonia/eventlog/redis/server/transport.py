@@ -1,0 +1,224 @@
+"""One transport to the server: what is written in an event loop tick leaves in one write, replies are matched in order.
+
+It begins when the transport is there and ends with it; signing in and coming back are `hot_connection`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import hiredis
+
+from charonia.errors import LogUnavailable
+from charonia.tensors import Buffer
+
+from .packing import LARGE_BYTES
+
+_logger = logging.getLogger(__name__)
+
+_WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
+
+_LAZY_S = 0.02
+
+_NOTHING = object()
+
+Done = Callable[[list[Any] | None], None]
+"""Gets all replies of a batch (`hiredis.ReplyError` among them), or None when those are lost."""
+
+
+_REASONS = {
+    "OOM": "is full, nothing new is taken until some work is done",
+    "MISCONF": "cannot write to its disk",
+    "READONLY": "is a replica now",
+    "NOREPLICAS": "has too few replicas",
+}
+
+
+class Refused(LogUnavailable):
+    """The server answered a command with an error, so it has done nothing; `reply` is its text."""
+
+    def __init__(self, reply: str) -> None:
+        why = next((words for prefix, words in _REASONS.items() if reply.startswith(prefix)), "refused a command")
+        super().__init__(f"the event log {why}: {reply}")
+        self.reply = reply
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.reply.startswith("OOM")
+
+
+class _Batch:
+    """Several commands whose replies are wanted together."""
+
+    __slots__ = ("count", "done", "replies")
+
+    def __init__(self, count: int, done: Done) -> None:
+        self.count = count
+        self.done = done
+        self.replies: list[Any] = []
+
+
+class Wire(asyncio.Protocol):
+    """One transport's life. `where` is for messages, `on_lost` is told once that it is over."""
+
+    def __init__(self, where: str, on_lost: Callable[[Wire, Exception | None], None]) -> None:
+        self._where = where
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._waiters: deque[asyncio.Future[Any] | _Batch] = deque()
+        self._out: list[Buffer] = []
+        self._large = False
+        self._flushing = False
+        self._lazy_timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self.received = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def call(self, pieces: Sequence[Buffer], *, lazy: bool = False) -> asyncio.Future[Any]:
+        """One command. A lazy one goes out with the next write, after 20 ms at most: each write wakes two processes."""
+        self._write(pieces, lazy)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters.append(future)
+        return future
+
+    def batch(self, pieces: Sequence[Buffer], count: int, done: Done, *, lazy: bool = False) -> None:
+        self._write(pieces, lazy)
+        self._waiters.extend([_Batch(count, done)] * count)
+
+    def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
+        """`batch` without waiting for the end of the tick, with what waits for it."""
+        self._write(pieces, scheduled=True)
+        self._waiters.extend([_Batch(count, done)] * count)
+        self._flush()
+
+    def _write(self, pieces: Sequence[Buffer], lazy: bool = False, *, scheduled: bool = False) -> None:
+        if self.closed.done():
+            raise lost()  # nobody would ever answer
+        if not self._flushing and not scheduled:
+            if not lazy:
+                self._flushing = True
+                self._loop.call_soon(self._flush)
+            elif self._lazy_timer is None:
+                self._lazy_timer = self._loop.call_later(_LAZY_S, self._flush)
+        self._out.extend(pieces)
+        if len(pieces) > 1 and not self._large:
+            self._large = max(map(len, pieces)) >= LARGE_BYTES
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        self._flushing = False
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
+        if not out or self.closed.done() or self._transport is None:
+            return
+        if self._large:
+            self._large = False
+            self._transport.writelines(out)
+        else:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    @property
+    def paused(self) -> bool:
+        return self._drained is not None
+
+    async def drained(self) -> None:
+        """Wait until the server has taken what was written."""
+        while self._drained is not None:
+            await asyncio.shield(self._drained)
+
+    def waits(self) -> bool:
+        return bool(self._waiters)
+
+    def close(self) -> None:
+        if self._out:
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        _tune(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        self.received = True
+        waiters = self._waiters
+        try:
+            self._reader.feed(data)
+            reply = self._reader.gets()
+            while reply is not _NOTHING:
+                waiter = waiters.popleft()
+                if type(waiter) is _Batch:
+                    replies = waiter.replies
+                    replies.append(reply)
+                    if len(replies) == waiter.count:
+                        waiter.done(replies)
+                elif not waiter.done():  # type: ignore[call-arg]
+                    if type(reply) is hiredis.ReplyError:
+                        waiter.set_exception(self.refused(reply))  # type: ignore[union-attr]
+                    else:
+                        waiter.set_result(reply)  # type: ignore[union-attr]
+                reply = self._reader.gets()
+        except (hiredis.ProtocolError, IndexError) as error:
+            _logger.error("the event log at %s does not speak the protocol: %r", self._where, error)
+            self.abort()
+
+    def refused(self, reply: Exception) -> Refused:
+        """The error of an error reply. A server that became a replica is left, to find the new primary."""
+        text = str(reply)
+        if text.startswith("READONLY"):
+            self.abort()
+        return Refused(text)
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+        self.resume_writing()
+        waiters, self._waiters = self._waiters, deque()
+        failed: _Batch | None = None
+        for waiter in waiters:
+            if isinstance(waiter, _Batch):
+                if waiter is not failed:
+                    failed = waiter
+                    waiter.done(None)
+            elif not waiter.done():
+                waiter.set_exception(lost())
+        self._on_lost(self, exc)
+
+
+def lost() -> LogUnavailable:
+    return LogUnavailable("the connection to the event log was lost, the outcome is unknown")
+
+
+def _tune(sock: Any) -> None:
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # a peer that vanished without a word is noticed within seconds, also under a blocked read
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

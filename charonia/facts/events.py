@@ -1,0 +1,526 @@
+"""Facts: what happened, in the past tense, as plain data. The control facts of `ctl` and the facts of `f:{m}`.
+
+A fact is written once and folded by whoever needs it; unknown fields and unknown kinds of a newer release are skipped
+(faults F17). Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are
+not facts but their payload: see `charonia.wire`.
+
+Longer than most modules because it is one list: whoever looks for a fact, or a free name for one, looks here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import msgpack
+
+from charonia.errors import InvalidRecord
+from charonia.tensors import Buffer
+
+FIELD_FACT = b"e"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessJoined:
+    """A gateway, batcher or executor started. `incarnation` is unique per start; `pool` is for executors.
+
+    `payload_token` lies in its part of the payload directory: who can read it there shares the directory.
+    """
+
+    kind: ClassVar[str] = "process_joined"
+    role: str
+    incarnation: str
+    pool: str = "default"
+    host: str = ""
+    pid: int = 0
+    hosts_batcher: bool = False
+    payload_token: str = ""
+    reads_waves: bool = False
+    """It decides about queues with waves in them; what older releases would do with those is lose them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLeft:
+    """A process ended: by itself (`reason` "drained") or because its heartbeat did (`reason` "lost")."""
+
+    kind: ClassVar[str] = "process_left"
+    role: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDescribed:
+    """What an executor is and has, said again when that changed; the last one counts.
+
+    `labels` are what placement asks for (`charonia.models.placement`), several values of one joined by commas. Of
+    models on demand `used_bytes` of `budget_bytes` and `loaded_models` of `most_models` are taken, 0 for no bound.
+    """
+
+    kind: ClassVar[str] = "executor_described"
+    executor: str
+    labels: dict[str, str]
+    used_bytes: int = 0
+    budget_bytes: int = 0
+    loaded_models: int = 0
+    most_models: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDraining:
+    """An executor takes no more batches and finishes what it has. What it serves is accepted for its successor."""
+
+    kind: ClassVar[str] = "executor_draining"
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryScanned:
+    """An executor has read its repository and tried to load what its control mode says; `models` are all names seen.
+
+    `control_mode` is none, poll or explicit. `ready` is false while the start-up load still runs.
+    """
+
+    kind: ClassVar[str] = "repository_scanned"
+    executor: str
+    models: tuple[str, ...]
+    control_mode: str
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequested:
+    """Somebody asked to load or unload a model. `request_id` ties the answers to the call that waits for them.
+
+    `config_json` is a complete configuration (R24), empty for none; `files` maps `<version>/<path>` to a blob id (R25).
+    """
+
+    kind: ClassVar[str] = "model_requested"
+    action: str
+    model: str
+    request_id: str
+    config_json: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    unload_dependents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequestFinished:
+    """An executor has done what a `ModelRequested` asked; `error` is empty on success."""
+
+    kind: ClassVar[str] = "model_request_finished"
+    executor: str
+    request_id: str
+    error_code: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStateChanged:
+    """An executor began to load or unload a version: `state` is LOADING or UNLOADING."""
+
+    kind: ClassVar[str] = "version_state_changed"
+    executor: str
+    model: str
+    version: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLoaded:
+    """A version is ready on an executor. `config` is the serialised, normalised, autofilled `inference.ModelConfig`.
+
+    `slots` is the number of batches it executes at once (its instances). A second VersionLoaded of the same version
+    replaces the first: new batches go to the new incarnation, whose `content_hash` differs. `labels` holds the label
+    lines of outputs with a label file (H19).
+    """
+
+    kind: ClassVar[str] = "version_loaded"
+    executor: str
+    model: str
+    version: int
+    content_hash: str
+    slots: int
+    config: bytes
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    load_ns: int = 0
+    takes_waves: bool = False
+    """Its requests may come in waves (docs/adr/0015)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAnnounced:
+    """An executor would load a version when it is asked for, and has not now; else as `VersionLoaded`."""
+
+    kind: ClassVar[str] = "version_announced"
+    executor: str
+    model: str
+    version: int
+    content_hash: str
+    config: bytes
+    labels: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHeld:
+    """A version that an executor announced is in its memory and runs `slots` batches at once; 0: it is not there.
+
+    Said often; what another one follows is soon deleted (`batcher.housekeeping.compaction`).
+    """
+
+    kind: ClassVar[str] = "version_held"
+    executor: str
+    model: str
+    version: int
+    slots: int
+    load_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWanted:
+    """A model's owner to an executor, in its batch stream: requests wait for a version it announced."""
+
+    kind: ClassVar[str] = "version_wanted"
+    model: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelExcluded:
+    """A model is not placed on an executor, which therefore does not load it (`charonia.models.placement`)."""
+
+    kind: ClassVar[str] = "model_excluded"
+    executor: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFailed:
+    """A version could not be loaded on an executor; `message` is the reason the index shows (H40, R21)."""
+
+    kind: ClassVar[str] = "version_failed"
+    executor: str
+    model: str
+    version: int
+    error_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUnloaded:
+    """A version is no longer served by an executor."""
+
+    kind: ClassVar[str] = "version_unloaded"
+    executor: str
+    model: str
+    version: int
+    reason: str = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHealthChanged:
+    """The health function of a loaded model says something else than before; a version that is loaded is well (P6)."""
+
+    kind: ClassVar[str] = "version_health_changed"
+    executor: str
+    model: str
+    version: int
+    well: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened:
+    """A queue stream came into being (written to `f:{m}` by the accept script)."""
+
+    kind: ClassVar[str] = "lane_opened"
+    level: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """An executor has settled every request of a batch and its slot is free.
+
+    With `BatchHeader.via_owner`, `replies` holds (endpoint, response record) pairs for the owner to release in order.
+    """
+
+    kind: ClassVar[str] = "batch_finished"
+    executor: str
+    batch_id: str
+    replies: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """An executor gives a batch back unexecuted (it drains, or no longer has the version); not the requests' fault."""
+
+    kind: ClassVar[str] = "batch_returned"
+    executor: str
+    batch_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """A caller no longer wants a request (`id` is 16 bytes)."""
+
+    kind: ClassVar[str] = "request_cancelled"
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDied:
+    """A batch took its instance down with it (poison isolation). Its requests are unsettled; the slot is free.
+
+    `stderr` holds the last lines the instance wrote. `blameless` is true when the instance died of something that is
+    not the requests' doing (out of memory elsewhere, a stop): then the batch is given out again as it is. `instance` is
+    the name that P19's text has. `ids` are the requests without an outcome, 16 bytes each, joined: an owner that did
+    not give the batch out itself learns from them whom to suspect.
+    """
+
+    kind: ClassVar[str] = "batch_died"
+    executor: str
+    batch_id: str
+    reason: str
+    stderr: str = ""
+    blameless: bool = False
+    instance: str = ""
+    ids: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDiedInCompany:
+    """A batch was with an instance that died, and so were others: nobody knows which of them it died of.
+
+    Fields as of `BatchDied`.
+    """
+
+    kind: ClassVar[str] = "batch_died_in_company"
+    executor: str
+    batch_id: str
+    reason: str
+    stderr: str = ""
+    instance: str = ""
+    ids: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """An instance takes the next batch although some of this one's requests have responses still to come."""
+
+    kind: ClassVar[str] = "slot_freed"
+    executor: str
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesBegun:
+    """The first responses of requests (`ids`, 16 bytes each, joined) become visible now, and more are to come."""
+
+    kind: ClassVar[str] = "responses_begun"
+    executor: str
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChanged:
+    """A new owner to an executor, in its batch stream: say again what is freed and begun of the model's batches."""
+
+    kind: ClassVar[str] = "owner_changed"
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsWanted:
+    """A gateway to an executor, in its batch stream: write what is counted, then say so to `endpoint` with `token`."""
+
+    kind: ClassVar[str] = "statistics_wanted"
+    endpoint: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsWritten:
+    """An executor to the gateway that asked, in its reply stream: everything counted before is in the log."""
+
+    kind: ClassVar[str] = "statistics_written"
+    executor: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsEnded:
+    """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
+
+    The owner drops them from its queue and tells the executors that run them (`ExecutionUnwanted`).
+    """
+
+    kind: ClassVar[str] = "requests_ended"
+    ids: bytes
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsMoved:
+    """An operator gives queued requests another entry of their queue (`ids` are 16 bytes each, joined).
+
+    The owner forgets those that it has not given out and reads them again from there; the old entry is the operator's
+    to delete. Both entries are in the log for a moment, so that none is ever in neither.
+    """
+
+    kind: ClassVar[str] = "requests_moved"
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionUnwanted:
+    """The owner to an executor, in its batch stream: these requests of a batch are settled already (`ids` joined)."""
+
+    kind: ClassVar[str] = "execution_unwanted"
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesWanted:
+    """Of a request with a window (S55): responses below index `count` are wanted, perhaps not for the first time.
+
+    Its caller to the model's owner, with an empty `batch_id`; the owner to the executor that has it in this batch.
+    """
+
+    kind: ClassVar[str] = "responses_wanted"
+    batch_id: str
+    id: bytes
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCommanded:
+    """An operator's word to a model's owner: `action` is pause or resume; the state lies in `n:{m}` (`paused`)."""
+
+    kind: ClassVar[str] = "queue_commanded"
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsRescheduled:
+    """A model wants another turn of these requests of a batch (S41; `ids` joined). Told before the batch's end."""
+
+    kind: ClassVar[str] = "requests_rescheduled"
+    executor: str
+    batch_id: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LanesWeighed:
+    """How the lanes of a level share: `weights` maps a lane's number to its weight, 1 where it is not named.
+
+    Written by gateways that know tenants, whole each time; the last one counts.
+    """
+
+    kind: ClassVar[str] = "lanes_weighed"
+    weights: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettingChanged:
+    """How requests to a model ("" for all) are traced from now on: field to value, those only that were changed (N2).
+
+    `counted` names the count of traced requests that a bound in `settings` is held against.
+    """
+
+    kind: ClassVar[str] = "trace_setting_changed"
+    model: str
+    settings: dict[str, int]
+    counted: str
+
+
+Fact = (
+    ProcessJoined
+    | ProcessLeft
+    | RepositoryScanned
+    | ModelRequested
+    | ModelRequestFinished
+    | VersionStateChanged
+    | VersionLoaded
+    | VersionFailed
+    | VersionUnloaded
+    | VersionHealthChanged
+    | LaneOpened
+    | BatchFinished
+    | BatchReturned
+    | RequestCancelled
+    | BatchDied
+    | RequestsEnded
+    | RequestsMoved
+    | ExecutionUnwanted
+    | QueueCommanded
+    | RequestsRescheduled
+    | LanesWeighed
+    | TraceSettingChanged
+    | BatchDiedInCompany
+    | SlotFreed
+    | ResponsesBegun
+    | ResponsesWanted
+    | OwnerChanged
+    | StatisticsWanted
+    | StatisticsWritten
+    | ExecutorDescribed
+    | ExecutorDraining
+    | VersionAnnounced
+    | VersionHeld
+    | VersionWanted
+    | ModelExcluded
+)
+
+_BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in Fact.__args__}
+_FIELDS: dict[str, tuple[str, ...]] = {kind: tuple(f.name for f in fields(cls)) for kind, cls in _KINDS.items()}
+_TYPES: dict[str, dict[str, type[Any]]] = {
+    kind: {f.name: _BUILT_IN[str(f.type).partition("[")[0]] for f in fields(cls)} for kind, cls in _KINDS.items()
+}
+
+
+_ADDED = frozenset({"reads_waves", "takes_waves"})
+"""Fields added to kinds of an earlier release: left out where they say nothing, as those would have it."""
+
+
+def pack_fact(fact: Fact) -> bytes:
+    """The wire form of a fact."""
+    body = {name: value for name in _FIELDS[fact.kind] if (value := getattr(fact, name)) or name not in _ADDED}
+    body["kind"] = fact.kind
+    return bytes(msgpack.packb(body))
+
+
+def _is_reply(value: object) -> bool:
+    return type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is bytes
+
+
+def unpack_fact(data: Buffer | Fact) -> Fact | None:
+    """The fact, or None for a kind of a newer release; one that never left its process is itself.
+
+    Raises `InvalidRecord` for bytes that are no fact.
+    """
+    if isinstance(data, BatchFinished):
+        return data
+    try:
+        body: dict[str, Any] = msgpack.unpackb(data, use_list=False)
+        cls = _KINDS.get(body["kind"])
+        if cls is None:
+            return None
+        types = _TYPES[cls.kind]
+        known = {name: value for name, value in body.items() if name in types}
+        for name, value in known.items():
+            if type(value) is not types[name]:
+                raise TypeError(f"'{name}' of {cls.kind} is a {type(value).__name__}")
+            if types[name] is dict:  # lists come back as tuples
+                known[name] = {k: list(v) if type(v) is tuple else v for k, v in value.items()}
+        if cls is BatchFinished and not all(_is_reply(reply) for reply in known.get("replies", ())):
+            raise TypeError("'replies' are no pairs of endpoint and record")
+        fact: Fact = cls(**known)
+        return fact
+    except Exception as error:
+        raise InvalidRecord(f"fact cannot be read: {error}") from None

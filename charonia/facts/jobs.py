@@ -1,0 +1,144 @@
+"""Jobs: requests that outlive the call that made them (design section 3). Their states, events, ids and record. Pure.
+
+A job is an ordinary request whose record carries `charonia.wire.FLAG_JOB` and which has a hash `job:{m}:<id>` in the
+log. The hash is written only by scripts that decide about the request in the same step (accept, begin, settle), so it
+never disagrees with what happened. What a caller sees of it is `gateway.jobs.jobs`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote, unquote
+
+_HEX = re.compile(r"[0-9a-f]{32}")
+
+MOVED = "moved"
+"""The event of a job that waits at another level from now on."""
+
+MAX_IDEMPOTENCY_KEY_BYTES = 255
+"""Longer keys are refused (H22)."""
+
+
+class JobState(StrEnum):
+    """Where a job is. It leaves `queued` and `running` once, for one of the others, and stays there."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+OUTCOME_CODES: Mapping[JobState, bytes] = {
+    JobState.SUCCEEDED: b"s",
+    JobState.FAILED: b"f",
+    JobState.CANCELLED: b"c",
+    JobState.EXPIRED: b"x",
+}
+"""One byte for each terminal state, as the journal's `ended` facts hold them; `-` is a request not journalled."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job as it is accepted. `id` is the request's 16 bytes; `size_bytes` that of its record.
+
+    `key` and `digest` are 16-byte digests of (tenant, model, Idempotency-Key) and of what was asked; empty without a
+    key. `about` is kept as it is: `webhook` (url, ...), `on_disconnect`, `client_id`, `version`, `deadline_us`, ...
+    """
+
+    id: bytes
+    size_bytes: int
+    accepted_us: int
+    retention_s: int
+    tenant: str = ""
+    key: bytes = b""
+    digest: bytes = b""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def deadline_us(self) -> int:
+        """Microseconds since the epoch, 0 for none."""
+        deadline = self.about.get("deadline_us")
+        return deadline if type(deadline) is int else 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobTicket:
+    """What accepting gave. `created` False: the key was known, `id` is the earlier job's, nothing was recorded.
+
+    `durability` is the level reached: memory, fsync or replicated:<n>.
+    """
+
+    id: bytes
+    created: bool
+    durability: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job, recorded by the settlement that wins. `result` is the response record, empty for none.
+
+    `detail` joins the job's last event: `executor`, `batch_rows`, `queue_us`, `infer_us`, `error`, `dead_letter`, ...
+    """
+
+    state: JobState
+    result: bytes = b""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job: `number` counts from 1 within it, `kind` is past tense, `time_us` wall clock.
+
+    Kinds: accepted, batched, returned, output, succeeded, failed, cancelled, expired.
+    """
+
+    number: int
+    kind: str
+    time_us: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as the log has it; `result` is the response record once it has one (see `EventLog.job_result`)."""
+
+    model: str
+    id: bytes
+    state: JobState
+    tenant: str
+    attempts: int
+    size_bytes: int
+    result_size_bytes: int
+    accepted_us: int
+    ended_us: int
+    retention_s: int
+    durability: str
+    about: Mapping[str, Any]
+    events: tuple[JobEvent, ...] = ()
+
+    @property
+    def public_id(self) -> str:
+        return public_id(self.model, self.id)
+
+
+def public_id(model: str, job_id: bytes) -> str:
+    """The id callers see: `<32 hex digits>.<model>`; it tells any gateway which slot of the log to ask."""
+    return f"{job_id.hex()}.{quote(model, safe='-_.~')}"
+
+
+def parse_public_id(text: str) -> tuple[str, bytes] | None:
+    """(model, id), or None for text that is no job id."""
+    digits, _, model = text.partition(".")
+    if not model or not _HEX.fullmatch(digits):
+        return None
+    return unquote(model), bytes.fromhex(digits)

@@ -1,0 +1,187 @@
+"""The metrics endpoint of a process: `GET /metrics` in Prometheus text over TCP or a unix socket (H54).
+
+A few lines of HTTP of its own, so that a batcher or an executor needs no web server. What is exported, and how it is
+rendered, is the process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from charonia.errors import StartupError
+from charonia.models.names import is_namespaced, name_of, namespace_of
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_MAX_HEAD_BYTES = 16_384
+_READ_TIMEOUT_S = 5.0
+_WRITE_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 64
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+
+logger = logging.getLogger("charonia.metrics")
+
+
+_TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_[a-z_]+?)_total(?=[ {])", re.MULTILINE)
+
+
+def log_epoch_changes(count: int) -> CounterMetricFamily:
+    """The family of which every part that joins the log reports its own count."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(
+        "charonia_log_epoch_changes", "Times the event log was flushed, exchanged or rewound under this process", count
+    )
+
+
+def tagged(families: Iterable[Metric], tags_of: Callable[[str, int], Mapping[str, str]]) -> Iterator[Metric]:
+    """The families with the labels that models want on their series (C13); `tags_of` a model and version.
+
+    A model's key becomes its name, and its namespace a label of its own where it has one.
+    """
+    for family in families:
+        if family.name.startswith("nv_"):
+            for sample in family.samples:
+                if "model" in sample.labels and "version" in sample.labels:
+                    model = sample.labels["model"]
+                    sample.labels.update(tags_of(model, int(sample.labels["version"])))
+                    if is_namespaced(model):
+                        sample.labels.update(model=name_of(model), namespace=namespace_of(model))
+        yield family
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The registry in text exposition 0.0.4.
+
+    Triton's counters have no `_total` suffix (M1-M3), which the client library always writes: it is taken off again.
+    """
+    from prometheus_client.exposition import generate_latest
+
+    return _TRITON_COUNTER.sub(rb"\1", generate_latest(registry))
+
+
+class MetricsEndpoint:
+    """Serves what `render` returns. `socket_path` set means a unix socket, else TCP at `address`:`port`; port 0 picks a
+    free one, -1 turns the endpoint off.
+
+    One request per connection: scrapes are seconds apart. `render` is called in the event loop: quick, or a coroutine.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[], bytes | Awaitable[bytes]],
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        socket_path: str = "",
+    ) -> None:
+        self._render = render
+        self._address = address
+        self._requested_port = port
+        self._socket_path = socket_path
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self.port = 0
+        """The real port, once started on TCP."""
+
+    async def start(self) -> None:
+        """Raises `StartupError` when the address cannot be had."""
+        if self._socket_path:
+            await self._start_unix()
+            return
+        if self._requested_port < 0:
+            return
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._address, self._requested_port))
+            self.port = listener.getsockname()[1]
+            self._server = await asyncio.start_server(self._serve, sock=listener, limit=_MAX_HEAD_BYTES)
+        except OSError as error:
+            listener.close()
+            where = f"{self._address}:{self._requested_port}"
+            if error.errno == errno.EADDRINUSE:
+                reason = f"Unavailable - Socket '{where}' already in use"
+            else:
+                reason = f"cannot listen on '{where}': {error.strerror or error}"
+            raise StartupError(f"failed to start Metrics service: {reason}") from None
+
+    async def _start_unix(self) -> None:
+        try:
+            # left behind by a process that was killed; a living owner has its own incarnation in the path
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket_path)
+            self._server = await asyncio.start_unix_server(self._serve, self._socket_path, limit=_MAX_HEAD_BYTES)
+        except OSError as error:
+            raise StartupError(
+                f"failed to start Metrics service: cannot listen on '{self._socket_path}': {error.strerror or error}"
+            ) from None
+
+    async def close(self) -> None:
+        """Stop listening, end open connections and remove the unix socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._open):
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        self._server = None
+        if self._socket_path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket_path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._open) >= _MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._open.add(task)
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            status, content_type, body = await self._answer(head)
+            writer.write(
+                f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: {content_type}\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            )
+            writer.write(body)
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that is slow, gone or talks too much is simply let go
+        except asyncio.CancelledError:
+            pass  # the endpoint closes
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _answer(self, head: bytes) -> tuple[int, str, bytes]:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return 400, "application/json", b'{"error":"Bad Request"}'
+        method, target = words[0], words[1].split(b"?", 1)[0]
+        if target != b"/metrics":
+            return 404, "application/json", b'{"error":"Not Found"}'
+        if method != b"GET":
+            return 405, "text/plain", b"" if method == b"HEAD" else b'{"error":"Method Not Allowed"}'
+        try:
+            page = self._render()
+            return 200, CONTENT_TYPE, page if isinstance(page, bytes) else await page
+        except Exception:
+            logger.exception("metrics could not be rendered")
+            return 500, "application/json", b'{"error":"internal server error"}'

@@ -1,0 +1,90 @@
+"""What Triton tells of the machine it runs on (M7): processor time and memory, from /proc; nothing where that is not.
+
+Read when scraped, at most once in `--metrics-interval-ms`. On a page that joins several parts it stands once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from charonia.clock import monotonic_ns
+from charonia.options.settings import MetricsSettings
+
+_PROC = Path("/proc")
+_GAUGES = (
+    ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]"),
+    ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes"),
+    ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes"),
+)
+_PINNED = (
+    ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes: there is no such pool"),
+    ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes: there is no such pool"),
+)
+
+
+def busy_and_total(stat: str) -> tuple[int, int]:
+    """Ticks of all processors together from the text of /proc/stat. Raises `ValueError`."""
+    name, *fields = stat.partition("\n")[0].split()
+    if name != "cpu" or len(fields) < 5:
+        raise ValueError("no line of all processors")
+    ticks = [int(field) for field in fields[:8]]  # time of guests is in that of users already
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def total_and_used(meminfo: str) -> tuple[int, int]:
+    """Bytes of memory from the text of /proc/meminfo. Raises `ValueError`."""
+    found: dict[str, int] = {}
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            found[name] = int(value.split()[0]) * 1024
+    if len(found) < 2:
+        raise ValueError("no total or no available memory")
+    return found["MemTotal"], found["MemTotal"] - found["MemAvailable"]
+
+
+class HostMetrics:
+    """The families of this machine. `proc` is another directory in tests."""
+
+    def __init__(self, settings: MetricsSettings, proc: Path = _PROC) -> None:
+        self._settings = settings
+        self._proc = proc
+        self._ticks = (0, 0)
+        self._utilization = 0.0
+        self._read_ns = monotonic_ns()
+        self._read()
+
+    def render(self) -> bytes:
+        """Text exposition 0.0.4."""
+        if not self._settings.cpu:
+            return _page(_PINNED, [0, 0])
+        if monotonic_ns() - self._read_ns >= self._settings.interval_ms * 1_000_000:
+            self._read_ns = monotonic_ns()
+            self._read()
+        try:
+            memory = total_and_used((self._proc / "meminfo").read_text())
+        except (OSError, ValueError):
+            return _page(_PINNED, [0, 0])
+        return _page(_GAUGES, [round(self._utilization, 6), *memory]) + _page(_PINNED, [0, 0])
+
+    def _read(self) -> None:
+        try:
+            busy, total = busy_and_total((self._proc / "stat").read_text())
+        except (OSError, ValueError):
+            return
+        before_busy, before = self._ticks
+        if total > before:
+            self._utilization = min(1.0, max(0.0, (busy - before_busy) / (total - before)))
+        self._ticks = (busy, total)
+
+
+def beside_host(render: Callable[[], bytes], settings: MetricsSettings) -> Callable[[], bytes]:
+    """A part's own page, with its machine's families."""
+    host = HostMetrics(settings)
+    return lambda: render() + host.render()
+
+
+def _page(gauges: tuple[tuple[str, str], ...], values: list[float]) -> bytes:
+    lines = [f"# HELP {n} {text}\n# TYPE {n} gauge\n{n} {v}\n" for (n, text), v in zip(gauges, values, strict=True)]
+    return "".join(lines).encode()

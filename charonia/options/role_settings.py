@@ -1,0 +1,227 @@
+"""The settings of each role from the values of its options: checked once, here, then handed on as values.
+
+Where the values come from is `charonia.options.values`'; options of one theme are read by the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from charonia.errors import StartupError
+
+from .cache_options import cache_options
+from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits, repository_agents
+from .metrics_options import metrics_settings
+from .placement_options import placement_options
+from .settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
+from .trace_options import trace_options
+from .values import Values
+
+_log = logging.getLogger(__name__)
+
+
+def incarnation(role: str) -> str:
+    """A name no other start of any process has: role, host, pid and 32 random bits."""
+    host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40]
+    return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def log_settings(values: Values) -> LogSettings:
+    """How a part reaches the log and how it lives there; a gateway has a lease of its own length."""
+    return LogSettings(
+        url=values["log_url"],
+        private=values["private_log"],
+        heartbeat_ttl_ms=round(values.get("heartbeat_ttl_secs", 1.2) * 1000),
+        gateway_ttl_ms=round(values.get("gateway_heartbeat_ttl_secs", 10.0) * 1000),
+    )
+
+
+def _grpc_front(name: str) -> str:
+    if name not in ("native", "grpcio"):
+        raise StartupError(f"--grpc-front must be native or grpcio, got '{name}'")
+    return name
+
+
+def gateway_settings(values: Values) -> GatewaySettings:
+    """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction."""
+    keepalive = {
+        "grpc.keepalive_time_ms": values["grpc_keepalive_time"],
+        "grpc.keepalive_timeout_ms": values["grpc_keepalive_timeout"],
+        "grpc.keepalive_permit_without_calls": int(values["grpc_keepalive_permit_without_calls"]),
+        "grpc.http2.max_pings_without_data": values["grpc_http2_max_pings_without_data"],
+        "grpc.http2.min_ping_interval_without_data_ms": values["grpc_http2_min_recv_ping_interval_without_data"],
+        "grpc.http2.max_ping_strikes": values["grpc_http2_max_ping_strikes"],
+    }
+    if values["grpc_max_connection_age"]:
+        keepalive["grpc.max_connection_age_ms"] = values["grpc_max_connection_age"]
+    if values["grpc_max_connection_age_grace"]:
+        keepalive["grpc.max_connection_age_grace_ms"] = values["grpc_max_connection_age_grace"]
+    return GatewaySettings(
+        incarnation=incarnation("gateway"),
+        server_id=values["id"],
+        http_address=values["http_address"],
+        http_port=values["http_port"] if values["allow_http"] else -1,
+        grpc_address=values["grpc_address"],
+        grpc_port=values["grpc_port"] if values["allow_grpc"] else -1,
+        metrics_address=values["metrics_address"] or values["http_address"],
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        metrics=metrics_settings(values),
+        reuse_http_port=values["reuse_http_port"],
+        grpc_front=_grpc_front(values["grpc_front"]),
+        reuse_grpc_port=values["reuse_grpc_port"],
+        http_max_input_size=values["http_max_input_size"],
+        http_header_forward_pattern=values["http_header_forward_pattern"],
+        grpc_header_forward_pattern=values["grpc_header_forward_pattern"],
+        http_restricted_api=_restrictions("http-restricted-api", values["http_restricted_api"]),
+        grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
+        grpc_use_ssl=values["grpc_use_ssl"] or values["grpc_use_ssl_mutual"],
+        grpc_use_ssl_mutual=values["grpc_use_ssl_mutual"],
+        grpc_server_cert=values["grpc_server_cert"],
+        grpc_server_key=values["grpc_server_key"],
+        grpc_root_cert=values["grpc_root_cert"],
+        grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
+        grpc_keepalive=keepalive,
+        strict_readiness=values["strict_readiness"],
+        executor_grace_s=values["executor_grace_secs"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+        drain_delay_secs=values["drain_delay_secs"],
+        shm_dir=values["shm_dir"],
+        express_lane=values["express_lane"],
+        stream_buffer_size_bytes=values["stream_buffer_bytes"],
+        allow_webhooks=values["allow_webhooks"],
+        webhook_allow=values["webhook_allow"],
+        durability=values["durability"],
+        journal=_journal(values["journal"]),
+        job_retention_s=values["job_retention_secs"],
+        job_retention_size_bytes=values["job_retention_bytes"],
+        journal_retention_s=values["journal_retention_secs"],
+        journal_retention_size_bytes=values["journal_retention_bytes"],
+        tenant_header=values["tenant_header"],
+        api_keys=values["api_keys"],
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
+        tracing=trace_options(values),
+    )
+
+
+def _journal(mode: str) -> str:
+    if mode not in ("off", "jobs", "all"):
+        raise StartupError(f"--journal must be off, jobs or all, got '{mode}'")
+    return mode
+
+
+def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...); groups are checked by the gateway."""
+    parsed = []
+    for entry in entries:
+        groups, colon, rest = entry.partition(":")
+        header, equals, value = rest.partition("=")
+        if not colon or not equals or not header:
+            raise StartupError(f"--{option} must be <group>[,<group>]:<header>=<value>, got '{entry}'")
+        parsed.append((tuple(groups.split(",")), header, value))
+    return tuple(parsed)
+
+
+def batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSettings:
+    own_metrics = values["allow_metrics"] and not colocated
+    return BatcherSettings(
+        incarnation=incarnation("batcher"),
+        exit_timeout_secs=values["exit_timeout_secs"],
+        prefetch=0 if colocated else 1,
+        shm_dir=values["shm_dir"],
+        dead_letter_retention_size_bytes=values["dead_letter_retention_bytes"],
+        metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if own_metrics else "",
+        metrics=metrics_settings(values),
+        joint_metrics=bool(values["metrics_socket"]),
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
+    )
+
+
+def webhook_settings(values: Values) -> WebhookSettings:
+    """`WebhookSettings` from option values. Raises `StartupError` without secrets to sign with."""
+    if not values["webhook_secrets"]:
+        raise StartupError("charonia webhooks needs --webhook-secrets, the file of secrets that calls are signed with")
+    return WebhookSettings(
+        incarnation=incarnation("webhooks"),
+        secrets=values["webhook_secrets"],
+        allow=values["webhook_allow"],
+        first_retry_s=values["webhook_retry_secs"],
+        timeout_s=values["webhook_timeout_secs"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+    )
+
+
+def _below_state(values: Values, name: str) -> str:
+    """A part of the state directory; "" without one."""
+    return str(Path(values["state_dir"]).expanduser().absolute() / name) if values["state_dir"] else ""
+
+
+def executor_settings(values: Values) -> ExecutorSettings:
+    """`ExecutorSettings` from option values. Raises `StartupError` for values that cannot work."""
+    mode = values["model_control_mode"]
+    if mode not in ("none", "poll", "explicit"):
+        raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{mode}'")
+    if mode == "poll" and values["repository_poll_secs"] <= 0:
+        raise StartupError(f"--repository-poll-secs must be greater than 0, got {values['repository_poll_secs']:g}")
+    load = values["load_model"]
+    if "*" in load and len(load) > 1:
+        raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    if load and mode != "explicit":
+        raise StartupError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    backend_config: dict[str, dict[str, str]] = {}
+    for entry in values["backend_config"]:
+        backend, comma, setting = entry.partition(",")
+        key, equals, value = setting.partition("=")
+        if not comma or not equals:
+            raise StartupError(f"--backend-config must be <backend>,<key>=<value>, got '{entry}'")
+        backend_config.setdefault(backend, {})[key] = value
+    if values["backend_directory"]:
+        backend_config.setdefault("", {})["backend-directory"] = values["backend_directory"]
+    if where := _below_state(values, "environments"):
+        backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
+    for option in ("cuda-memory-pool-byte-size", "cuda-virtual-address-size"):
+        check_device_pools(option, values[option.replace("-", "_")])
+    strict = values["strict_model_config"]
+    if strict is not None:
+        _log.warning("--strict-model-config is the old spelling of --disable-auto-complete-config")
+    placed = placement_options(values)
+    return ExecutorSettings(
+        incarnation=incarnation("executor"),
+        model_repository=values["model_repository"],
+        repository_copies=_below_state(values, "repositories"),
+        pool=values["pool"],
+        labels=placed.labels,
+        model_memory_budget_bytes=placed.budget_bytes,
+        max_loaded_models=values["max_loaded_models"],
+        model_control_mode=mode,
+        repository_poll_secs=values["repository_poll_secs"],
+        load_model=load,
+        exit_on_error=values["exit_on_error"],
+        exit_timeout_secs=values["exit_timeout_secs"],
+        shm_dir=values["shm_dir"],
+        disable_auto_complete_config=values["disable_auto_complete_config"] if strict is None else strict,
+        model_load_thread_count=values["model_load_thread_count"],
+        model_load_retry_count=values["model_load_retry_count"],
+        model_config_name=values["model_config_name"],
+        model_namespacing=values["model_namespacing"],
+        repoagent_directory=repository_agents(values["repoagent_directory"]),
+        backend_config=backend_config,
+        metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
+        metrics_address=values["metrics_address"] or "127.0.0.1",
+        metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
+        metrics=metrics_settings(values),
+        response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
+        hosts_batcher=values["with_batcher"],
+        rate_limit=rate_limited(values["rate_limit"]),
+        rate_limit_resources=rate_limits(values["rate_limit_resource"]),
+        host_policies=host_policies(values["host_policy"]),
+    )

@@ -1,0 +1,214 @@
+"""What an operator may set, as values: read once by a composition root and handed on. Parsing is
+`charonia.options.values`'.
+
+Names follow Triton's options (interface section 16) where it has one; defaults are Triton's newest. Precedence: flag >
+environment (`CHARONIA_`) > default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from charonia.traces.trace_settings import TraceOptions
+
+SERVER_NAME = "triton"
+"""The default of `--id` (H4): clients and dashboards look for it."""
+
+SERVER_VERSION = "2.73.0"
+"""The protocol version reported in server metadata: the newest interface this release was checked against."""
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Server metadata's list, in this order (H4)."""
+
+_LONGEST_INTERVAL_MS = 400
+
+EVERY_DEVICE = -2
+"""The device of a rate limit that holds for each device by itself (Q1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """`url` is redis://, rediss:// or unix://; heartbeats are leases: one is dead `heartbeat_ttl_ms` after its last.
+
+    `private`: only processes of this machine use the log, so that one whose pid is gone is known to be dead at once.
+    """
+
+    url: str = ""
+    private: bool = False
+    heartbeat_ttl_ms: int = 1200
+    gateway_ttl_ms: int = 10_000
+
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """How often a process beats and looks whether others do: three times in the shortest lease it may have."""
+        return min(_LONGEST_INTERVAL_MS, self.heartbeat_ttl_ms // 3, self.gateway_ttl_ms // 3)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Which latencies are measured (`--metrics-config`, M3-M5), and the quantiles of summaries, each in 0..1.
+
+    `cpu`: the machine's processors and memory are shown, read again after `interval_ms` (M9).
+    """
+
+    counters: bool = True
+    histograms: bool = False
+    summaries: bool = False
+    quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+    cpu: bool = True
+    interval_ms: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
+
+    incarnation: str
+    server_id: str = SERVER_NAME
+    http_address: str = "0.0.0.0"
+    http_port: int = 8000
+    grpc_address: str = "0.0.0.0"
+    grpc_port: int = 8001
+    metrics_address: str = "0.0.0.0"
+    metrics_port: int = 8002
+    metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
+    reuse_http_port: bool = False
+    grpc_front: str = "native"
+    reuse_grpc_port: bool = False
+    http_max_input_size: int = 67_108_864
+    http_header_forward_pattern: str = ""
+    grpc_header_forward_pattern: str = ""
+    http_restricted_api: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    grpc_restricted_protocol: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: str = ""
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
+    grpc_infer_response_compression_level: str = "none"
+    grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
+    strict_readiness: bool = True
+    executor_grace_s: float = 60.0
+    exit_timeout_secs: int = 30
+    drain_delay_secs: float = 0.0
+    shm_dir: str = ""
+    coalesce_requests: int = 64
+    coalesce_size_bytes: int = 65_536
+    grpc_flush_interval_us: int = 1000
+    express_lane: bool = True
+    max_pending_requests: int = 100_000
+    max_pending_bytes: int = 4 * 1024**3
+    max_pending_per_gateway_bytes: int = 1024**3
+    stream_buffer_size_bytes: int = 16 * 1024**2
+    allow_webhooks: bool = True
+    webhook_allow: tuple[str, ...] = ()
+    durability: str = "memory"
+    journal: str = "jobs"
+    job_retention_s: int = 86_400
+    job_retention_size_bytes: int = 1024**3
+    journal_retention_s: int = 86_400
+    journal_retention_size_bytes: int = 256 * 1024**2
+    tenant_header: str = ""
+    api_keys: str = ""
+    response_cache_size_bytes: int = 0
+    """0 for no cache."""
+    tracing: TraceOptions = field(default_factory=TraceOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherSettings:
+    """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory.
+
+    `dead_letter_retention_size_bytes` is what is kept of a model's dead letters, 0 for all. With
+    `joint_metrics` the page its metrics are on is added to others.
+    """
+
+    incarnation: str
+    exit_timeout_secs: int = 30
+    prefetch: int = 1
+    window_requests: int = 8192
+    shm_dir: str = ""
+    dead_letter_retention_size_bytes: int = 256 * 1024**2
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
+    response_cache_size_bytes: int = 0
+    joint_metrics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """One sender of webhooks. `secrets` is a file, `allow` holds networks and hosts beside the public internet.
+
+    The waits between tries grow in proportion from `first_retry_s`.
+    """
+
+    incarnation: str
+    secrets: str = ""
+    allow: tuple[str, ...] = ()
+    first_retry_s: float = 5.0
+    timeout_s: float = 15.0
+    concurrency: int = 256
+    concurrency_per_host: int = 4
+    agent: str = "charonia"
+    exit_timeout_secs: int = 30
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSettings:
+    """One executor and the repository it serves. `backend_config` is backend -> key -> value ("" for all backends).
+
+    With `rate_limit`, executions are limited by the resources of their instance groups; `rate_limit_resources` is
+    (device, name) -> count (Q1). `host_policies` is policy -> setting -> value (C11).
+    """
+
+    incarnation: str
+    model_repository: tuple[str, ...] = ()
+    repository_copies: str = ""
+    """Directory for copies of models in remote repositories that no variable places (R7)."""
+    pool: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    model_memory_budget_bytes: int = 0
+    max_loaded_models: int = 0
+    model_control_mode: str = "none"
+    repository_poll_secs: float = 15.0
+    load_model: tuple[str, ...] = ()
+    exit_on_error: bool = True
+    exit_timeout_secs: int = 30
+    shm_dir: str = ""
+    disable_auto_complete_config: bool = False
+    model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
+    model_config_name: str = ""
+    repoagent_directory: str = ""
+    model_namespacing: bool = False
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    metrics_port: int = -1
+    metrics_address: str = "127.0.0.1"
+    metrics_socket: str = ""
+    metrics: MetricsSettings = MetricsSettings()
+    response_cache_size_bytes: int = 0
+    hosts_batcher: bool = False
+    rate_limit: bool = False
+    rate_limit_resources: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    host_policies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -1,0 +1,165 @@
+"""The python environment that a model asks for with EXECUTION_ENV_PATH: found, unpacked once, and put into words (P18).
+
+A directory is used where it lies. An archive is unpacked once for each of its contents into the cache directory, by
+whoever comes first, and stays there. How a process starts in it is `startup_arguments`' and `environment_entry`'s.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from charonia.backend import ModelSource
+from charonia.errors import InternalError, InvalidArgument
+from executors.repository.files import entry_of
+from executors.repository.model_directory import file_digest
+
+from .unpacking import unpack
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+CACHE_DIRECTORY = "environment-cache-dir"
+"""The backend setting that says where archives are unpacked; `serve` sets it to a part of its state directory."""
+
+_ENTRY = Path(__file__).with_name("environment_entry.py")
+_OURS = ("executors", "charonia")
+_LENT = ("msgpack", "numpy")
+_RELOCATE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """How model processes start: the words before their own arguments, and their environment (`None`: ours)."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] | None = None
+
+
+def own_interpreter() -> Interpreter:
+    """The server's; -P because the working directory is no place to import from."""
+    return Interpreter((sys.executable, "-P", "-m", "executors.backends.python.stub.model_process"))
+
+
+def environment_path(source: ModelSource) -> Path | None:
+    """Where the model's environment is; `None` when it runs in the server's. Raises `InvalidArgument`."""
+    parameters = source.config.parameters
+    text = parameters[ENVIRONMENT].string_value if ENVIRONMENT in parameters else ""
+    if not text:
+        return None
+    path = Path(text.replace(MODEL_DIRECTORY, str(source.directory.absolute())))
+    if not path.is_absolute():
+        raise InvalidArgument(
+            f"{ENVIRONMENT} of model '{source.name}' must be an absolute path or begin with {MODEL_DIRECTORY}, got "
+            f"'{text}'"
+        )
+    if not path.exists():
+        raise InvalidArgument(f"Failed to get the canonical path for {path}.")
+    return path
+
+
+def interpreter(source: ModelSource) -> Interpreter:
+    """What to start the model's processes with. Blocks while an archive is unpacked.
+
+    Raises `InvalidArgument` for an environment that cannot be used, `InternalError` for one that cannot be unpacked.
+    """
+    path = environment_path(source)
+    if path is None:
+        return own_interpreter()
+    root = path if path.is_dir() else _unpacked(path, _cache_directory(source))
+    for directory in (root, *_only_child(root)):
+        python = directory / "bin" / "python"
+        if python.exists():
+            return _of(directory, python)
+    raise InvalidArgument(
+        f"{ENVIRONMENT} of model '{source.name}': '{path}' holds no python environment: there is no bin/python"
+    )
+
+
+def _of(root: Path, python: Path) -> Interpreter:
+    """-I keeps the server's PYTHON... variables, the user's packages and the working directory out."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    environment["PATH"] = f"{root / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    marker = "CONDA_PREFIX" if (root / "conda-meta").is_dir() else "VIRTUAL_ENV"
+    environment[marker] = str(root)
+    return Interpreter((str(python), "-I", "-B", str(_ENTRY), _packages()), environment)
+
+
+def _packages() -> str:
+    """What `environment_entry` needs to know: where our packages lie, and those it may borrow."""
+    ours = {name: _parent(name) for name in _OURS}
+    lent = {name: _parent(name) for name in _LENT}
+    return json.dumps({"ours": ours, "lent": lent, "version": list(sys.version_info[:2])})
+
+
+def _parent(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise InternalError(f"package '{package}' cannot be found")
+    return str(Path(next(iter(spec.submodule_search_locations))).absolute().parent)
+
+
+def _only_child(root: Path) -> list[Path]:
+    children = [child for child in root.iterdir() if child.is_dir()]
+    return children if len(children) == 1 else []
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+
+def _cache_directory(source: ModelSource) -> Path:
+    """Ours alone: what lies there is executed."""
+    configured = source.backend_config.get(CACHE_DIRECTORY, "")
+    path = Path(configured or Path(tempfile.gettempdir()) / f"charonia-environments-{os.getuid()}").absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise InternalError(f"the directory for unpacked environments cannot be made: {error}") from None
+    if status.st_uid != os.getuid() or path.is_symlink() or status.st_mode & 0o022:
+        raise InternalError(f"the directory for unpacked environments '{path}' can be written by others")
+    return path
+
+
+def _unpacked(archive: Path, cache: Path) -> Path:
+    """The archive's directory, unpacked now or before by some process of this machine."""
+    try:
+        # by its content: a remote model's archive lies in another place after each change of the model
+        root = cache / file_digest(entry_of(archive.resolve())).hex()
+        with root.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            ready = root.with_suffix(".ready")
+            if not ready.exists() or not root.is_dir():
+                shutil.rmtree(root, ignore_errors=True)  # whoever began it was killed
+                unpack(archive, root)
+                _relocate(root)
+                ready.touch()
+        return root
+    except OSError as error:
+        raise InternalError(f"the environment '{archive}' cannot be unpacked: {error}") from None
+
+
+def _relocate(root: Path) -> None:
+    """What conda-pack leaves to be done where an environment is unpacked: paths in its files are put right."""
+    for directory in (root, *_only_child(root)):
+        script = directory / "bin" / "conda-unpack"
+        python = directory / "bin" / "python"
+        if script.is_file() and python.exists():
+            try:
+                done = subprocess.run(
+                    [python, "-I", script], capture_output=True, text=True, timeout=_RELOCATE_S, check=False
+                )
+                failure = done.stderr.strip() if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                failure = f"it took longer than {_RELOCATE_S:g} s"
+            if failure:
+                shutil.rmtree(root, ignore_errors=True)
+                raise InvalidArgument(f"conda-unpack of the environment failed: {failure}")

@@ -1,0 +1,44 @@
+"""The entry point of the `python` backend: what the executor calls. All work is in `python_instance`."""
+
+from __future__ import annotations
+
+import json
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.errors import InternalError
+from executors.configuration.autocomplete import invalid_result, merge
+from protos.model_config_pb2 import ModelConfig
+
+from .custom_metrics import CustomMetrics
+from .python_instance import PythonInstance, completed_config, load_instance
+
+
+class PythonBackend:
+    """Every instance is a process of its own (P1); here is what they have in common: the page of their metrics."""
+
+    name = "python"
+
+    def __init__(self) -> None:
+        self._metrics = CustomMetrics()
+
+    def render_metrics(self) -> bytes:
+        """The custom metrics of the models, as text exposition (P16)."""
+        return self._metrics.render()
+
+    async def probe(self, source: ModelSource) -> ModelConfig | None:
+        """The configuration completed by the model's `auto_complete_config`, `None` if it has none (P2).
+
+        Raises `InternalError` with what the model raised, conflicts included; `InstanceError` when it went round them.
+        """
+        text = await completed_config(source)
+        if text is None:
+            return None
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise InternalError(f"{invalid_result(source.name)} {error}") from error
+        return merge(source.config, document)
+
+    async def create_instance(self, spec: InstanceSpec) -> PythonInstance:
+        """Load the model in a new process. Raises a `CharoniaError` whose text is the reason (P3, P12)."""
+        return await load_instance(spec, self._metrics)

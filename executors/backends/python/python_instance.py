@@ -1,0 +1,360 @@
+"""A python model's instance: the `RequestInstance`, `ColumnInstance` and `StreamingInstance` over one model process.
+
+How its load is worded when it fails is here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+from charonia.backend import (
+    ColumnOutput,
+    InstanceDied,
+    InstanceSpec,
+    ModelCalls,
+    ModelRequest,
+    ModelResponse,
+    ModelSource,
+    RequestColumns,
+    ResponseStream,
+)
+from charonia.errors import CharoniaError, InternalError
+from charonia.models.json_form import to_json
+from executors.configuration.ceilings import MAX_EXECUTION
+
+from .child_process import ChildProcess
+from .custom_metrics import Board, CustomMetrics
+from .environments.environments import interpreter
+from .exchange import columns_content, failure_of, outputs_of, requests_content, responses_of
+from .model_calls import AskedByModel, Batch
+from .protocol.frames import Buffer, Frame, FrameError, Kind
+from .protocol.shared_slots import ExecutorSlots
+from .response_streams import SingleResponses, Stream
+from .runtime_file import code_file, mentions
+from .time_limits import Limits
+
+_log = logging.getLogger(__name__)
+
+_HEALTH_CEILING_S = 60.0
+"""An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
+
+
+class PythonInstance:
+    """Created by `load_instance`. Calls may overlap; the process takes them one after another."""
+
+    def __init__(self, child: ChildProcess, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
+        self._child = child
+        self._limits = limits
+        self.answers_later = False
+        """Whether its code has response senders, whose responses may come after `execute` has returned."""
+        self.reports_responses = False
+        """Triton's python backend does not tell of single responses (X5)."""
+        self.checks_health = False
+        """Whether the model has a function that tells of its health."""
+        self.decoupled = False
+        """Whether its requests are answered through response senders only."""
+        self._check: asyncio.Future[Frame] | None = None
+        self._batches: dict[int, Batch] = {}
+        self._wanted: dict[int, int] = {}
+        """By call: how many of its requests are not cancelled; kept of those of which some are."""
+        self._asked = AskedByModel(child, model, calls, self._batches)
+        self._executing: dict[int, tuple[int, int]] = {}
+        """(call, index) of the requests being executed, by their identity."""
+        self._columns: dict[int, int] = {}
+        """The calls of the columns being executed, by their identity."""
+
+    @property
+    def pid(self) -> int:
+        """The model process."""
+        return self._child.pid
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether its requests may come as columns: not when responses come in other ways than from `execute`."""
+        return not (self.decoupled or self.answers_later)
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        """One response per request (P4). A failure of the whole batch is an error in each (P12).
+
+        Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
+        """
+        call, reply = self._begin_requests(requests)
+        sent = SingleResponses()
+        self._child.stream(call, sent)
+        try:
+            return await self._responses(await reply, len(requests), sent)
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end_requests(call, requests)
+
+    async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
+        """The outputs as columns when the answers are alike, else as `execute_requests`. Raises as above."""
+        content, data = columns_content(columns)
+        slots = self._child.slots
+        put = expected = None
+        if slots is not None:
+            put, expected = slots.put(data), slots.expect()
+        call, reply = self._begin(Kind.EXECUTE_COLUMNS, [*content, put, expected], () if put else data, columns)
+        self._columns[id(columns)] = call
+        sent = SingleResponses()
+        self._child.stream(call, sent)
+        try:
+            frame = await reply
+            if frame.kind is Kind.COLUMNS:
+                return outputs_of(frame, columns.count, partial(_outputs_in, slots, expected))
+            return await self._responses(frame, columns.count, sent)
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end(call)
+            self._columns.pop(id(columns), None)
+            if slots is not None and expected is not None:
+                slots.drop(expected[0])
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        """Returns when every request has had its final response, of senders (P11) or returned. Raises as above.
+
+        A failure of `execute` is raised; it is that of the requests without a final response (P12).
+        """
+        call, reply = self._begin_requests(requests)
+        stream = Stream(self._child, responses, len(requests))
+        self._child.stream(call, stream)
+        try:
+            frame = await reply
+            if frame.kind is Kind.FAILED:
+                raise failure_of(frame)
+            if frame.content() is not None:  # of a model that is not decoupled
+                stream.returned(responses_of(frame))
+            responses.free()
+            await stream.ended
+        except FrameError as error:
+            raise self._broken(error) from None
+        finally:
+            self._end_requests(call, requests)
+            if stream.ended.done() and not stream.ended.cancelled():
+                stream.ended.exception()
+
+    def _begin(
+        self, kind: Kind, content: list[Any], data: Sequence[Buffer], batch: Batch
+    ) -> tuple[int, asyncio.Future[Frame]]:
+        call, reply = self._child.begin(
+            kind, content, data, ceiling_s=self._limits.max_execution_s, ceiling=MAX_EXECUTION
+        )
+        self._batches[call] = batch
+        return call, reply
+
+    def _begin_requests(self, requests: Sequence[ModelRequest]) -> tuple[int, asyncio.Future[Frame]]:
+        content, data = requests_content(requests)
+        call, reply = self._begin(Kind.EXECUTE, content, data, requests)
+        for index, request in enumerate(requests):
+            self._executing[id(request)] = (call, index)
+        return call, reply
+
+    def _end_requests(self, call: int, requests: Sequence[ModelRequest]) -> None:
+        self._end(call)
+        for request in requests:
+            self._executing.pop(id(request), None)
+
+    def _end(self, call: int) -> None:
+        self._child.stream(call, None)
+        del self._batches[call]
+        self._wanted.pop(call, None)
+
+    async def _responses(self, frame: Frame, count: int, sent: SingleResponses) -> Sequence[ModelResponse]:
+        """The responses to a batch of so many requests, of its reply and of senders. Raises `FrameError`."""
+        if frame.kind is Kind.FAILED:
+            failure = failure_of(frame)
+            return [sent.get(index) or ModelResponse(error=failure) for index in range(count)]
+        responses = responses_of(frame)
+        if len(responses) != count:
+            raise FrameError(f"{len(responses)} replies to {count} requests")
+        if None in responses:
+            return await self._with_sent(responses, sent)
+        return cast("list[ModelResponse]", responses)
+
+    async def _with_sent(
+        self, responses: Sequence[ModelResponse | None], sent: SingleResponses
+    ) -> Sequence[ModelResponse]:
+        """The responses with those of senders, some of which may be still to come."""
+        missing = {index for index, response in enumerate(responses) if response is None}
+        try:
+            async with asyncio.timeout(self._limits.max_execution_s or None):
+                await sent.wait_for(missing)
+        except TimeoutError:
+            text = f"it sent no response for {self._limits.max_execution_s:g} s ({MAX_EXECUTION})"
+            return [one or sent.get(index) or _failure(text) for index, one in enumerate(responses)]
+        return [one or sent.get(index) or _failure("") for index, one in enumerate(responses)]
+
+    def _broken(self, error: FrameError) -> InstanceDied:
+        self._child.kill(f"it does not keep to the protocol: {error}")
+        return InstanceDied(f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines())
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        """Let `is_cancelled()` of these requests be true from now on.
+
+        Calls that the model has open for a batch are cancelled with the last of its requests.
+        """
+        indices: dict[int, list[int]] = {}
+        for request in requests:
+            at = self._executing.pop(id(request), None)
+            if at is not None:
+                indices.setdefault(at[0], []).append(at[1])
+        for call, cancelled in indices.items():
+            self._cancel(call, cancelled)
+
+    def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
+        """The same for some requests of columns that are being executed; each at most once."""
+        call = self._columns.get(id(columns))
+        if call is not None:
+            self._cancel(call, indices)
+
+    def _cancel(self, call: int, cancelled: Sequence[int]) -> None:
+        self._child.tell(Kind.CANCEL, call, list(cancelled))
+        batch = self._batches[call]
+        count = batch.count if isinstance(batch, RequestColumns) else len(batch)
+        left = self._wanted[call] = self._wanted.get(call, count) - len(cancelled)
+        if left <= 0:
+            self._asked.cancel_those_of(call)
+
+    def allow_responses(self, request: ModelRequest, count: int) -> None:
+        """Let its senders give so many responses; those that wait for it go on."""
+        at = self._executing.get(id(request))
+        if at is not None:
+            self._child.tell(Kind.WINDOW, at[0], [[at[1], count]])
+
+    async def check_health(self) -> bool:
+        """What `is_ready` says. An answer that does not come is waited for on, no second question is asked meanwhile.
+
+        Raises what the model raised, and `InstanceDied`.
+        """
+        if self._check is None or self._check.done():
+            _, self._check = self._child.begin(Kind.HEALTH, None, ceiling_s=_HEALTH_CEILING_S, ceiling="is_ready")
+        frame = await asyncio.shield(self._check)
+        if frame.kind is Kind.FAILED:
+            raise failure_of(frame)
+        return frame.content() is True
+
+    async def close_instance(self) -> None:
+        """Finalize the model and end its process; a second call waits for the first."""
+        await self._child.close(self._limits.finalize_s)
+
+
+async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonInstance:
+    """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason when that fails (P3)."""
+    source = spec.source
+    limits = Limits.of(source)
+    content = {
+        "location": location(source),
+        "args": initialize_args(spec),
+        "outputs": list(spec.interface.outputs),
+    }
+    slots = None if spec.interface.decoupled else _slots()
+    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
+    instance = PythonInstance(child, limits, source.name, spec.calls)
+    instance.decoupled = spec.interface.decoupled
+    frame = await _load_call(child, Kind.INITIALIZE, content, limits)
+    if frame.kind is Kind.FAILED:
+        await child.close(limits.finalize_s)
+        raise failure_of(frame)
+    instance.checks_health = frame.content() is True
+    instance.answers_later = await asyncio.to_thread(mentions, source, "get_response_sender")
+    return instance
+
+
+async def completed_config(source: ModelSource) -> str | None:
+    """What the model's `auto_complete_config` made, as JSON text; `None` if it has no such function (P2)."""
+    limits = Limits.of(source)
+    child = await _spawn(source, f"{source.name}_autocomplete", limits)
+    content = {"location": location(source), "config": json.dumps(to_json(source.config))}
+    try:
+        frame = await _load_call(child, Kind.AUTO_COMPLETE, content, limits)
+        if frame.kind is Kind.FAILED:
+            raise failure_of(frame)
+        completed = frame.content()
+        return completed if completed is None else str(completed)
+    finally:
+        await child.close(limits.finalize_s)
+
+
+def location(source: ModelSource) -> list[str]:
+    """Where the model process finds the code."""
+    return [source.name, str(source.version), str(source.directory.absolute()), str(code_file(source))]
+
+
+def initialize_args(spec: InstanceSpec) -> dict[str, str]:
+    """The `args` of `initialize`: strings only (P3). A CPU instance has device id 0, as models expect."""
+    source = spec.source
+    return {
+        "model_config": json.dumps(to_json(source.config)),
+        "model_instance_kind": spec.kind.removeprefix("KIND_"),
+        "model_instance_device_id": str(max(0, spec.device_id)),
+        "model_instance_name": spec.name,
+        "model_repository": str(source.directory.absolute()),
+        "model_version": str(source.version),
+        "model_name": source.name,
+    }
+
+
+async def _spawn(
+    source: ModelSource,
+    instance: str,
+    limits: Limits,
+    cores: frozenset[int] = frozenset(),
+    board: Board | None = None,
+    slots: ExecutorSlots | None = None,
+) -> ChildProcess:
+    try:
+        words = await asyncio.to_thread(interpreter, source)
+        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board, slots)
+    except BaseException as failure:
+        if board is not None:
+            board.close(died=False)
+        if slots is not None:
+            slots.close_descriptor()
+        if isinstance(failure, InstanceDied):
+            raise _load_error(failure) from None
+        if isinstance(failure, OSError):
+            raise InternalError(f"Stub process '{instance}' could not be started: {failure}") from failure
+        raise
+
+
+async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limits) -> Frame:
+    try:
+        return await child.call(kind, content, ceiling_s=limits.load_s, ceiling="charonia.max_load_s")
+    except InstanceDied as death:
+        raise _load_error(death) from None
+    except BaseException:
+        child.kill("the load was cancelled")
+        raise
+
+
+def _slots() -> ExecutorSlots | None:
+    """Memory to share with a process; without it columns travel in frames."""
+    try:
+        return ExecutorSlots()
+    except OSError as error:
+        _log.warning("columns of python models travel in frames, there is no memory to share: %s", error)
+        return None
+
+
+def _outputs_in(
+    slots: ExecutorSlots | None, expected: tuple[int, int] | None, sizes: Sequence[int]
+) -> Sequence[memoryview]:
+    if slots is None or expected is None:
+        raise ValueError("there is no slot")
+    return slots.take(expected[0], sizes)
+
+
+def _failure(text: str) -> ModelResponse:
+    return ModelResponse(error=InternalError(text))
+
+
+def _load_error(death: InstanceDied) -> CharoniaError:
+    lines = f" Its last lines:\n{death.stderr}" if death.stderr else ""
+    return InternalError(f"{death}{lines}")

@@ -1,0 +1,173 @@
+"""The answers of one EXECUTE in the model process: from senders in any thread, during `execute` and after it.
+
+The model's side of RESPONSE frames (`exchange`). A request that its model lets go of without a final response ends with
+an error: a thread of its own says so, because a destructor may run anywhere, also in the middle of a frame.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from executors.backends.python.api.errors import TritonError
+from executors.backends.python.api.inference_response import InferenceResponse
+from executors.backends.python.api.response_sender import Outcome
+from executors.backends.python.protocol.frames import Buffer, Kind
+
+ABANDONED = "the model let go of the request without a final response"
+
+
+class Sends(Protocol):
+    """What of a `channel.Channel` is needed here."""
+
+    def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None: ...
+
+    def cancelled(self, call: int, index: int) -> bool: ...
+
+    def limit(self, call: int, index: int, count: int) -> None: ...
+
+    def wait_for_window(self, call: int, index: int, sent: int) -> None: ...
+
+    def finished(self, call: int) -> None: ...
+
+    def lingers(self, call: int) -> None: ...
+
+
+class Execution:
+    """The requests of one EXECUTE. `describe` words a response of a request as `exchange` has it."""
+
+    def __init__(
+        self,
+        channel: Sends,
+        call: int,
+        abandoned: Abandoned,
+        describe: Callable[[list[str], InferenceResponse], tuple[Any, list[Buffer]]],
+        *,
+        decoupled: bool,
+    ) -> None:
+        self.call = call
+        self.decoupled = decoupled
+        self._channel = channel
+        self._abandoned = abandoned
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._limited = False
+        self._open = 0
+        self._returned = False
+        self._answered = False
+
+    def has_answered(self) -> bool:
+        """Whether any request has had a response."""
+        return self._answered
+
+    def is_cancelled(self, index: int) -> bool:
+        return self._channel.cancelled(self.call, index)
+
+    def limit(self, index: int, count: int) -> None:
+        """The request at `index` may be given so many responses for now."""
+        self._limited = True
+        self._channel.limit(self.call, index, count)
+
+    def wait_for_window(self, index: int, sent: int) -> None:
+        """Wait until one more than `sent` are wanted, or none at all."""
+        if self._limited:
+            self._channel.wait_for_window(self.call, index, sent)
+
+    def outcome(self, index: int, names: list[str]) -> Outcome:
+        """The outcome of the request at `index`, which is to be answered through it; `names` are its outputs."""
+        with self._lock:
+            self._open += 1
+        self._abandoned.start()
+        return Outcome(_Answers(self, index, names), decoupled=self.decoupled)
+
+    def respond(self, index: int, names: list[str], response: Any, *, final: bool) -> None:
+        self._answered = True
+        if response is None:
+            self._channel.send(Kind.RESPONSE, self.call, [index, final, None])
+        else:
+            if not isinstance(response, InferenceResponse):
+                raise TypeError(f"response must be an InferenceResponse, found type '{type(response)}'.")
+            content, data = self._describe(names, response)
+            self._channel.send(Kind.RESPONSE, self.call, [index, final, content], data)
+        if final:
+            self.ended()
+
+    def fail(self, index: int, message: str, code: int = TritonError.INTERNAL) -> None:
+        """End a request with an error of ours."""
+        self._channel.send(Kind.RESPONSE, self.call, [index, True, [[code, message], {}, []]])
+
+    def reschedule(self, index: int) -> None:
+        """The model wants another turn of a request, which ends here (S41)."""
+        self._channel.send(Kind.RESPONSE, self.call, [index, True, [None, {}, [], True]])
+
+    def abandon(self, index: int) -> None:
+        self._abandoned.put(partial(self._fail_abandoned, index))
+
+    def _fail_abandoned(self, index: int) -> None:
+        self.fail(index, ABANDONED)
+        self.ended()
+
+    def returned(self) -> None:
+        """`execute` has returned; cancels are of interest as long as responses are to come."""
+        with self._lock:
+            self._returned = True
+            if self._open:
+                self._channel.lingers(self.call)
+            else:
+                self._channel.finished(self.call)
+
+    def ended(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0 and self._returned:
+                self._channel.finished(self.call)
+
+
+class _Answers:
+    """`api.response_sender.Answers` of one request."""
+
+    __slots__ = ("_execution", "_index", "_names")
+
+    def __init__(self, execution: Execution, index: int, names: list[str]) -> None:
+        self._execution = execution
+        self._index = index
+        self._names = names
+
+    def respond(self, response: Any, *, final: bool) -> None:
+        self._execution.respond(self._index, self._names, response, final=final)
+
+    def wait_for_window(self, sent: int) -> None:
+        self._execution.wait_for_window(self._index, sent)
+
+    def closed(self) -> None:
+        self._execution.ended()
+
+    def abandoned(self) -> None:
+        self._execution.abandon(self._index)
+
+
+class Abandoned:
+    """Says of requests that nobody will answer them; its thread is there from `start` on."""
+
+    def __init__(self, closed: type[Exception]) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closed = closed
+        self._thread: threading.Thread | None = None
+
+    def put(self, say: Callable[[], None]) -> None:
+        self._waiting.put(say)
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._say_all, name="charonia abandoned requests", daemon=True)
+            self._thread.start()
+
+    def _say_all(self) -> None:
+        while True:
+            try:
+                self._waiting.get()()
+            except self._closed:
+                return

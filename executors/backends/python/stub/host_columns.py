@@ -1,0 +1,135 @@
+"""Columns in the model process: the inputs of an EXECUTE_COLUMNS as tensors, and answers of one form as columns.
+
+What comes out is what the single requests and answers would give; answers that differ are left to `model_host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from executors.backends.python.api.dtypes import BF16, BYTES, triton_to_numpy_type
+from executors.backends.python.api.inference import InferenceRequest
+from executors.backends.python.api.inference_response import InferenceResponse
+from executors.backends.python.api.tensor import Tensor
+from executors.backends.python.protocol.frames import Buffer, places
+
+
+def sizes_of(described: Sequence[Sequence[Any]]) -> list[int]:
+    """The bytes of each column of an EXECUTE_COLUMNS."""
+    return [size for _, _, _, size, _ in described]
+
+
+def in_frame(sizes: Sequence[int], data: memoryview) -> list[memoryview]:
+    """The bytes of columns of these sizes in the data of their frame."""
+    return [data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
+
+
+def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[memoryview]) -> list[list[Tensor]]:
+    """For each column the tensors of the requests, as views of its data."""
+    return [
+        _tensors(count, name, number, tuple(shape), part, sizes)
+        for (name, number, shape, _, sizes), part in zip(described, data, strict=True)
+    ]
+
+
+def _tensors(
+    count: int, name: str, number: int, shape: tuple[int, ...], data: memoryview, sizes: Sequence[int] | None
+) -> list[Tensor]:
+    if count == 1:
+        return [Tensor.received(name, number, shape, data)]
+    if sizes is None and number not in (BYTES, BF16) and shape and len(data):
+        dtype = np.dtype(triton_to_numpy_type(number))
+        if len(data) == count * prod(shape) * dtype.itemsize:
+            return Tensor.rows(name, number, shape, np.frombuffer(data, dtype).reshape(count, *shape))
+    # each makes its array when it is read: of BYTES a copy; of BF16 with a package that most models never need
+    ends = accumulate([len(data) // count] * count if sizes is None else sizes, initial=0)
+    return [Tensor.received(name, number, shape, data[begin:end]) for begin, end in pairwise(ends)]
+
+
+class Column:
+    """One output of all answers: their arrays, or their encodings where these are not the arrays' bytes."""
+
+    __slots__ = ("_arrays", "_encoded", "_shape", "described", "size")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Raises `ValueError` for tensors of different sizes. Their names, types and shapes are those of the first."""
+        first = tensors[0]
+        name, number, shape = first.name(), first.triton_dtype(), first.shape()
+        self._shape = shape
+        self._encoded: list[Buffer] = []
+        self._arrays = Tensor.plain_arrays(tensors) if shape and len(tensors) > 1 else None
+        if self._arrays is not None:
+            if {array.shape for array in self._arrays} != {tuple(shape)}:
+                raise ValueError("an array has got another shape since its tensor was made")
+            self.size = self._arrays[0].nbytes * len(tensors)
+        else:
+            self._encoded = [tensor.encoded() for tensor in tensors]
+            if len(tensors) > 1 and len({*map(len, self._encoded)}) > 1:
+                raise ValueError("the encodings have different sizes")
+            self.size = len(self._encoded[0]) * len(tensors)
+        self.described = [name, number, shape, self.size]
+
+    def joined(self) -> Buffer:
+        """The bytes of all, one after the other."""
+        if self._arrays is None:
+            return b"".join(self._encoded) if len(self._encoded) > 1 else self._encoded[0]
+        joined = np.empty(self.size, np.uint8)
+        self.join_into(joined.data)
+        return joined.data
+
+    def join_into(self, room: memoryview) -> None:
+        """Put the bytes of all, one after the other, there."""
+        if not self.size:
+            return
+        if self._arrays is None:
+            at = 0
+            for encoded in self._encoded:
+                room[at : at + len(encoded)] = encoded
+                at += len(encoded)
+            return
+        dtype = self._arrays[0].dtype.newbyteorder("<")
+        shape = (len(self._arrays) * self._shape[0], *self._shape[1:])
+        np.concatenate(self._arrays, out=np.frombuffer(room, np.uint8).view(dtype).reshape(shape))
+
+
+def columns_of(
+    requests: Sequence[InferenceRequest], answers: Sequence[InferenceResponse | None]
+) -> list[Column] | None:
+    """The wanted outputs of these answers as columns, None when they are none or not of one form.
+
+    They have one form when all have the same outputs, in names, types, shapes and bytes, and nothing besides. What goes
+    wrong with one of them goes wrong again, and is worded, when they are packed one by one.
+    """
+    wanted = requests[0].requested_output_names()
+    rows: list[list[Tensor]] = []
+    form: list[tuple[str, int, tuple[int, ...]]] | None = None
+    for request, answer in zip(requests, answers, strict=True):
+        if (
+            answer is None
+            or request.outcome is not None
+            or request.is_rescheduled()
+            or answer.error() is not None
+            or answer.checked_parameters
+            or request.requested_output_names() != wanted
+        ):
+            return None
+        tensors = answer.output_tensors()
+        found = [tensor.form for tensor in tensors]
+        if form is None:
+            form = found
+        elif found != form:
+            return None
+        rows.append(tensors)
+    try:
+        kept = [place for place, (name, _, _) in enumerate(form or ()) if not wanted or name in wanted]
+        return [Column([row[place] for row in rows]) for place in kept] or None
+    except ValueError:
+        return None
+
+
+__all__ = ["Column", "columns_of", "in_frame", "inputs_of", "sizes_of"]

@@ -1,0 +1,423 @@
+"""Runs one model's code inside the model process: finds the class, calls its functions, words what goes wrong.
+
+Knows nothing of sockets and processes (`model_process`); gets and gives the forms of `exchange`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from executors.backends.python import api
+from executors.backends.python.api.errors import TritonError, TritonModelException
+from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
+from executors.backends.python.api.inference_response import InferenceResponse
+from executors.backends.python.api.model_dir import set_model_dir
+from executors.backends.python.api.response_sender import CLOSED
+from executors.backends.python.api.tensor import Tensor
+from executors.backends.python.protocol.frames import Buffer, places
+from executors.backends.python.protocol.shared_slots import ModelSlots
+
+from .answering import Execution
+from .host_columns import columns_of, in_frame, inputs_of, sizes_of
+
+_OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)
+"""Places that say nothing about the model's code: in Triton they are not Python."""
+
+
+_TRACE, _WINDOW = 7, 9
+"""Where an EXECUTE says of a request what its trace is, and how many responses it may be given."""
+
+
+class ModelFailure(Exception):
+    """What the executor is told: `code` of item E1 and the exact text."""
+
+    def __init__(self, message: str, code: int = TritonError.INTERNAL) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """Which model: `directory` is the model's, `file` the path of its code."""
+
+    name: str
+    version: str
+    directory: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a batch is answered with: the content and the data of a DONE, or of a COLUMNS when `columns` is true."""
+
+    content: list[Any] | None
+    data: Sequence[Buffer] = ()
+    columns: bool = False
+
+
+class ModelHost:
+    """One model class and, once initialised, its one instance."""
+
+    def __init__(self, location: ModelLocation, instance_name: str, slots: ModelSlots | None = None) -> None:
+        self._location = location
+        self._instance_name = instance_name
+        self.slots = slots
+        """The memory that its executor shares."""
+        self._class: Any = None
+        self._model: Any = None
+        self._outputs: list[str] = []
+        self._loop: Any = None
+        self.decoupled = False
+        """Whether its requests are answered through response senders only."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._location.name
+
+    def auto_complete(self, config: str) -> str | None:
+        """The completed configuration as JSON text, `None` when the model has no such function (P2)."""
+        try:
+            model_class = self._load()
+            if not hasattr(model_class, "auto_complete_config"):
+                return None
+            completed = model_class.auto_complete_config(api.ModelConfig(config))
+        except BaseException as error:
+            raise _load_failure(error) from error
+        if not isinstance(completed, api.ModelConfig):
+            raise ModelFailure(
+                f"auto_complete_config function in model '{self._location.name}' must return a valid pb.ModelConfig "
+                "object."
+            )
+        try:
+            return json.dumps(completed.as_dict())
+        except (TypeError, ValueError) as error:
+            raise ModelFailure(
+                f"auto_complete_config function in model '{self._location.name}' gave a configuration that is not "
+                f"JSON: {error}"
+            ) from error
+
+    def initialize(self, args: dict[str, str], outputs: list[str]) -> bool:
+        """Make the instance and initialise it (P3); whether it can say that it is ready (P6).
+
+        `outputs` are the names a request without names asks for.
+        """
+        self._outputs = outputs
+        self.decoupled = api.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+        try:
+            model = self._load()()
+            if hasattr(model, "initialize"):
+                model.initialize(args)
+        except BaseException as error:
+            raise _load_failure(error) from error
+        self._model = model
+        return callable(getattr(model, "is_ready", None))
+
+    def is_ready(self) -> bool:
+        """What the model's `is_ready` says (P6). Raises `ModelFailure` when it fails."""
+        try:
+            answer = self._model.is_ready()
+            if hasattr(answer, "__await__"):
+                import asyncio
+
+                answer = asyncio.run(_result_of(answer))
+        except BaseException as error:
+            raise ModelFailure(exception_text(error)) from error
+        return answer is True
+
+    def execute(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE. `execution` answers the requests of a decoupled model.
+
+        Raises `ModelFailure` when the whole batch fails (P12).
+        """
+
+        def fill(requests: list[InferenceRequest]) -> None:
+            requests += [self._request(item) for item in content]
+            for index, request in enumerate(requests):
+                request.belongs_to(execution, index)
+                if len(content[index]) > _WINDOW:
+                    execution.limit(index, content[index][_WINDOW])
+            self._attach(requests, content, data)
+
+        return self._run(execution, fill, _replies)
+
+    def execute_columns(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+        """Run the batch of an EXECUTE_COLUMNS; for models that are not decoupled. Raises as `execute`."""
+        count, outputs, parameters, timeout_us, ids, described, put, expected = content
+
+        def fill(requests: list[InferenceRequest]) -> None:
+            sizes = sizes_of(described)
+            if put is None or self.slots is None:
+                parts = in_frame(sizes, data)
+            else:
+                index, generation = put
+                parts = self.slots.columns(index, generation, sizes)
+            requests += InferenceRequest.of_columns(
+                execution,
+                count,
+                inputs_of(count, described, parts),
+                ids,
+                model_name=self._location.name,
+                model_version=int(self._location.version),
+                outputs=outputs or self._outputs,
+                timeout=timeout_us,
+                parameters=parameters or "{}",
+            )
+
+        try:
+            return self._run(execution, fill, partial(self._columns, expected and expected[0]))
+        finally:
+            if expected is not None and self.slots is not None:
+                self.slots.done(*expected)
+
+    def _columns(
+        self, slot: int | None, requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
+    ) -> Reply:
+        """Columns in the output slot, if there is one and it is worth it, or else to be sent with the reply."""
+        found = columns_of(requests, answers)
+        if found is None:
+            return _replies(requests, answers)
+        described = [column.described for column in found]
+        room = None
+        if slot is not None and self.slots is not None:
+            room = self.slots.room(slot, [column.size for column in found])
+        if room is None:
+            return Reply([False, described], [column.joined() for column in found], columns=True)
+        for column, place in zip(found, room, strict=True):
+            column.join_into(place)
+        return Reply([True, described], columns=True)
+
+    def _run(
+        self,
+        execution: Execution,
+        fill: Callable[[list[InferenceRequest]], None],
+        reply: Callable[[Sequence[InferenceRequest], list[InferenceResponse | None]], Reply],
+    ) -> Reply:
+        requests: list[InferenceRequest] = []
+        try:
+            fill(requests)
+            if not hasattr(self._model, "execute"):
+                raise _WrongAnswer(f"Python model {self._location.file} does not implement `execute` method.")
+            answers = self._model.execute(requests)
+            if hasattr(answers, "__await__"):
+                if self.decoupled:
+                    self._begin(execution, requests, answers)
+                    return Reply(None)
+                import asyncio  # only now: most models never need it, and it is large
+
+                answers = asyncio.run(_result_of(answers))
+            if self.decoupled:
+                self._expect_none(answers)
+                _reschedule(execution, requests)
+                return Reply(None)
+            return reply(requests, _checked(requests, answers))
+        except BaseException as error:
+            _close(requests)
+            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            raise ModelFailure(self._batch_failure(text)) from (None if isinstance(error, _WrongAnswer) else error)
+
+    def _begin(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
+        """Let a coroutine of a decoupled model go on beside the next batches."""
+        import asyncio
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="charonia coroutines", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._loop)
+
+    async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
+        try:
+            self._expect_none(await answers)
+            _reschedule(execution, requests)
+        except BaseException as error:
+            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            for index in _close(requests):
+                execution.fail(index, self._batch_failure(text))
+
+    def _expect_none(self, answers: Any) -> None:
+        if answers is not None:
+            raise _WrongAnswer(
+                f"Python model '{self._location.name}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
+
+    def finalize(self) -> None:
+        """Call the model's `finalize`, if any (P5). Raises `ModelFailure` when it fails."""
+        model, self._model = self._model, None
+        if model is None or not hasattr(model, "finalize"):
+            return
+        try:
+            model.finalize()
+        except BaseException as error:
+            raise ModelFailure(exception_text(error)) from error
+
+    @property
+    def _version_directory(self) -> str:
+        return os.path.join(self._location.directory, self._location.version)
+
+    def _load(self) -> Any:
+        """The class. The file becomes module `<version>.<stem>`, so that both kinds of import of its siblings work."""
+        if self._class is not None:
+            return self._class
+        path = self._location.file
+        code_directory, filename = os.path.split(path)
+        if not filename.endswith(".py"):
+            raise ModelFailure(f"Model name must end with '.py'. Model name is \"{filename}\".")
+        if not os.path.isfile(path):
+            raise ModelFailure(f"Python model file not found in '{path}'.")
+        sys.modules["triton_python_backend_utils"] = api
+        set_model_dir(self._version_directory)
+        # After everything else: a model's `types.py` must not shadow the standard library's.
+        sys.path += dict.fromkeys((code_directory, self._version_directory, self._location.directory))
+        package = ModuleType(self._location.version)
+        package.__path__ = [code_directory]
+        sys.modules[package.__name__] = package
+        module = importlib.import_module(f"{self._location.version}.{filename.removesuffix('.py')}")
+        self._class = module.TritonPythonModel
+        return self._class
+
+    def _request(self, item: list[Any]) -> InferenceRequest:
+        request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
+        traced = item[_TRACE:_WINDOW]
+        return InferenceRequest(
+            model_name=self._location.name,
+            requested_output_names=outputs or self._outputs,
+            request_id=request_id,
+            correlation_id=correlation_id,
+            model_version=int(self._location.version),
+            flags=flags,
+            timeout=timeout_us,
+            parameters=parameters or "{}",
+            trace=InferenceTrace(*traced) if traced and traced[0] else None,
+        )
+
+    @staticmethod
+    def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
+        tensors = [tensor for item in content for tensor in item[6]]
+        offsets = iter(places([size for _, _, _, size in tensors]))
+        for request, item in zip(requests, content, strict=True):
+            for name, number, shape, size in item[6]:
+                at = next(offsets)
+                request.inputs().append(Tensor.received(name, number, tuple(shape), data[at : at + size]))
+
+    def _batch_failure(self, text: str) -> str:
+        return f"Failed to process the request(s) for model '{self._instance_name}', message: {text}"
+
+
+class _WrongAnswer(Exception):
+    """`execute` is missing or what it returned is not a list of responses (P4)."""
+
+
+async def _result_of(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[InferenceResponse | None]:
+    if not isinstance(answers, list):
+        raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
+    if len(answers) != len(requests):
+        raise _WrongAnswer(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
+        )
+    for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        if type(answer) is InferenceResponse and request.outcome is None and not request.is_rescheduled():
+            continue  # as nearly always
+        if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
+            if answer is not None:
+                raise _WrongAnswer(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(answer)}'."
+                )
+            answers[place] = InferenceResponse()
+            continue
+        if answer is None and request.outcome is not None:
+            continue  # its sender answers it
+        if not isinstance(answer, InferenceResponse):
+            raise _WrongAnswer(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(answer)}'."
+            )
+        if request.outcome is not None and request.outcome.answered:
+            raise _WrongAnswer(CLOSED)
+    return answers
+
+
+def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
+    replies: list[Any] = []
+    data: list[Buffer] = []
+    for request, answer in zip(requests, answers, strict=True):
+        if answer is None:
+            replies.append(None)
+            continue
+        if request.outcome is not None:
+            request.outcome.close()
+        reply, encoded = described(request.requested_output_names(), answer)
+        replies.append([*reply, True] if request.is_rescheduled() else reply)
+        data += encoded
+    return Reply(replies, data)
+
+
+def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:
+    """One response as `exchange` has it, and its data; `wanted` are the outputs asked for, empty for all (I6)."""
+    error = answer.error()
+    if error is not None:
+        return [[error.code(), error.message()], answer.checked_parameters, []], []
+    tensors = []
+    data: list[Buffer] = []
+    for tensor in answer.output_tensors():
+        if wanted and tensor.name() not in wanted:
+            continue
+        encoded = tensor.encoded()
+        tensors.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
+        data.append(encoded)
+    return [None, answer.checked_parameters, tensors], data
+
+
+def _reschedule(execution: Execution, requests: Sequence[InferenceRequest]) -> None:
+    """Of a decoupled model: those of which it wants another turn and that had no final response (S41)."""
+    for index, request in enumerate(requests):
+        if request.is_rescheduled() and request.outcome is not None and request.outcome.close():
+            execution.reschedule(index)
+
+
+def _close(requests: Sequence[InferenceRequest]) -> list[int]:
+    """Of these requests nothing more may be sent; which of them were open."""
+    return [index for index, request in enumerate(requests) if request.outcome is not None and request.outcome.close()]
+
+
+def _load_failure(error: BaseException) -> ModelFailure:
+    if isinstance(error, ModelFailure):
+        return error
+    if not isinstance(error, TritonModelException):
+        traceback.print_exception(error)  # chained causes, which the message leaves out
+    return ModelFailure(exception_text(error))
+
+
+def exception_text(error: BaseException) -> str:
+    """`<Type>: <text>` and where it came from, innermost line first (P12)."""
+    text = f"{type(error).__name__}: {error}"
+    at = _places(error.__traceback__)
+    return "\n".join([text, "", "At:", *at, ""]) if at else text
+
+
+def _places(trace: TracebackType | None) -> list[str]:
+    found: list[str] = []
+    while trace is not None:
+        frame: FrameType = trace.tb_frame
+        file = frame.f_code.co_filename
+        if not file.startswith((*_OWN_FILES, "<frozen importlib")):
+            found.append(f"  {file}({trace.tb_lineno}): {frame.f_code.co_name}")
+        trace = trace.tb_next
+    return found[::-1]

@@ -1,0 +1,74 @@
+"""The time limits of a python model's processes, read from its configuration and the backend's settings (item P18)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from charonia.backend import ModelSource
+from charonia.errors import InvalidArgument
+from executors.configuration.ceilings import max_execution_s, number, parameter_seconds
+
+from .environments.environments import CACHE_DIRECTORY
+
+_log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
+_KNOWN = {
+    "stub-timeout-seconds",
+    "shm-default-byte-size",
+    "shm-growth-byte-size",
+    "shm-region-prefix-name",
+    "thread-pool-size",
+    "default-max-batch-size",
+    "backend-directory",
+    CACHE_DIRECTORY,
+}
+FINALIZE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds; 0 is no limit.
+
+    `start_s` is from spawn to the first answer (`stub-timeout-seconds`), `load_s` for auto-complete and initialize
+    (`charonia.max_load_s`), `max_execution_s` for one batch, `finalize_s` for an orderly end.
+    """
+
+    start_s: float = 30.0
+    load_s: float = 600.0
+    max_execution_s: float = 600.0
+    finalize_s: float = 5.0
+
+    @staticmethod
+    def of(source: ModelSource) -> Limits:
+        """Raises `InvalidArgument` for values that cannot be."""
+        settings = source.backend_config
+        _check(source)
+        return Limits(
+            start_s=_seconds(settings, "stub-timeout-seconds", 30.0),
+            load_s=parameter_seconds(source, "charonia.max_load_s", 600.0),
+            max_execution_s=max_execution_s(source),
+            finalize_s=FINALIZE_S,
+        )
+
+
+def _check(source: ModelSource) -> None:
+    """Settings that are taken for Triton's sake: shared memory takes what it needs, and inputs lie in host memory."""
+    settings, parameters = source.backend_config, source.config.parameters
+    size = settings.get("shm-default-byte-size")
+    if size is not None and number("shm-default-byte-size", size) < _MIB:
+        raise InvalidArgument("shm-default-byte-size can't be smaller than 4 MiBs")
+    growth = settings.get("shm-growth-byte-size")
+    if growth is not None and number("shm-growth-byte-size", growth) <= 0:
+        raise InvalidArgument("shm-growth-byte-size can't be smaller than or equal to zero.")
+    if _CPU_ONLY in parameters and parameters[_CPU_ONLY].string_value not in ("yes", "no"):
+        raise InvalidArgument(f"Incorrect value for {_CPU_ONLY}: {parameters[_CPU_ONLY].string_value}'")
+    for key in sorted(settings.keys() - _KNOWN):
+        _log.warning("model %s: the python backend has no setting '%s'", source.name, key)
+
+
+def _seconds(settings: Mapping[str, str], key: str, default: float) -> float:
+    return number(key, settings[key]) if key in settings else default

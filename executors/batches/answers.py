@@ -1,0 +1,239 @@
+"""Cuts batch results apart into each request's response record, and checks what a model returned.
+
+Pure. The other half of `executors.batches.assembly`. Every result is checked against the model's interface before a
+byte of it leaves (H28, I5): rows handed out of a result of the wrong height would be another caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from charonia.backend import Array
+from charonia.datatypes import DataType
+from charonia.errors import InternalError, InvalidArgument
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
+from charonia.wire import RequestRecord, pack_response, response_template
+
+from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of, translate
+from .ragged import scatter
+
+_SMALL_BYTES = 65_536
+"""Results up to here are copied once: slices of bytes cost less than those of a view."""
+
+
+Put = Callable[[RequestRecord, bytes, Sequence[Buffer]], bytes | None]
+"""Puts the large tensors of an answer where its reader finds them, in one copy. Given the request, the answer's record
+without tensors, and the tensors; the record as it travels, or None where they are to be in it."""
+
+
+def pack_answers(
+    interface: ModelInterface,
+    version: int,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    results: Mapping[str, Array],
+    put: Put | None = None,
+) -> list[bytes]:
+    """The response record of each request of one execution, in order, with the shapes clients see (I7).
+
+    Only requested outputs are in it (I6). Large ones of requests that are alike go through `put`. Raises
+    `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is not the
+    number of rows executed (H28).
+    """
+    rows, one_plan = rows_of(run), have_one_plan(run)
+    if interface.scattered_outputs:
+        return _pack_scattered(interface, version, run, results, rows)
+    first = run[0][0]
+    parts: dict[str, OutputPart] = {}
+    for plan, _ in run[:1] if one_plan else run:
+        if plan.outputs is not first.outputs or not parts:
+            for name in plan.outputs:
+                if name not in parts:
+                    parts[name] = OutputPart.of(interface, name, results, rows)
+    if one_plan and len(first.outputs) == 1:
+        part = parts[first.outputs[0]]
+        size = first.rows * part.row_bytes
+        if part.elements is None and size:  # nearly always: all of one signature, with one output
+            template = response_template(interface.name, version, (part.described(first.rows),))
+            head, meta, raw = template.head, template.meta, part.raw
+            places = range(0, len(raw), size)
+            if put is not None and size >= BY_REFERENCE_BYTES:
+                return [
+                    _put(put, record, b"".join((head, record.id, meta)), raw[at : at + size])
+                    for at, (_, record) in zip(places, run, strict=True)
+                ]
+            return [
+                b"".join((head, record.id, meta, raw[at : at + size]))
+                for at, (_, record) in zip(places, run, strict=True)
+            ]
+    answers: list[bytes] = []
+    start = 0
+    last: RequestPlan | None = None
+    chosen: list[OutputPart] = []
+    head = meta = b""
+    fixed = True
+    for plan, record in run:
+        if plan is not last:  # requests of one signature share their plan: all but their bytes is made once
+            last = plan
+            chosen = [parts[name] for name in plan.outputs]
+            fixed = all(part.elements is None for part in chosen)
+            if fixed:
+                described = tuple([part.described(plan.rows) for part in chosen])
+                template = response_template(interface.name, version, described)
+                head, meta = template.head, template.meta
+        end = start + plan.rows
+        if not fixed:
+            tensors = [part.tensor(start, end) for part in chosen]
+            answers.append(pack_response(record.id, interface.name, version, tensors, {}))
+        elif len(chosen) == 1:
+            part = chosen[0]
+            size = part.row_bytes
+            answers.append(b"".join((head, record.id, meta, part.raw[start * size : end * size])))
+        else:
+            pieces = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in chosen]
+            answers.append(b"".join((head, record.id, meta, *pieces)))
+        start = end
+    return answers
+
+
+def _put(put: Put, record: RequestRecord, answer: bytes, data: Buffer) -> bytes:
+    return put(record, answer, (data,)) or b"".join((answer, data))
+
+
+def _pack_scattered(
+    interface: ModelInterface,
+    version: int,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    results: Mapping[str, Array],
+    rows: int,
+) -> list[bytes]:
+    """`pack_answers` of a model some of whose outputs are cut by the shapes of an input (C21)."""
+    plans = [plan for plan, _ in run]
+    parts: dict[str, OutputPart] = {}
+    scattered: dict[str, list[Tensor]] = {}
+    for name in dict.fromkeys(name for plan in plans for name in plan.outputs):
+        source = interface.scattered_outputs.get(name)
+        if source is None:
+            parts[name] = OutputPart.of(interface, name, results, rows)
+        else:
+            spec = interface.outputs[name]
+            array = _result(interface, name, results)
+            _check_datatype(interface, spec, _datatype(array))
+            scattered[name] = scatter(interface, spec, source, plans, array)
+    answers: list[bytes] = []
+    start = 0
+    for index, (plan, record) in enumerate(run):
+        end = start + plan.rows
+        tensors = [
+            scattered[name][index] if name in scattered else parts[name].tensor(start, end) for name in plan.outputs
+        ]
+        answers.append(pack_response(record.id, interface.name, version, tensors, {}))
+        start = end
+    return answers
+
+
+@dataclass(slots=True)
+class OutputPart:
+    """One output of a batch, ready to be sliced by rows; `elements` are a BYTES output's."""
+
+    name: str
+    datatype: DataType
+    batching: bool
+    tail: Shape
+    raw: Buffer
+    row_bytes: int
+    elements: Array | None
+
+    @staticmethod
+    def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> OutputPart:
+        spec = interface.outputs[name]
+        array = _result(interface, name, results)
+        tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
+        if spec.datatype is DataType.BYTES:
+            return OutputPart(name, spec.datatype, interface.batching, tail, b"", 0, array)
+        raw = Tensor.of(name, array).data
+        if len(raw) <= _SMALL_BYTES:
+            raw = bytes(raw)
+        return OutputPart(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
+
+    def described(self, rows: int) -> tuple[str, DataType, Shape, int]:
+        shape = (rows, *self.tail) if self.batching else self.tail
+        return (self.name, self.datatype, shape, rows * self.row_bytes)
+
+    def tensor(self, start: int, end: int) -> Tensor:
+        shape = (end - start, *self.tail) if self.batching else self.tail
+        if self.elements is not None:
+            chosen = self.elements[start:end] if self.batching else self.elements
+            return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen.ravel().tolist()))
+        return Tensor(self.name, self.datatype, shape, self.raw[start * self.row_bytes : end * self.row_bytes])
+
+
+def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """One request's answer from what its model returned: only requested outputs, in their order, client shapes.
+
+    A requested output the model did not return is left out, as Triton's python backend does. Raises `InternalError`
+    for another type than configured, another batch dimension than the request's, or bytes that are not the shape (H28).
+    """
+    returned = {tensor.name: tensor for tensor in outputs}
+    chosen = []
+    for name in plan.outputs:
+        tensor = returned.get(name)
+        if tensor is None:
+            continue
+        spec = interface.outputs[name]
+        tail = _output_tail(interface, spec, tensor.datatype, tensor.shape, plan.rows)
+        fixed = tensor.datatype is not DataType.BYTES
+        if fixed and len(tensor.data) != prod(tensor.shape) * tensor.datatype.size_bytes:
+            raise InternalError(
+                f"output '{name}' of model '{interface.name}' holds {len(tensor.data)} bytes, which is not shape "
+                f"{shape_text(tensor.shape)} of {tensor.datatype.value}"
+            )
+        shape = (plan.rows, *tail) if interface.batching else tail
+        chosen.append(Tensor(name, tensor.datatype, shape, tensor.data))
+    return chosen
+
+
+def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
+    """The client's shape of a result without the batch dimension, after the checks of H28."""
+    _check_datatype(interface, spec, datatype)
+    tail = shape
+    if interface.batching:
+        if not shape or shape[0] != rows:
+            raise InternalError(
+                f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model "
+                f"'{interface.name}', expecting a batch dimension of {rows}"
+            )
+        tail = shape[1:]
+    if spec.reshape is None:
+        return tail
+    if not fits(tail, spec.reshape):
+        raise InternalError(
+            f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model '{interface.name}', "
+            f"expecting {shape_text(interface.backend_shape(spec))}"
+        )
+    return translate(tail, spec.reshape, spec.dims)
+
+
+def _result(interface: ModelInterface, name: str, results: Mapping[str, Array]) -> Array:
+    array = results.get(name)
+    if array is None:
+        raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
+    return array
+
+
+def _check_datatype(interface: ModelInterface, spec: TensorSpec, datatype: DataType) -> None:
+    if datatype is not spec.datatype:
+        raise InternalError(
+            f"unexpected datatype {datatype.config_name} for inference output '{spec.name}' of model "
+            f"'{interface.name}', expecting {spec.datatype.config_name}"
+        )
+
+
+def _datatype(array: Array) -> DataType:
+    try:
+        return DataType.of_numpy(array.dtype)
+    except InvalidArgument as error:
+        raise InternalError(error.message) from None

@@ -1,0 +1,377 @@
+"""Joins the tensors of many requests into batch arrays.
+
+Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays is
+`executors.batches.execution`'s, cutting results apart `executors.batches.answers`'s. A request is checked once per
+signature (`Planner`), so that a batch costs slice assignments and little else; a request whose bytes do not fit the
+interface fails alone (I1-I3, H28).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from charonia.backend import Array
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InvalidArgument
+from charonia.models.interface import ModelInterface
+from charonia.tensors import (
+    Buffer,
+    Tensor,
+    check_bytes_elements,
+    expected_size_bytes,
+    shape_text,
+    split_bytes_elements,
+)
+from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
+
+_PLAN_LIMIT = 4096
+"""Signatures a planner remembers; past it the cache starts anew: hostile variety costs only time."""
+
+_KEEP_BYTES = 64 * 1024 * 1024
+"""A buffer above this is made for one batch and given back: one large batch must not be held for ever."""
+
+_JOINED_BYTES = 65_536
+
+_ALIGNMENT = 64
+"""Bytes; what vectorised kernels want of an input's first element."""
+
+Shape = tuple[int, ...]
+
+_ANY_SHAPE = (-1,)
+"""Stands for a ragged input's shape in a group; no request has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """One input of a signature: where its bytes lie in the record and the shape the backend sees.
+
+    `tail` is that shape without the batch dimension, or the whole shape of a model without batching. A `ragged` input
+    (C22) is joined flat, whatever its shape.
+    """
+
+    name: str
+    datatype: DataType
+    dtype: np.dtype[Any]
+    offset: int
+    size_bytes: int
+    shape: Shape
+    tail: Shape
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """A checked signature. Requests with equal `group` may share a batch (S5); `outputs` are the ones to send (H12)."""
+
+    rows: int
+    inputs: tuple[InputPlan, ...]
+    outputs: tuple[str, ...]
+    group: tuple[tuple[str, DataType, Shape], ...]
+
+
+class Planner:
+    """Checks requests against one model interface, once per signature."""
+
+    def __init__(self, interface: ModelInterface) -> None:
+        self.interface = interface
+        self._plans: dict[bytes, RequestPlan | CharoniaError] = {}
+        self._all_outputs = tuple(interface.outputs)
+        sources = [item.source for item in interface.batch_inputs]
+        self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
+        self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
+        """Requests cannot be joined or cut apart as columns: each one's shapes count."""
+
+    def plan(self, record: RequestRecord | Wave) -> RequestPlan:
+        """The plan of a request, or of each request of a wave.
+
+        Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8).
+        """
+        meta = record.meta
+        found = self._plans.get(meta.packed)
+        if found is None:
+            try:
+                found = self._check(meta)
+            except CharoniaError as error:
+                found = error
+            if len(self._plans) >= _PLAN_LIMIT:
+                self._plans.clear()
+            self._plans[meta.packed] = found
+        if isinstance(found, CharoniaError):
+            # a fresh one each time: a raised exception collects tracebacks
+            raise CharoniaError.of(found.code, found.message)
+        if record.rows != found.rows:
+            raise InvalidArgument(
+                f"inference request of {record.rows} rows carries {found.rows} for '{self.interface.name}'"
+            )
+        return found
+
+    def _check(self, meta: RequestMeta) -> RequestPlan:
+        interface = self.interface
+        name = interface.name
+        rows = 1
+        if interface.batching:
+            rows = self._rows(meta)
+        plans: dict[str, InputPlan] = {}
+        for place in meta.inputs:
+            if place.name in plans:
+                raise InvalidArgument(f"input '{place.name}' already exists in request")
+            plans[place.name] = self._check_input(place)
+        missing = sorted(interface.required_inputs - plans.keys())
+        if missing:
+            raise InvalidArgument(_missing_text(interface, sorted(plans), missing))
+        for output in meta.outputs:
+            if output not in interface.outputs:
+                raise InvalidArgument(f"unexpected inference output '{output}' for model '{name}'")
+        for needed in self._shape_sources:
+            if needed not in plans:
+                raise InvalidArgument(
+                    f"input '{needed}' is needed to make the batch inputs or cut the batch outputs of model '{name}'"
+                )
+        inputs = tuple(plans[input_name] for input_name in sorted(plans))
+        group = tuple((p.name, p.datatype, _ANY_SHAPE if p.ragged else p.tail) for p in inputs)
+        return RequestPlan(rows, inputs, meta.outputs or self._all_outputs, group)
+
+    def _rows(self, meta: RequestMeta) -> int:
+        name, limit = self.interface.name, self.interface.max_batch_size
+        rows = 1
+        for index, place in enumerate(meta.inputs):
+            if not place.shape:
+                raise InvalidArgument(
+                    f"input '{place.name}' has no shape but model requires batch dimension for '{name}'"
+                )
+            if index == 0:
+                rows = place.shape[0]
+            elif place.shape[0] != rows:
+                raise InvalidArgument(f"input '{place.name}' batch size does not match other inputs for '{name}'")
+        if not 1 <= rows <= limit:
+            raise InvalidArgument(f"inference request batch-size must be <= {limit} for '{name}'")
+        return rows
+
+    def _check_input(self, place: TensorPlace) -> InputPlan:
+        interface = self.interface
+        spec = interface.inputs.get(place.name)
+        if spec is None:
+            raise InvalidArgument(f"unexpected inference input '{place.name}' for model '{interface.name}'")
+        if place.datatype is not spec.datatype:
+            raise InvalidArgument(
+                f"inference input '{place.name}' data-type is '{place.datatype.value}', but model '{interface.name}' "
+                f"expects '{spec.datatype.value}'"
+            )
+        head = place.shape[:1] if interface.batching else ()
+        dims = place.shape[len(head) :]
+        if not fits(dims, spec.dims):
+            raise InvalidArgument(
+                f"unexpected shape for input '{place.name}' for model '{interface.name}'. Expected "
+                f"{shape_text(interface.client_shape(spec))}, got {shape_text(place.shape)}. "
+            )
+        if place.datatype is not DataType.BYTES:
+            expected = expected_size_bytes(place.name, place.datatype, place.shape)
+            if expected != place.size_bytes:
+                raise InvalidArgument(
+                    f"input byte size mismatch for input '{place.name}' for model '{interface.name}'. Expected "
+                    f"{expected}, got {place.size_bytes}"
+                )
+        tail = dims if spec.reshape is None else translate(dims, spec.dims, spec.reshape)
+        return InputPlan(
+            place.name,
+            place.datatype,
+            place.datatype.numpy,
+            place.offset,
+            place.size_bytes,
+            (*head, *tail),
+            tail,
+            spec.allow_ragged_batch,
+        )
+
+
+def groups(
+    interface: ModelInterface, planned: Sequence[tuple[int, RequestPlan]]
+) -> Iterator[list[tuple[int, RequestPlan]]]:
+    """Split (index, plan) pairs into runs that one execution can take, in order.
+
+    A batcher sends only batches that fit together; a reload between the decision and here, or a forged entry, may not.
+    """
+    run: list[tuple[int, RequestPlan]] = []
+    rows = 0
+    limit = interface.max_batch_size
+    first: RequestPlan | None = None
+    for pair in planned:
+        plan = pair[1]
+        if first is None:
+            first = plan
+        elif limit == 0 or rows + plan.rows > limit or (plan is not first and plan.group != first.group):
+            yield run
+            run, rows, first = [], 0, plan
+        run.append(pair)
+        rows += plan.rows
+    if run:
+        yield run
+
+
+class Workspace:
+    """Input buffers of one instance, used again for each of its batches.
+
+    Safe because answers are packed (copied) before the instance takes its next batch, even when a backend hands an
+    input back as its output.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Array] = {}
+
+    def flat(self, name: str, size_bytes: int) -> Array:
+        """`size_bytes` uninitialised bytes, aligned."""
+        held = self._buffers.get(name)
+        if held is None or held.size < size_bytes:
+            held = _aligned(max(size_bytes, 4096))
+            if size_bytes <= _KEEP_BYTES:
+                self._buffers[name] = held
+        return held[:size_bytes]
+
+
+def have_one_plan(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> bool:
+    """Whether all of a run are of one signature, as they nearly always are."""
+    first = run[0][0]
+    return not any(True for plan, _ in run if plan is not first)
+
+
+def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:
+    """The rows of one execution."""
+    return run[0][0].rows * len(run) if have_one_plan(run) else sum([plan.rows for plan, _ in run])
+
+
+def join(
+    interface: ModelInterface,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    workspace: Workspace,
+) -> dict[str, Array]:
+    """The batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged ones flat.
+
+    A single request's tensors are views of its record when they lie aligned there. Raises `InvalidArgument` (T3) when
+    a BYTES tensor is not what it says; call it for each request alone then.
+    """
+    first = run[0][0]
+    arrays: dict[str, Array] = {}
+    if len(run) == 1:
+        data = run[0][1].data
+        for place in first.inputs:
+            raw = data[place.offset : place.offset + place.size_bytes]
+            array = _single(interface, place, raw)
+            arrays[place.name] = array.reshape(-1) if place.ragged else array
+        return arrays
+    rows = rows_of(run)
+    for index, place in enumerate(first.inputs):
+        shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
+        if place.datatype is DataType.BYTES:
+            elements: list[bytes] = []
+            for plan, record in run:
+                own = plan.inputs[index]
+                raw = record.data[own.offset : own.offset + own.size_bytes]
+                elements += _elements(interface, own, raw)
+            arrays[place.name] = objects_of(elements, shape)
+            continue
+        if place.ragged:
+            total_bytes = sum(plan.inputs[index].size_bytes for plan, _ in run)
+        else:
+            total_bytes = rows * (place.size_bytes // first.rows)
+        flat = workspace.flat(place.name, total_bytes)
+        target = flat.data
+        if len(first.inputs) == 1 and total_bytes <= _JOINED_BYTES:  # two copies of little cost less than many of less
+            target[:] = b"".join([record.data for _, record in run])
+            arrays[place.name] = flat.view(place.dtype).reshape(shape)
+            continue
+        at = 0
+        for plan, record in run:
+            own = plan.inputs[index]
+            size, data = own.size_bytes, record.data
+            end = at + size
+            target[at:end] = data if size == len(data) else data[own.offset : own.offset + size]
+            at = end
+        arrays[place.name] = flat.view(place.dtype).reshape(shape)
+    return arrays
+
+
+def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
+    """The outputs any request of a batch wants, in the model's order (I6)."""
+    first = run[0][0].outputs
+    if have_one_plan(run) or all(plan.outputs == first for plan, _ in run):
+        return first
+    union = {name for plan, _ in run for name in plan.outputs}
+    return tuple(name for name in interface.outputs if name in union)
+
+
+def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:
+    """The inputs of one request as a backend sees them: views of the record, `reshape` applied (I7).
+
+    Raises `InvalidArgument` (T3) for a BYTES tensor that is not what it says.
+    """
+    tensors = []
+    for place in plan.inputs:
+        raw = record.data[place.offset : place.offset + place.size_bytes]
+        if place.datatype is DataType.BYTES:
+            check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
+        tensors.append(Tensor(place.name, place.datatype, place.shape, raw))
+    return tensors
+
+
+def fits(dims: Shape, pattern: Shape) -> bool:
+    """Whether sizes are what a configuration's dims allow; -1 there allows any."""
+    if len(dims) != len(pattern):
+        return False
+    return all(want in (-1, got) for got, want in zip(dims, pattern, strict=True))
+
+
+def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
+    """`dims`, which fit `source`, in the form of `target`; variable sizes are matched in order (I7)."""
+    sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
+    return tuple(next(sizes) if size == -1 else size for size in target)
+
+
+def _single(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Array:
+    if place.datatype is DataType.BYTES:
+        return objects_of(_elements(interface, place, raw), place.shape)
+    return array_of(raw, place.dtype, place.shape)
+
+
+def array_of(raw: Buffer, dtype: np.dtype[Any], shape: Shape) -> Array:
+    """A view of raw bytes where they lie aligned, else a copy."""
+    array: Array = np.frombuffer(raw, dtype=dtype)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array.reshape(shape)
+
+
+def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> list[bytes]:
+    check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
+    return list(split_bytes_elements(raw))
+
+
+def objects_of(elements: list[bytes], shape: Shape) -> Array:
+    """An array of BYTES elements."""
+    array: Array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _aligned(size_bytes: int) -> Array:
+    raw = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size_bytes]
+
+
+def _missing_text(interface: ModelInterface, got: list[str], missing: list[str]) -> str:
+    """I4's text."""
+    total, required = len(interface.inputs), len(interface.required_inputs)
+    quoted = ",".join(f"'{name}'" for name in got)
+    lacking = ",".join(f"'{name}'" for name in missing)
+    tail = (
+        f"got {len(got)} inputs for model '{interface.name}'. Got input(s) [{quoted}], but missing required input(s) "
+        f"[{lacking}]. Please provide all required input(s)."
+    )
+    if required == total:
+        return f"expected {total} inputs but {tail}"
+    return f"expected number of inputs between {required} and {total} but {tail}"

@@ -1,0 +1,345 @@
+"""Executes one batch on one instance: plan, join, run, cut, pack. Where it runs is `executors.running.instance_pool`'s.
+
+Everything between a batch's records and its answers is here, so that it can be measured and tested without threads.
+An error of one request fails that request (I13); an error of the model fails the requests it ran for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from charonia.backend import (
+    Array,
+    BatchInstance,
+    CancellableInstance,
+    InstanceDied,
+    ModelRequest,
+    ModelResponse,
+    RequestInstance,
+)
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.inference import Parameters
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from charonia.wire import RequestRecord, pack_failure, pack_response, response_template
+
+from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
+from .answers import Put, pack_answers, request_outputs
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted
+from .ragged import batch_inputs
+from .sequence_batch import BatchSteps
+
+_log = logging.getLogger(__name__)
+
+Planned = tuple[int, RequestPlan]
+
+
+def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]) -> ModelRequest:
+    """A request as instances over requests get it; a sequence batcher has more to say of it (`BatchSteps`)."""
+    mark = record.sequence
+    return ModelRequest(
+        id=record.client_id,
+        correlation_id=0 if mark is None else mark.correlation_id,
+        inputs=inputs,
+        outputs=plan.outputs,
+        parameters=dict(record.meta.parameters),
+        timeout_us=record.timeout_us,
+        flags=0 if mark is None else mark.flags,
+        origin=record,
+        trace=record.trace,
+        window=record.window,
+    )
+
+
+def are_alike(records: Sequence[RequestRecord]) -> bool:
+    """Whether none of these needs another look than the first: of one meta, without deadline, with their tensors."""
+    meta, rows = records[0].meta, records[0].rows
+    return not any(
+        True for r in records if r.meta is not meta or r.rows != rows or r.deadline_ns or r.reference is not None
+    )
+
+
+class Batch:
+    """The records of a batch and their answers as they come about; those in `unwanted` (ids) are left out."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        version: int,
+        records: Sequence[RequestRecord],
+        unwanted: Collection[bytes] = (),
+        steps: BatchSteps | None = None,
+        put: Put | None = None,
+    ) -> None:
+        self.records = records
+        self._put = put
+        self.steps = steps
+        self.interface: ModelInterface = planner.interface
+        self.executed = Executed([b""] * len(records))
+        self._model = planner.interface.name
+        self.version = version
+        self.planned: list[Planned] = []
+        self._running: list[tuple[bytes, ModelRequest]] = []
+        self._cancelled: set[bytes] = set()
+        every = range(len(records))
+        if len(records) > 1 and not unwanted and steps is None and are_alike(records):
+            self._plan(planner, every[:1], unwanted)
+            if self.planned:
+                plan = self.planned[0][1]
+                self.planned = [(index, plan) for index in every]
+                return
+            every = every[1:]
+        self._plan(planner, every, unwanted)
+
+    def _plan(self, planner: Planner, indices: Iterable[int], unwanted: Collection[bytes]) -> None:
+        """Find out how these requests are run, and fail those that cannot be."""
+        steps, now = self.steps, wall_ns()
+        for index in indices:
+            record = self.records[index]
+            if unwanted and record.id in unwanted:
+                continue
+            try:
+                if steps is not None and index in steps.errors:
+                    raise steps.errors[index]
+                if 0 < record.deadline_ns <= now:
+                    raise DeadlineExceeded("request deadline exceeded before execution")
+                if record.reference is not None and len(record.data) != record.reference.size_bytes:
+                    raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
+                self.planned.append((index, planner.plan(record)))
+            except CharoniaError as error:
+                self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)
+            except Exception as error:  # a record nobody should have accepted must not take the instance down
+                _log.exception("request for model %r cannot be read", self._model)
+                self.fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
+
+    def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
+        """Answer requests with an error."""
+        end = wall_ns()
+        # It is kept, and frames that hold it are in its traceback: a cycle in which the batch's bytes would stay.
+        error.__traceback__ = None
+        for index in indices:
+            self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self.version, error)
+            self.executed.failures.append(Failure(index, error, reason, end))
+
+    def fail_all(self, error: CharoniaError) -> Executed:
+        """Answer every request that was to run and has no answer yet with an error of the backend."""
+        self.fail([index for index, _ in self.planned if not self.executed.answers[index]], error, BACKEND)
+        return self.executed
+
+    def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
+        """Tell an instance over requests which of those it runs now are no longer wanted; others will not start."""
+        self._cancelled.update(ids)
+        cancelled = [request for request_id, request in self._running if request_id in ids]
+        if cancelled and isinstance(instance, CancellableInstance):
+            instance.cancel_requests(cancelled)
+
+    def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
+        """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
+        for run in self.runs():
+            self._run_arrays(instance, workspace, run)
+        return self.executed
+
+    def runs(self) -> Iterator[list[Planned]]:
+        """The parts of the batch that one execution can take, in order."""
+        if self.steps is None:
+            return groups(self.interface, self.planned)
+        return self.steps.groups(groups(self.interface, self.planned))
+
+    def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[Planned]) -> None:
+        records, interface = self.records, self.interface
+        start_wall, started = wall_ns(), monotonic_ns()
+        pairs = [(plan, records[index]) for index, plan in run]
+        try:
+            arrays = join(interface, pairs, workspace)
+            if interface.batch_inputs:
+                arrays |= batch_inputs(interface, [plan for _, plan in run])
+        except CharoniaError as error:
+            if len(run) == 1:
+                self.fail([run[0][0]], error, OTHER)
+            else:  # one request's strings are broken; the others must not pay for it
+                for single in run:
+                    self._run_arrays(instance, workspace, [single])
+            return
+        outputs = wanted(interface, pairs)
+        indices = [index for index, _ in run]
+        if self.steps is not None:
+            if self.steps.vacates:
+                self._run_nothing(instance, self.steps, arrays, outputs)
+            arrays, outputs = self.steps.feed(indices, arrays, outputs)
+        joined = monotonic_ns()
+        try:
+            results = instance.execute(arrays, outputs)
+            inferred = monotonic_ns()
+            if self.steps is not None:
+                results = self.steps.take(indices, results)
+            packed = pack_answers(interface, self.version, pairs, results, self._put)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self.fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._model)
+            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        answers = self.executed.answers
+        if len(packed) == len(answers):
+            answers[:] = packed
+        else:
+            for index, answer in zip(indices, packed, strict=True):
+                answers[index] = answer
+        self._count(indices, rows_of(pairs), start_wall, (started, joined, inferred))
+
+    def _run_nothing(
+        self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
+    ) -> None:
+        """Show the model its slots without requests: sequences in them did not end, and others start there (S33)."""
+        steps.vacates = False
+        try:
+            instance.execute(*steps.feed_nothing(arrays, outputs))
+        except InstanceDied:
+            raise
+        except Exception as error:  # of requests that are none
+            _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
+
+    async def run_requests_on(self, instance: RequestInstance) -> Executed:
+        """Execute on an instance over single requests. Raises `InstanceDied` as `run_on` does."""
+        for run in self.runs():
+            await self._run_requests(instance, run)
+        return self.executed
+
+    async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        sent, requests = self._requests_of(run)
+        if not sent:
+            return
+        indices = [index for index, _ in sent]
+        joined = monotonic_ns()
+        self._running = [(self.records[index].id, request) for index, request in zip(indices, requests, strict=True)]
+        try:
+            responses = await self._ask(instance, indices, requests)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self.fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._model)
+            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        finally:
+            self._running = []
+        inferred = monotonic_ns()
+        if len(responses) != len(sent):
+            text = f"model '{self._model}' answered {len(responses)} of {len(sent)} requests"
+            self.fail(indices, InternalError(text), BACKEND)
+            return
+        succeeded = self._keep(sent, responses)
+        if succeeded:
+            rows = sum(plan.rows for _, plan in sent)
+            self._count(succeeded, rows, start_wall, (started, joined, inferred))
+
+    def take(self, responses: Sequence[ModelResponse], start_wall: int, marks: tuple[int, int, int]) -> Executed:
+        """Pack what a model answered to all planned requests elsewhere; `marks` as `_count` has them."""
+        succeeded = self._keep(self.planned, responses)
+        if succeeded:
+            self._count(succeeded, sum(plan.rows for _, plan in self.planned), start_wall, marks)
+        return self.executed
+
+    def _requests_of(self, run: list[Planned]) -> tuple[list[Planned], list[ModelRequest]]:
+        """What is to be asked of an instance, and for which requests: those with bad strings fail here."""
+        sent: list[Planned] = []
+        requests: list[ModelRequest] = []
+        for index, plan in run:
+            record = self.records[index]
+            if record.id in self._cancelled:
+                continue
+            try:
+                inputs = request_inputs(self.interface, plan, record)
+            except CharoniaError as error:
+                self.fail([index], error, OTHER)
+                continue
+            sent.append((index, plan))
+            requests.append(model_request(record, plan, inputs))
+            if self.steps is not None:
+                self.steps.tell(index, requests[-1])
+        return sent, requests
+
+    async def _ask(
+        self, instance: RequestInstance, indices: list[int], requests: list[ModelRequest]
+    ) -> Sequence[ModelResponse]:
+        """The model's responses to these requests; a sequence batcher asks for its empty slots as well (S33)."""
+        if self.steps is None:
+            return await instance.execute_requests(requests)
+        if self.steps.vacates:
+            await self._run_null_requests(instance, self.steps, requests[0])
+        spread = self.steps.spread(indices, requests)
+        found = await instance.execute_requests(spread)
+        real = {id(request) for request in requests}
+        return [response for request, response in zip(spread, found, strict=False) if id(request) in real]
+
+    def _keep(self, sent: list[Planned], responses: Sequence[ModelResponse]) -> list[int]:
+        """Pack what the model answered; the requests that succeeded and need no other turn."""
+        succeeded: list[int] = []
+        for (index, plan), response in zip(sent, responses, strict=True):
+            try:
+                if response.error is not None:
+                    raise response.error
+                if self.steps is not None:
+                    self.steps.keep(index, response)
+                if response.again:
+                    self.check_again()
+                    self.executed.again.add(index)
+                    continue
+                tensors = request_outputs(self.interface, plan, response.outputs)
+            except CharoniaError as error:
+                self.fail([index], error, BACKEND)
+                continue
+            record = self.records[index]
+            self.executed.answers[index] = self._pack(record, tensors, response.parameters)
+            succeeded.append(index)
+        return succeeded
+
+    def _pack(self, record: RequestRecord, tensors: Sequence[Tensor], parameters: Parameters) -> bytes:
+        if self._put is not None and not parameters and sum([len(t.data) for t in tensors]) >= BY_REFERENCE_BYTES:
+            described = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in tensors])
+            template = response_template(self._model, self.version, described)
+            head = b"".join((template.head, record.id, template.meta))
+            packed = self._put(record, head, [t.data for t in tensors])
+            if packed is not None:
+                return packed
+        return pack_response(record.id, self._model, self.version, tensors, parameters)
+
+    async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
+        """`_run_nothing` over requests."""
+        steps.vacates = False
+        try:
+            await instance.execute_requests(steps.nothing(like))
+        except InstanceDied:
+            raise
+        except Exception as error:
+            _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
+
+    def check_again(self) -> None:
+        """S41 is for models that say so."""
+        block = self.interface.sequence_batching
+        if block is None or not block.iterative:
+            raise InternalError(f"model '{self._model}' reschedules a request but does not set 'iterative_sequence'")
+
+    def _count(self, indices: list[int], rows: int, start_wall: int, marks: tuple[int, int, int]) -> None:
+        started, joined, inferred = marks
+        ended = monotonic_ns()
+        self.executed.executions.append(
+            Execution(
+                tuple(indices),
+                rows,
+                start_wall,
+                start_wall + ended - started,
+                joined - started,
+                inferred - joined,
+                ended - inferred,
+            )
+        )

@@ -1,0 +1,323 @@
+"""The sequences that have their place on this executor: what is remembered of each, for one loaded version (S39).
+
+A model with implicit states can be given any sequence whose state is known: it is here, or in the log's record, which
+is written as requests are settled. A model that remembers its sequences itself, in its process, can only go on with
+those it has seen; a model that remembers nothing, with all. What is gone is answered with an error that says so, never
+with a number (design section 3). Used in the event loop alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from charonia.backend import Array
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InternalError, InvalidRecord
+from charonia.facts.sequence_states import SequenceAbout, SequenceState, SequenceStep, sequence_key
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from charonia.wire import BatchHeader, BatchPlaces, RequestRecord, SequenceMark, SequencePlace
+
+from .sequence_batch import BatchSteps
+from .sequence_tensors import SequenceTensors, Step, Tensors
+
+LOST = (
+    "sequence {id} of model '{model}' has lost its state with the executor that held it: it must be started again, "
+    "with the START flag"
+)
+
+_SWEEP_EVERY = 1024
+_KEPT_LONGER_US = 60_000_000
+
+Memory = Literal["states", "instances", "nothing"]
+"""Where a model's sequences are remembered: implicit states, the instances' own memory, or there is nothing to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A sequence as the last settled request left it.
+
+    `turn` are the states of a request that is not finished (S41), which has `given` so many responses.
+    `life` is that of its instance: another one has forgotten it.
+    """
+
+    run: bytes
+    binding: int
+    instance: int
+    life: int
+    step: int
+    tensors: Tensors
+    used_us: int
+    turn: Tensors | None = None
+    given: int = 0
+    unwritten: bytes = b""
+    """Its record in the log, where that is newer than its state there."""
+
+    def is_written_as(self, run: bytes, step: int) -> bool:
+        """Whether the log has the state after this step."""
+        return not self.unwritten and (self.run, self.step) == (run, step)
+
+
+class Sequences:
+    """What one incarnation of a version remembers."""
+
+    def __init__(self, interface: ModelInterface, version: int, tensors: SequenceTensors, memory: Memory) -> None:
+        block = interface.sequence_batching
+        assert block is not None
+        self._model = interface.name
+        self._version = version
+        self._every = block.checkpoint_every
+        self._iterative = block.iterative
+        self._vacates = block.direct and tensors.tells_ready
+        self.tensors = tensors
+        self._memory = memory
+        self._known: dict[bytes, Remembered] = {}
+        self._given_up: dict[bytes, bytes] = {}
+        self.leaving = 0
+        """For how many reasons sequences are about to leave: while there are any, every state is written."""
+        self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
+        self._since_sweep = 0
+
+    def missing(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
+        """The keys of the sequences whose state has to be read from the log first."""
+        if header.sequences is None or self._memory != "states":
+            return []
+        return [
+            self._key(record)
+            for record, place in zip(records, header.sequences.places, strict=True)
+            if not (_mark(record).start and not place.again) and not self._is_here(self._key(record), place)
+        ]
+
+    def restore(self, names: Sequence[bytes], found: Sequence[tuple[bytes, bytes] | None]) -> dict[bytes, bytes]:
+        """What the log knows of these, as far as it is the state after the last settled request.
+
+        Returns those whose state there is an older one and may be written yet, with their records.
+        """
+        behind: dict[bytes, bytes] = {}
+        for key, one in zip(names, found, strict=True):
+            known = self._known.pop(key, None)
+            if one is None:
+                continue
+            try:
+                about = SequenceAbout.unpack(key, one[0])
+                if known is not None and (known.run, known.step) == (about.run, about.step):
+                    self._known[key] = known  # nothing has happened to it elsewhere
+                    continue
+                state = SequenceState.unpack(one[1]) if one[1] else None
+            except InvalidRecord:
+                continue
+            if state is None or (state.run, state.step) != (about.run, about.step):
+                # whoever wrote the record may have written states less often than this incarnation does
+                if self.checkpoints and self._given_up.get(key) != one[0]:
+                    behind[key] = one[0]
+                continue
+            tensors = {tensor.name: _array(tensor) for tensor in state.tensors}
+            if self._fit(tensors):
+                self._known[key] = Remembered(about.run, -1, -1, 0, about.step, tensors, wall_ns() // 1000)
+        return behind
+
+    def give_up(self, behind: Mapping[bytes, bytes]) -> None:
+        """The states of these will not be written; as long as their records are the same it is not waited for again."""
+        self._given_up |= behind
+
+    def begin(self, places: BatchPlaces, records: Sequence[RequestRecord], life: int) -> BatchSteps:
+        """The steps of a batch that its instance, in this life, is about to run."""
+        steps: list[Step] = []
+        errors: dict[int, CharoniaError] = {}
+        vacates = False
+        for index, (record, place) in enumerate(zip(records, places.places, strict=True)):
+            mark = _mark(record)
+            start = mark.start and not place.again
+            # the end of an iterative request without an id of its own is when it asks for no further turn
+            end = mark.end and not (self._iterative and mark.start)
+            before: Tensors | None = self.tensors.initial
+            known = self._known.get(self._key(record))
+            if not start:
+                before = self._before(known, place, places.instance, life)
+            elif self._vacates and known is not None and known.run != place.run:
+                vacates |= (known.binding, known.instance, known.life) == (place.binding, places.instance, life)
+            if before is None:
+                errors[index] = InternalError(LOST.format(id=mark.correlation_id, model=self._model))
+                before = self.tensors.initial
+            step = Step(mark.correlation_id, start, end, place.slot, before)
+            if place.again and known is not None:
+                step.given = known.given
+            steps.append(step)
+        return BatchSteps(self.tensors, places.rows, steps, errors, vacates)
+
+    def warm_up(self, count: int) -> BatchSteps:
+        """The steps of made-up requests: each is a whole sequence (C17)."""
+        steps = [Step(number + 1, True, True, number, self.tensors.initial) for number in range(count)]
+        return BatchSteps(self.tensors, 0, steps, {})
+
+    def _before(self, known: Remembered | None, place: SequencePlace, instance: int, life: int) -> Tensors | None:
+        """The states a request begins with; None when they are gone."""
+        if self._memory == "nothing":
+            return self.tensors.initial
+        if known is None or known.run != place.run:
+            return None
+        if self._memory == "instances":
+            here = (known.binding, known.instance, known.life) == (place.binding, instance, life)
+            return self.tensors.initial if here else None
+        return known.turn if place.again and known.turn is not None else known.tensors
+
+    def _is_here(self, key: bytes, place: SequencePlace) -> bool:
+        known = self._known.get(key)
+        return known is not None and (known.run, known.binding) == (place.run, place.binding)
+
+    def _fit(self, tensors: Mapping[str, Array]) -> bool:
+        """Whether a state of another incarnation is one of this."""
+        for state in self.tensors.states:
+            array = tensors.get(state.input_name)
+            if array is None or array.dtype != state.datatype.numpy or len(array.shape) != len(state.dims):
+                return False
+            if any(want not in (-1, have) for have, want in zip(array.shape, state.dims, strict=True)):
+                return False
+        return True
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        header: BatchHeader,
+        records: Sequence[RequestRecord],
+        steps: BatchSteps,
+        ended: Collection[int],
+        failed: Collection[int],
+        again: Collection[int],
+        executor: str,
+        life: int,
+        *,
+        leaves: bool = False,
+    ) -> tuple[dict[bytes, SequenceStep], dict[int, Remembered | None]]:
+        """Remember what a batch left: `ended` are indices of requests with an answer, `failed` those with an error.
+
+        `leaves`: their sequences are about to leave, whatever the others do. Returns what the log is to remember of the
+        former, by request id, and what to go `back` to for each should it not take the answer.
+        """
+        assert header.sequences is not None
+        written: dict[bytes, SequenceStep] = {}
+        before: dict[int, Remembered | None] = {}
+        used_us = wall_ns() // 1000
+        self._sweep(used_us, len(records))
+        for index, (record, place) in enumerate(zip(records, header.sequences.places, strict=True)):
+            step, key = steps.steps[index], self._key(record)
+            known = self._known.get(key)
+            if index in again:
+                self._keep_turn(key, place, step, header.sequences.instance, life)
+                continue
+            if index not in ended:
+                continue
+            before[index] = known
+            if _mark(record).end:
+                self._known.pop(key, None)
+                written[record.id] = SequenceStep(key, b"")
+                continue
+            if index in steps.errors:
+                del before[index]
+                continue
+            changed = index not in failed
+            number = 0 if step.start or known is None else known.step
+            tensors = step.state_after if changed and step.state_after is not None else step.state_before
+            if place.again and not changed:  # the turns it had are undone
+                tensors = known.tensors if known is not None else self.tensors.initial
+            number += changed
+            place_of = (header.sequences.instance, place.slot, place.binding)
+            about = SequenceAbout(
+                key, place.run, self._version, header.content_hash, executor, *place_of, number, used_us
+            ).pack()
+            state, unwritten = None, b""
+            if self.checkpoints and not (known is not None and known.is_written_as(place.run, number)):
+                if leaves or self.leaving or number % self._every == 0:
+                    state = self._packed(place.run, number, tensors)
+                else:
+                    unwritten = about
+            self._known[key] = Remembered(
+                place.run, place.binding, place_of[0], life, number, tensors, used_us, unwritten=unwritten
+            )
+            written[record.id] = SequenceStep(key, about, state)
+        return written, before
+
+    # -- before they leave --------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether states are written at all."""
+        return self._memory == "states" and self._every > 0
+
+    def unwritten(self) -> list[bytes]:
+        """The keys of the sequences whose newest state is here alone."""
+        return [key for key, known in self._known.items() if known.unwritten]
+
+    def newest(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The record of a sequence and the state that belongs to it; None when that is written or it has ended."""
+        known = self._known.get(key)
+        if known is None or not known.unwritten:
+            return None
+        return known.unwritten, self._packed(known.run, known.step, known.tensors)
+
+    def wrote(self, key: bytes, about: bytes) -> None:
+        """The log has the state that belongs to a record."""
+        known = self._known.get(key)
+        if known is not None and known.unwritten == about:
+            self._known[key] = replace(known, unwritten=b"")
+
+    def _keep_turn(self, key: bytes, place: SequencePlace, step: Step, instance: int, life: int) -> None:
+        known = self._known.get(key)
+        if known is None or known.run != place.run or step.start:
+            known = Remembered(place.run, place.binding, instance, life, 0, self.tensors.initial, 0)
+        self._known[key] = replace(
+            known,
+            binding=place.binding,
+            instance=instance,
+            life=life,
+            used_us=wall_ns() // 1000,
+            turn=step.state_after,
+            given=step.given,
+        )
+
+    def go_back(self, records: Sequence[RequestRecord], before: Mapping[int, Remembered | None]) -> None:
+        """Requests of a batch were ended by somebody else: their sequences are as they were."""
+        for index, known in before.items():
+            if known is None:
+                self._known.pop(self._key(records[index]), None)
+            else:
+                self._known[self._key(records[index])] = known
+
+    def forget(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
+        """Nobody knows whether the log has the last step of these: it is asked the next time."""
+        if self._memory == "states":
+            for index in indices:
+                self._known.pop(self._key(records[index]), None)
+
+    def doubt(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
+        """Somebody else ended these, who may have run them as well: where the log has every step it is asked."""
+        if self._every == 1:
+            self.forget(records, indices)
+
+    def _sweep(self, now_us: int, more: int) -> None:
+        """Forget now and then what nobody has used for so long that its owner has given it up."""
+        self._since_sweep += more
+        if self._since_sweep >= _SWEEP_EVERY:
+            self._since_sweep = 0
+            self._given_up.clear()
+            for key in [key for key, known in self._known.items() if known.used_us + self._kept_us < now_us]:
+                del self._known[key]
+
+    def _packed(self, run: bytes, number: int, tensors: Tensors) -> bytes:
+        return SequenceState(run, number, tuple(Tensor.of(name, array) for name, array in tensors.items())).pack()
+
+    def _key(self, record: RequestRecord) -> bytes:
+        return sequence_key(self._version, _mark(record).key)
+
+
+def _mark(record: RequestRecord) -> SequenceMark:
+    # the owner gives out only requests that have one
+    return record.sequence or SequenceMark(0)
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.array()
+    return array

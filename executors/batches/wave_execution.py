@@ -1,0 +1,463 @@
+"""Runs a batch of waves on an instance: columns in, columns out. The counterpart of `executors.batches.execution` for
+waves.
+
+What columns cannot carry (ragged inputs, BYTES outputs, answers that differ) is run or answered request by request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeGuard, cast
+
+from charonia.backend import (
+    Array,
+    BatchInstance,
+    ColumnInput,
+    ColumnInstance,
+    ColumnOutput,
+    InstanceDied,
+    ModelResponse,
+    RequestColumns,
+    RequestInstance,
+)
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, split_bytes_elements
+from charonia.wire import (
+    RequestRecord,
+    Wave,
+    pack_failure,
+    pack_response,
+    pack_wave_reply,
+    reply_meta,
+    unpack_response,
+)
+
+from .accounting import BACKEND, OTHER, Executed, Execution, Failure
+from .answers import OutputPart, request_outputs
+from .assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
+from .execution import Batch
+
+_log = logging.getLogger(__name__)
+
+_WORTH_COLUMNS_BYTES = 32_768
+_MOST_TOGETHER_BYTES = 262_144
+
+
+@dataclass(slots=True)
+class ExecutedWaves(Executed):
+    """The end of a batch of waves. `answers` holds one reply for each wave, or b"" where `singly` has one for each of
+    its requests; with neither the wave has no outcome, as its instance died. Indices are those of waves.
+    """
+
+    singly: dict[int, list[bytes]] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
+    """How many requests of a wave failed, where any did."""
+    shares: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of executions of single requests, by their place in `executions`: how many of each wave succeeded in it."""
+
+    sent: set[int] | None = None
+    """Those that the instance's thread has answered; None where the event loop answers all."""
+
+    def succeeded(self, place: int, index: int, count: int) -> int:
+        """How many of the `count` requests of a wave succeeded in an execution, which is at `place`."""
+        if place in self.shares:
+            return self.shares[place][index]
+        return count - self.failed.get(index, 0) if self.failed else count
+
+
+class WaveBatch:
+    """The waves of a batch and their answers as they come about. Used where `executors.batches.execution.Batch` is."""
+
+    planned = ()
+
+    def __init__(self, planner: Planner, version: int, waves: Sequence[Wave]) -> None:
+        self._planner = planner
+        self._interface = planner.interface
+        self._version = version
+        self._waves = waves
+        self.executed = ExecutedWaves([b""] * len(waves))
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
+        """Execute in the calling thread. Raises `InstanceDied`, then unanswered waves are left to the caller."""
+        for run in self._runs():
+            if self._planner.needs_requests:
+                batch = self._requests_of(run)
+                try:
+                    self._take(run, batch, batch.run_on(instance, workspace))
+                except InstanceDied:
+                    self._take(run, batch, batch.executed)
+                    raise
+            else:
+                self._run_arrays(instance, workspace, run)
+        return self.executed
+
+    async def run_requests_on(self, instance: RequestInstance) -> Executed:
+        """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
+        for run in self._runs():
+            if _has_columns(instance) and instance.takes_columns and self._may_be_columns(run):
+                await self._run_columns(instance, run)
+                continue
+            batch = self._requests_of(run)
+            try:
+                self._take(run, batch, await batch.run_requests_on(instance))
+            except InstanceDied:
+                self._take(run, batch, batch.executed)
+                raise
+        return self.executed
+
+    def fail_all(self, error: CharoniaError) -> Executed:
+        """Answer every wave that has no answer yet with an error of the backend."""
+        for index, answer in enumerate(self.executed.answers):
+            if not answer and index not in self.executed.singly:
+                self._fail([index], error, BACKEND)
+        return self.executed
+
+    def cancel(self, _ids: Collection[bytes], _instance: RequestInstance) -> None:
+        """A wave that runs goes on: models whose executions are worth stopping get no waves."""
+
+    def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
+        """The parts of the batch that one execution can take: all of it, unless the model was loaded anew meanwhile."""
+        planned: list[tuple[int, RequestPlan]] = []
+        for index, wave in enumerate(self._waves):
+            try:
+                planned.append((index, self._planner.plan(wave)))
+            except CharoniaError as error:
+                self._fail([index], error, OTHER)
+            except Exception as error:  # a wave that should not have been accepted must not take the instance down
+                _log.exception("a wave for model %r cannot be read", self._interface.name)
+                self._fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
+        limit = max(1, self._interface.max_batch_size)
+        run: list[tuple[int, RequestPlan]] = []
+        rows = 0
+        for index, plan in planned:
+            more = plan.rows * self._waves[index].count
+            if more > limit:
+                self._fail([index], InvalidArgument(_too_many(limit, self._interface.name)), OTHER)
+                continue
+            if run and (rows + more > limit or plan.group != run[0][1].group or plan.outputs != run[0][1].outputs):
+                yield run
+                run, rows = [], 0
+            run.append((index, plan))
+            rows += more
+        if run:
+            yield run
+
+    def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[tuple[int, RequestPlan]]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        waves = [self._waves[index] for index, _ in run]
+        rows = sum([plan.rows * wave.count for (_, plan), wave in zip(run, waves, strict=True)])
+        plan = run[0][1]
+        try:
+            arrays = {
+                place.name: self._joined(position, place, run, waves, rows, workspace)
+                for position, place in enumerate(plan.inputs)
+            }
+        except CharoniaError as error:
+            if len(run) > 1:  # the others must not pay for the strings of one
+                for single in run:
+                    self._run_arrays(instance, workspace, [single])
+            else:
+                self._run_singly(instance, workspace, run, error)
+            return
+        joined = monotonic_ns()
+        indices = [index for index, _ in run]
+        try:
+            results = instance.execute(arrays, plan.outputs)
+            inferred = monotonic_ns()
+            parts = [OutputPart.of(self._interface, name, results, rows) for name in plan.outputs]
+            self._answer(run, waves, parts, inferred - joined)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self._fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._interface.name)
+            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        ended = monotonic_ns()
+        durations = joined - started, inferred - joined, ended - inferred
+        execution = Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
+        self.executed.executions.append(execution)
+
+    def _joined(
+        self,
+        position: int,
+        place: InputPlan,
+        run: list[tuple[int, RequestPlan]],
+        waves: list[Wave],
+        rows: int,
+        workspace: Workspace,
+    ) -> Array:
+        """One input of all waves as the model sees it. Raises `InvalidArgument` for malformed BYTES."""
+        shape = (rows, *place.tail) if self._interface.batching else place.shape
+        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        if place.datatype is DataType.BYTES:
+            elements: list[bytes] = []
+            for column, (_, plan), wave in zip(columns, run, waves, strict=True):
+                expected = prod(plan.inputs[position].shape) * wave.count
+                check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
+                elements += split_bytes_elements(column)
+            return objects_of(elements, shape)
+        if len(columns) == 1:
+            return array_of(columns[0], place.dtype, shape)
+        flat = workspace.flat(place.name, sum(map(len, columns)))
+        flat.data[:] = b"".join(columns)
+        return flat.view(place.dtype).reshape(shape)
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, run: list[tuple[int, RequestPlan]], waves: list[Wave], parts: list[OutputPart], infer_ns: int
+    ) -> None:
+        name, version = self._interface.name, self._version
+        start = 0
+        for (index, plan), wave in zip(run, waves, strict=True):
+            end = start + plan.rows * wave.count
+            if any(part.elements is not None for part in parts):
+                self.executed.singly[index] = [
+                    part_record(name, version, request_id, parts, at, at + plan.rows)
+                    for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)
+                ]
+            else:
+                meta = reply_meta(name, version, tuple([part.described(plan.rows) for part in parts]))
+                columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
+                self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+            start = end
+
+    def _run_singly(
+        self,
+        instance: BatchInstance,
+        workspace: Workspace,
+        run: list[tuple[int, RequestPlan]],
+        _why: CharoniaError,
+    ) -> None:
+        """Run a wave request by request: only those whose own bytes are at fault may fail."""
+        batch = self._requests_of(run)
+        self._take(run, batch, batch.run_on(instance, workspace))
+
+    def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
+        """Whether these waves are one set of columns, which a single small request is not worth.
+
+        The model sees one shape, one set of parameters and one time-out for all.
+        """
+        first = self._waves[run[0][0]]
+        for index, _ in run[1:]:
+            wave = self._waves[index]
+            if wave.rows != first.rows or wave.timeout_us != first.timeout_us:
+                return False
+            if wave.meta.parameters != first.meta.parameters:
+                return False
+        return len(run) > 1 or first.count > 1 or first.meta.size_bytes >= _WORTH_COLUMNS_BYTES
+
+    async def _run_columns(self, instance: ColumnInstance, run: list[tuple[int, RequestPlan]]) -> None:
+        start_wall, started = wall_ns(), monotonic_ns()
+        waves = [self._waves[index] for index, _ in run]
+        plan, first = run[0][1], waves[0]
+        count = sum([wave.count for wave in waves])
+        indices = [index for index, _ in run]
+        try:
+            inputs = [self._column_of(position, place, run, waves) for position, place in enumerate(plan.inputs)]
+        except CharoniaError:
+            batch = self._requests_of(run)  # only those whose own bytes are at fault may fail
+            self._take(run, batch, await batch.run_requests_on(cast(RequestInstance, instance)))
+            return
+        client_ids: list[str] = []
+        if any(wave.client_ids for wave in waves):
+            for wave in waves:
+                client_ids += wave.client_ids or [""] * wave.count
+        columns = RequestColumns(
+            *(count, inputs, plan.outputs, first.meta.parameters, client_ids or None, first.timeout_us),
+            _Origins(waves),
+        )
+        joined = monotonic_ns()
+        try:
+            answers = await instance.execute_columns(columns)
+            inferred = monotonic_ns()
+            if not answers or not isinstance(answers[0], ColumnOutput):
+                batch = self._requests_of(run)
+                responses = cast(Sequence[ModelResponse], answers)
+                if len(responses) != count:
+                    raise InternalError(f"model '{self._interface.name}' answered {len(responses)} of {count} requests")
+                self._take(run, batch, batch.take(responses, start_wall, (started, joined, inferred)))
+                return
+            self._answer_columns(run, waves, cast(list[ColumnOutput], answers), count, inferred - joined)
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            self._fail(indices, error, BACKEND)
+            return
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", self._interface.name)
+            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            return
+        ended = monotonic_ns()
+        durations = joined - started, inferred - joined, ended - inferred
+        rows = count * plan.rows
+        self.executed.executions.append(
+            Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
+        )
+
+    def _column_of(
+        self, position: int, place: InputPlan, run: list[tuple[int, RequestPlan]], waves: list[Wave]
+    ) -> ColumnInput:
+        """One input of all requests. Raises `InvalidArgument` for malformed BYTES."""
+        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        sizes: list[int] | None = None
+        if place.datatype is DataType.BYTES:
+            sizes = []
+            for column, wave in zip(columns, waves, strict=True):
+                expected = prod(place.shape) * wave.count
+                check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
+                sizes += _sizes(wave, place.name)
+        data = columns[0] if len(columns) == 1 else b"".join(columns)
+        return ColumnInput(place.name, place.datatype, place.shape, data, sizes)
+
+    def _answer_columns(
+        self,
+        run: list[tuple[int, RequestPlan]],
+        waves: list[Wave],
+        answers: list[ColumnOutput],
+        count: int,
+        infer_ns: int,
+    ) -> None:
+        """Answer waves with columns, after the checks that an answer of one request has to pass (H28)."""
+        by_name = {answer.name: answer for answer in answers}
+        first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
+        chosen = request_outputs(self._interface, run[0][1], first)
+        meta = reply_meta(
+            self._interface.name, self._version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
+        )
+        start = 0
+        for (index, _), wave in zip(run, waves, strict=True):
+            end = start + wave.count
+            columns = [by_name[t.name].data[start * len(t.data) : end * len(t.data)] for t in chosen]
+            self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+            start = end
+
+    def _requests_of(self, run: list[tuple[int, RequestPlan]]) -> Batch:
+        records: list[RequestRecord] = []
+        for index, _ in run:
+            records += self._waves[index].requests()
+        return Batch(self._planner, self._version, records)
+
+    def _take(self, run: list[tuple[int, RequestPlan]], batch: Batch, executed: Executed) -> None:
+        """The outcome of a batch of requests as that of the waves they are of."""
+        at = 0
+        wave_of: list[int] = []
+        for index, _ in run:
+            count = self._waves[index].count
+            answers = executed.answers[at : at + count]
+            wave_of += [index] * count
+            at += count
+            if all(answers):
+                infer_ns = executed.executions[0].infer_ns if executed.executions else 0
+                together = _together(self._waves[index], answers, infer_ns)
+                if together:
+                    self.executed.answers[index] = together
+                else:
+                    self.executed.singly[index] = answers
+        for failure in executed.failures:
+            index = wave_of[failure.index]
+            self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
+            self.executed.failures.append(Failure(index, failure.error, failure.reason, failure.end_ns))
+        for execution in executed.executions:
+            shares = Counter(wave_of[index] for index in execution.indices)
+            execution.indices = tuple(shares)
+            self.executed.shares[len(self.executed.executions)] = shares
+            self.executed.executions.append(execution)
+
+    def _fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
+        end = wall_ns()
+        error.__traceback__ = None  # it is kept, and its frames hold the batch's bytes
+        for index in indices:
+            wave = self._waves[index]
+            failed = [pack_failure(i, self._interface.name, self._version, error) for i in wave.ids()]
+            self.executed.singly[index] = failed
+            self.executed.failed[index] = wave.count
+            self.executed.failures += [Failure(index, error, reason, end)] * wave.count
+
+
+_HAS_COLUMNS: dict[type, bool] = {}
+"""By class: to ask a protocol costs more than the rest of a small run."""
+
+
+def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
+    known = _HAS_COLUMNS.get(type(instance))
+    if known is None:
+        known = _HAS_COLUMNS[type(instance)] = isinstance(instance, ColumnInstance)
+    return known
+
+
+def _together(wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:
+    """The responses to all requests of a wave as one reply; b"" where they differ in more than their tensors' bytes."""
+    if sum(map(len, answers)) > _MOST_TOGETHER_BYTES:
+        return b""
+    try:
+        responses = [unpack_response(answer) for answer in answers]
+    except InvalidRecord:  # by reference
+        return b""
+    first = responses[0]
+    outputs = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in first.outputs])
+    if not outputs or any(datatype is DataType.BYTES for _, datatype, _, _ in outputs):
+        return b""
+    for response in responses:
+        if response.error is not None or response.parameters or response.times or response.report:
+            return b""
+        if tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in response.outputs]) != outputs:
+            return b""
+    columns = [b"".join([response.outputs[i].data for response in responses]) for i in range(len(outputs))]
+    meta = reply_meta(first.model, first.version, outputs)
+    return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+
+
+def part_record(
+    model: str, version: int, request_id: bytes, parts: Sequence[OutputPart], start: int, end: int
+) -> bytes:
+    """The response record of one request whose rows are `start` to `end` of the results."""
+    return pack_response(request_id, model, version, [part.tensor(start, end) for part in parts], {})
+
+
+def _column(wave: Wave, plan: RequestPlan, position: int) -> Buffer:
+    """The column of an input: plans have inputs by name, waves in the order they were sent."""
+    name = plan.inputs[position].name
+    for column, place in zip(wave.columns, wave.meta.inputs, strict=True):
+        if place.name == name:
+            return column
+    raise InternalError(f"a wave without input '{name}'")
+
+
+def _sizes(wave: Wave, name: str) -> Sequence[int]:
+    """The bytes of an input in each request of a wave."""
+    for number, place in enumerate(wave.meta.inputs):
+        if place.name == name:
+            return wave.sizes[number] if wave.sizes else [place.size_bytes] * wave.count
+    return []
+
+
+class _Origins(Sequence[object]):
+    """The records of the requests of waves, made when one of them is asked for: few models call others."""
+
+    def __init__(self, waves: Sequence[Wave]) -> None:
+        self._waves = waves
+        self._records: list[RequestRecord] | None = None
+
+    def __len__(self) -> int:
+        return sum(wave.count for wave in self._waves)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._records is None:
+            self._records = [record for wave in self._waves for record in wave.requests()]
+        return self._records[index]
+
+
+def _too_many(limit: int, model: str) -> str:
+    return f"inference request batch-size must be <= {limit} for '{model}'"

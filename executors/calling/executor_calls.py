@@ -1,0 +1,224 @@
+"""Lets the models of this executor call models and have them loaded (P13, P14): `charonia.backend.ModelCalls`.
+
+What a call inherits from the batch that makes it is decided here; sending it is `charonia.calls.caller`'s. An executor
+whose models call nothing pays nothing: who is served where is followed only from the first call on, unless a batcher in
+this process follows it anyhow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from charonia.backend import ModelResponse, OpenCall
+from charonia.calls.cache.cache_keys import is_cachable
+from charonia.calls.cache.cached_calls import CachedCalls
+from charonia.calls.call import Call
+from charonia.calls.caller import Caller, Origin
+from charonia.calls.model_control import ModelControl
+from charonia.catalog.catalog import Catalog
+from charonia.errors import CharoniaError, Unavailable
+from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.port import EventLog
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.models.interface import ModelInterface
+from charonia.traces.contexts import Traced
+from charonia.wire import Lineage, RequestRecord, ResponseRecord
+
+
+class ExecutorCalls:
+    """The calls of one executor, `executor` its incarnation. `shared` is followed by somebody else in this process."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        directory: PayloadDirectory,
+        check_interval_ms: int,
+        shared: ControlPlane | None = None,
+        make_cache: Callable[[Catalog], CachedCalls] | None = None,
+    ) -> None:
+        """`make_cache` gives the cache of what models answer, where there is one (K4)."""
+        self._log = log
+        self._executor = executor
+        self._directory = directory
+        self._interval_ms = check_interval_ms
+        self._shared = shared
+        self._control: ControlPlane | None = None
+        self._caller: Caller | None = None
+        self._make_cache = make_cache
+        self.cache: CachedCalls | None = None
+        """From the first call on."""
+        self._starting = asyncio.Lock()
+        self.leased: Callable[[], bool] = lambda: True
+        """Whether this executor's heartbeat lease has surely not ended."""
+        self._closed = False
+
+    def count_open(self) -> int:
+        """The calls that have not ended."""
+        return self._caller.open_calls if self._caller is not None else 0
+
+    async def find(self, model: str, version: int) -> ModelInterface:
+        return (await self._started()).find(model, version).interface
+
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> OpenCall:
+        records = [record for record in origins if isinstance(record, RequestRecord)]
+        deadlines = [record.deadline_ns for record in records]
+        inherited = replace(
+            request,
+            # as long as one of them may still be answered in time
+            deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
+            priority=records[0].level if records else 0,
+        )
+        caller, origin = await self._started(), _origin(model, records, blocks=blocks)
+        if self.cache is not None:
+            served = caller.find(request.model, request.version)
+            rules = self.cache.rules(served)
+            if rules is not None and is_cachable(request):
+                caller.check(inherited, served)
+
+                async def run() -> ResponseRecord:
+                    answer = await caller.infer(inherited, origin)
+                    if request.trace is not None:
+                        request.trace.took(answer.report)
+                    return answer
+
+                tenant, alone = origin.lineage.tenant, served.model in callers(model, records)
+                return _Cached(self.cache.answer(inherited, served, rules, tenant, run, alone=alone))
+        return _Opened(caller.open(inherited, origin), request.trace)
+
+    async def resolve(self, model: str, near: str) -> str:
+        """The key of the model that a name means, one in the namespace `near` before others. Raises R2's error."""
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog.resolve(model, near)
+
+    async def catalog(self) -> Catalog:
+        """Who serves what, followed from now on."""
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog
+
+    async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None:
+        await (await self._model_control()).load(model, config_json or None, files)
+
+    async def unload(self, model: str, *, unload_dependents: bool) -> None:
+        await (await self._model_control()).unload(model, unload_dependents=unload_dependents)
+
+    async def is_ready(self, model: str, version: str) -> bool:
+        await self._started()
+        assert self._control is not None
+        return self._control.catalog.is_ready(model, int(version) if version else LATEST_VERSION)
+
+    async def _model_control(self) -> ModelControl:
+        await self._started()
+        assert self._control is not None
+        return ModelControl(self._control)
+
+    async def _started(self) -> Caller:
+        if self._caller is None:
+            async with self._starting:
+                if self._closed:
+                    raise Unavailable("Server exiting")
+                if self._caller is None:
+                    await self._start()
+        assert self._caller is not None
+        return self._caller
+
+    async def _start(self) -> None:
+        control = self._shared
+        if control is None:
+            control = ControlPlane(self._log, check_interval_ms=self._interval_ms, incarnation=self._executor)
+            await control.start()
+        self._control = control
+        caller = Caller(self._log, control.catalog, self._executor, directory=self._directory)
+        if caller.payloads is not None:
+            caller.payloads.leased = self.leased
+        await caller.start()
+        if self._make_cache is not None:
+            self.cache = self._make_cache(control.catalog)
+        self._caller = caller
+
+    def begin_anew(self) -> None:
+        """The log is another one: it knows none of the calls."""
+        if self._control is not None and self._control is not self._shared:
+            self._control.begin_anew()
+        if self._caller is not None:
+            self._caller.begin_anew()
+        if self.cache is not None:
+            self.cache.begin_anew()
+
+    async def renew(self) -> None:
+        """This executor was held for lost."""
+        if self._caller is not None and self._caller.payloads is not None:
+            await self._caller.payloads.renew()
+
+    async def close(self) -> None:
+        """Give up what is open; from now on nothing can be called."""
+        async with self._starting:
+            self._closed = True
+        if self.cache is not None:
+            with contextlib.suppress(CharoniaError):
+                await self.cache.close()
+        if self._caller is not None:
+            await self._caller.close()
+        if self._control is not None and self._control is not self._shared:
+            await self._control.close()
+
+
+class _Cached:
+    """An `OpenCall` whose one answer may be another's."""
+
+    def __init__(self, coming: Coroutine[Any, Any, ResponseRecord]) -> None:
+        self._coming: asyncio.Task[ResponseRecord] | None = asyncio.get_running_loop().create_task(coming)
+
+    async def next(self) -> ModelResponse | None:
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return None
+        try:
+            answer = await coming
+        finally:
+            coming.cancel()
+        return ModelResponse(answer.outputs, answer.parameters, answer.error)
+
+    def cancel(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+
+
+class _Opened:
+    """An `OpenCall` over a `Call`."""
+
+    def __init__(self, call: Call, trace: Traced | None) -> None:
+        self._call = call
+        self._trace = trace
+
+    async def next(self) -> ModelResponse | None:
+        answer = await self._call.next()
+        if answer is not None and self._trace is not None:
+            self._trace.took(answer.report)
+        return None if answer is None else ModelResponse(answer.outputs, answer.parameters, answer.error)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def callers(model: str, records: Sequence[RequestRecord]) -> set[str]:
+    """Whose executions may wait for a call that `model` makes for these: all of a batch wait for what it calls."""
+    return {model, *(name for one in records if one.lineage is not None for name, _ in one.lineage.ancestors)}
+
+
+def _origin(model: str, records: Sequence[RequestRecord], *, blocks: bool) -> Origin:
+    """The first request of a batch stands for all: what holds an instance is the batch."""
+    if not records:
+        return Origin()
+    first = records[0]
+    lineage = (first.lineage or Lineage()).with_child(model, first.id, blocks=blocks)
+    return Origin(lineage, journalled=any(record.journalled for record in records))

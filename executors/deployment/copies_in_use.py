@@ -1,0 +1,55 @@
+"""Copies of remote models (R7) on this machine: those that nobody reads any more are removed.
+
+What is fetched when is `executors.repository.remote`'s; here it is known what is served from which directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from executors.repository.model_repository import ModelRepository
+from executors.running.incarnation import Incarnation
+
+from .retiring import Retirement
+
+
+class CopiesInUse:
+    """`serving` and `locks` are `deployment`'s: a model's lock is held while it is loaded."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        serving: Mapping[tuple[str, int], Incarnation],
+        lock: Callable[[str], asyncio.Lock],
+        retirement: Retirement,
+    ) -> None:
+        self._repository = repository
+        self._serving = serving
+        self._lock = lock
+        self._retirement = retirement
+        self._kept: dict[str, Path] = {}
+
+    def keep(self, model: str, directory: Path) -> None:
+        """A model may be loaded from this directory at any time (`on_demand`)."""
+        self._kept[model] = directory
+
+    def tidy(self, model: str, *, wanted: bool) -> None:
+        """What is served of a model has changed: when its old versions have ended, remove what they were loaded from.
+
+        The last copy of a model that is `wanted` stays, whether it could be loaded or not.
+        """
+        if self._repository.has_copies:
+            self._retirement.afterwards(model, partial(self._tidy, model, wanted))
+
+    async def _tidy(self, model: str, wanted: bool) -> None:
+        async with self._lock(model):
+            versions = [incarnation for (name, _), incarnation in self._serving.items() if name == model]
+            # after a change of their number (R23) its instances are not all of one copy
+            used = {spec.source.directory for one in versions for spec in one.pool.specs}
+            used |= {incarnation.source.directory for incarnation in versions}
+            if model in self._kept:
+                used.add(self._kept[model])
+            await asyncio.to_thread(self._repository.release, model, used, latest=wanted)

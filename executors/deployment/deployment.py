@@ -1,0 +1,429 @@
+"""The versions an executor serves: brings loads and unloads about, one model at a time, and tells the log.
+
+`executors.deployment.lifecycle` decides what differs, `executors.loading.loader` makes instances. A new incarnation
+works before the old one stops taking batches, and the old one finishes what it has (R22). When to load is
+`executors.service`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from charonia import keys
+from charonia.catalog.catalog import Catalog
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.models.ensemble import Find
+from charonia.models.interface import ModelInterface
+from executors.announcing import Announcer
+from executors.batches.accounting import increments
+from executors.loading.composition import Composition, is_ensemble, refuse_all
+from executors.loading.loader import Loader
+from executors.loading.placing import NotPlacedHere, Placing
+from executors.metrics import ExecutorMetrics
+from executors.repository import overrides
+from executors.repository.model_directory import ModelDirectory
+from executors.repository.model_repository import ModelRepository
+from executors.running.health import HealthWatch
+from executors.running.incarnation import Incarnation
+from executors.running.instance_pool import Hung
+from executors.waves.eligibility import takes_waves
+from protos.model_config_pb2 import ModelConfig
+
+from .copies_in_use import CopiesInUse
+from .directories import Directories
+from .lifecycle import Lifecycle, LoadModel, load_failure
+from .retiring import Retirement
+from .selection import Selection
+
+_log = logging.getLogger(__name__)
+
+
+class Deployment:
+    """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`.
+
+    `on_hung` is told of batches that outlast their ceiling in a thread of this process.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        *,
+        repository: ModelRepository,
+        lifecycle: Lifecycle,
+        loader: Loader,
+        announcer: Announcer,
+        metrics: ExecutorMetrics,
+        placing: Placing,
+        concurrent_loads: int,
+        on_hung: Hung,
+        catalog: Callable[[], Awaitable[Catalog]],
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._lifecycle = lifecycle
+        self._loader = loader
+        self._announcer = announcer
+        self._metrics = metrics
+        self._on_hung = on_hung
+        self._serving: dict[tuple[str, int], Incarnation] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._loads = asyncio.Semaphore(max(1, concurrent_loads))
+        self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
+        self._directories = Directories(log, repository, lifecycle, loader, announcer)
+        self._selection = Selection(executor, placing, lifecycle, self._directories, announcer, self._unload_version)
+        self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
+        self._composition = Composition(self)
+        self._catalog = catalog
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
+        self._failed: dict[str, CharoniaError] = {}
+        self.before_leaving: Callable[[Incarnation], Awaitable[None]] = _nothing
+        """What is done before others hear that a version goes, or some of its instances (`checkpoints`)."""
+        self.announced: dict[str, dict[int, ModelInterface]] = {}
+        """Models that are loaded on demand (`on_demand`), in memory or not."""
+
+    def _lock(self, model: str) -> asyncio.Lock:
+        return self._locks.setdefault(model, asyncio.Lock())
+
+    def find(self, model: str, version: int) -> Incarnation | None:
+        """What serves a version now."""
+        return self._serving.get((model, version))
+
+    def incarnations(self) -> list[Incarnation]:
+        return list(self._serving.values())
+
+    async def idle(self) -> None:
+        """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
+        await asyncio.gather(*(incarnation.pool.idle() for incarnation in self.incarnations()))
+        await self._retirement.idle()
+
+    async def close(self, grace_s: float) -> None:
+        """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
+        await self._composition.close()
+        incarnations = self.incarnations()
+        self._serving.clear()
+        for incarnation in incarnations:
+            self._retirement.retire(incarnation)
+        await self._retirement.close(grace_s)
+        for directory in self._override_directories({incarnation.model for incarnation in incarnations}):
+            await asyncio.to_thread(overrides.remove, directory)
+
+    def _override_directories(self, models: Iterable[str]) -> list[Path]:
+        forgotten = [self._lifecycle.forget(model) for model in models]
+        return [override.directory for override in forgotten if override is not None and override.directory is not None]
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    async def load_all(
+        self, decisions: list[LoadModel], load: Callable[[str], Awaitable[None]] | None = None
+    ) -> dict[str, str]:
+        """Load several models at once, or do with each what `load` does; the reason of each that failed.
+
+        That one is not placed here is no failure.
+        """
+        failures: dict[str, str] = {}
+
+        async def one(model: str) -> None:
+            try:
+                await (self.load(model, None) if load is None else load(model))
+            except NotPlacedHere as error:
+                _log.info("%s is not loaded here: %s", model, error)
+            except CharoniaError as error:
+                cause = error.__cause__
+                failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
+
+        tasks = {d.model: asyncio.create_task(one(d.model), name=f"load {d.model}") for d in decisions}
+        self._starting |= tasks
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for model, task in tasks.items():
+                task.cancel()
+                if self._starting.get(model) is task:
+                    del self._starting[model]
+        return failures
+
+    async def load(self, model: str, request: ModelRequested | None) -> None:
+        """Load what is new or changed of a model. Raises the error the caller is told (R20, R21, C62)."""
+        try:
+            loaded = await self._load(model, request)
+        except CharoniaError as error:
+            self._failed[model] = error
+            self._composition.failed(model)
+            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            raise
+        self._copies.tidy(model, wanted=True)
+        self._failed.pop(model, None)
+        self._composition.forget(model)
+        if loaded:
+            _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
+            await self._composition.loaded(model)
+
+    async def _load(self, model: str, request: ModelRequested | None) -> bool:
+        async with self._lock(model):
+            kept = self._lifecycle.override(model)
+            override = await self._directories.override(model, request, kept)
+            try:
+                directory = await asyncio.to_thread(self._directories.find, model, override)
+                # before this takes one of the places: the models of an ensemble need them
+                find = await self._composition.prepare(directory)
+                async with self._loads:
+                    loaded = await self._load_versions(directory, find)
+            except BaseException:
+                if override is not None and override is not kept and override.directory is not None:
+                    await asyncio.to_thread(overrides.remove, override.directory)
+                raise
+            if override is not None and override is not kept:
+                before = self._lifecycle.set_override(model, override)
+                if before is not None and before.directory is not None:
+                    self._retirement.discard_after(model, before.directory)
+        return loaded
+
+    # -- for ensembles (`composition`) --------------------------------------------------------------------------------
+
+    def configs(self) -> dict[str, ModelConfig]:
+        """The configurations of the models that are served."""
+        return {model: incarnation.source.config for (model, _), incarnation in self._serving.items()}
+
+    def interfaces(self, model: str) -> dict[int, ModelInterface]:
+        """The versions of a model that take work, or would when somebody asks for them."""
+        if model in self.announced:
+            return self.announced[model]
+        ready = self._lifecycle.ready_versions(model)
+        return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
+
+    async def catalog(self) -> Catalog:
+        """What all executors serve."""
+        return await self._catalog()
+
+    def find_directory(self, model: str) -> ModelDirectory | None:
+        """A model's files, with its override; None for a model that is not there. Reads files."""
+        try:
+            return self._directories.find(model, self._lifecycle.override(model))
+        except CharoniaError:
+            return None
+
+    def failure(self, model: str) -> CharoniaError | None:
+        """Why the last load of a model failed."""
+        return self._failed.get(model)
+
+    def is_underway(self, model: str) -> bool:
+        """Whether a model is being loaded together with others."""
+        return model in self._starting
+
+    async def load_underway(self, model: str) -> bool:
+        """Wait for the load of a model that was begun together with others; False when there is none."""
+        starting = self._starting.get(model)
+        if starting is None or starting is asyncio.current_task():
+            return False
+        await asyncio.wait({starting})
+        return True
+
+    async def reload(self, model: str) -> None:
+        """Load a model anew although its files are the same."""
+        self._lifecycle.outdate(model)
+        await self.load(model, None)
+
+    # -- loading of versions ------------------------------------------------------------------------------------------
+
+    async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
+        """Load what differs from what is served; False when nothing did (R22)."""
+        model = directory.key
+        directory, selected = await self._selection.select(directory)
+        plan = self._lifecycle.plan(directory, selected)
+        failures: dict[int, CharoniaError] = {}
+        if plan.load:
+            for version in plan.load:
+                await self._announcer.tell(self._lifecycle.loading(model, version))
+            failures = await self._load_planned(directory, selected, plan.load, find)
+        if failures:
+            raise load_failure(model, failures)
+        for version in plan.unload:
+            await self._unload_version(model, version)
+        for fact in self._lifecycle.given_up(model, selected):
+            await self._announcer.tell(fact)
+        return bool(plan.load)
+
+    async def _load_planned(
+        self, directory: ModelDirectory, selected: list[int], planned: tuple[int, ...], find: Find
+    ) -> dict[int, CharoniaError]:
+        model = directory.key
+        failures: dict[int, CharoniaError] = {}
+        config = await self._directories.complete(directory, selected, planned, find)
+        if isinstance(config, CharoniaError):
+            return dict.fromkeys(planned, config)
+        for version in planned:
+            try:
+                if await self._resize(directory, version, config):
+                    continue
+                incarnation = await self._loader.load(directory, version, config)
+            except CharoniaError as error:
+                failures[version] = error
+                _log.error("failed to load %s version %d: %s", model, version, error)
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            else:
+                if (before := self._serving.get((model, version))) is not None:
+                    await self.before_leaving(before)
+                await self._tell_loaded(incarnation, await self.install(incarnation), directory)
+        return failures
+
+    async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
+        """Directory, final configuration and versions of a model, without an instance; None for one that has none.
+
+        Raises what `load` raises.
+        """
+        try:
+            async with self._lock(model), self._loads:
+                directory = await asyncio.to_thread(self._directories.find, model, None)
+                if is_ensemble(directory.config):
+                    return None
+                directory, selected = await self._selection.select(directory)
+                self._copies.keep(model, directory.path)
+                config = await self._directories.complete(directory, selected, selected, refuse_all)
+                if isinstance(config, CharoniaError):
+                    raise load_failure(model, dict.fromkeys(selected, config))
+                self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
+        except CharoniaError as error:
+            self._failed[model] = error
+            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            raise
+        self._copies.tidy(model, wanted=True)
+        return directory, config, selected
+
+    async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
+        """Whether a served version only got more or fewer instances (R23)."""
+        incarnation = self._serving.get((directory.key, version))
+        if incarnation is None or directory.key in self.announced:
+            return False
+        change = await self._loader.resize(incarnation, directory, version, config)
+        if change < 0:
+            await self.before_leaving(incarnation)
+        if change:
+            await self._count(incarnation)
+            await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+        if change < 0:
+            self._retirement.shrink(incarnation)
+        return change != 0
+
+    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
+        return await self._loader.load(directory, version, config)
+
+    async def install(self, incarnation: Incarnation) -> Incarnation | None:
+        """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
+        key = (incarnation.model, incarnation.version)
+        incarnation.pool.on_hung = self._on_hung
+        incarnation.pool.start()
+        before = self._serving.get(key)
+        self._serving[key] = incarnation
+        await self._count(incarnation)
+        return before
+
+    async def _count(self, incarnation: Incarnation) -> None:
+        """Count its instances, and what its warm-up did (I12)."""
+        key = (incarnation.model, incarnation.version)
+        self._metrics.loaded(
+            incarnation.model,
+            incarnation.interface,
+            incarnation.version,
+            incarnation.pool.slots,
+            incarnation.load_ns,
+            incarnation.source.config,
+        )
+        statistics = keys.statistics(*key, incarnation.content_hash)
+        for records, executed in incarnation.warmed:
+            with contextlib.suppress(LogUnavailable):
+                await self._log.add_statistics(statistics, increments(records, executed))
+
+    async def _tell_loaded(
+        self, incarnation: Incarnation, before: Incarnation | None, directory: ModelDirectory
+    ) -> None:
+        """It is served; its predecessor finishes what it has (R22)."""
+        await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+        self.watch_health(incarnation)
+        if before is not None:
+            self._retirement.retire(before, forget=True)
+
+    def _loaded(self, incarnation: Incarnation) -> VersionLoaded:
+        return VersionLoaded(
+            self._executor,
+            incarnation.model,
+            incarnation.version,
+            incarnation.content_hash,
+            incarnation.pool.slots,
+            incarnation.source.config.SerializeToString(deterministic=True),
+            incarnation.labels,
+            incarnation.load_ns,
+            takes_waves(incarnation),
+        )
+
+    def withdraw(self, incarnation: Incarnation) -> None:
+        """Take no more batches of a version that is idle."""
+        key = (incarnation.model, incarnation.version)
+        if self._serving.get(key) is incarnation:
+            del self._serving[key]
+            self._metrics.unloaded(*key)
+
+    async def retire(self, incarnation: Incarnation) -> None:
+        """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
+        await asyncio.wait([self._retirement.retire(incarnation)])
+
+    def watch_health(self, incarnation: Incarnation) -> None:
+        """From now on, that its version is served being told (P6)."""
+        pool, key = incarnation.pool, (incarnation.model, incarnation.version)
+        if not pool.checking_instances():
+            return
+
+        async def tell(well: bool) -> None:
+            if self._serving.get(key) is incarnation:
+                await self._announcer.tell(VersionHealthChanged(self._executor, *key, well))
+
+        name = f"{incarnation.model} version {incarnation.version}"
+        watch = HealthWatch(name, pool.checking_instances, tell, incarnation.health_interval_s)
+        incarnation.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
+
+    # -- unloading ----------------------------------------------------------------------------------------------------
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27).
+
+        The ensembles that are composed of it go before it. `dependents`: of an ensemble go also the models that no
+        other is composed of (R26).
+        """
+        for ensemble in self._composition.dependents(model):
+            await self.unload(ensemble)
+        parts = self._composition.parts(model) if dependents else []
+        await self._unload(model)
+        for part in parts:
+            await self.unload(part, dependents=True)
+
+    async def _unload(self, model: str) -> None:
+        self._composition.forget(model)
+        async with self._lock(model):
+            for version in self._lifecycle.ready_versions(model):
+                await self._unload_version(model, version)
+            for fact in self._lifecycle.given_up(model):
+                await self._announcer.tell(fact)
+            override = self._lifecycle.forget(model)
+            if override is not None and override.directory is not None:
+                self._retirement.discard_after(model, override.directory)
+        self._copies.tidy(model, wanted=False)
+
+    async def _unload_version(self, model: str, version: int) -> None:
+        incarnation = self._serving.get((model, version))
+        if incarnation is not None:
+            await self.before_leaving(incarnation)
+        await self._announcer.tell(self._lifecycle.unloading(model, version))
+        if incarnation is not None:
+            self._retirement.run_dry(incarnation, self._composition.dependents(model))
+
+
+async def _nothing(_incarnation: Incarnation) -> None:
+    """Nobody has said what."""

@@ -1,0 +1,123 @@
+"""A model as its repository and its override have it: found, its configuration completed, or refused with a reason.
+
+Which versions are loaded is `lifecycle`'s, how is `loader`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from charonia.errors import CharoniaError, Unavailable
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import ModelRequested
+from charonia.models.config_errors import StructureError
+from charonia.models.ensemble import Find
+from charonia.models.names import name_of
+from executors.announcing import Announcer
+from executors.configuration.config import from_json
+from executors.loading.loader import Loader
+from executors.repository import overrides
+from executors.repository.model_directory import Fingerprint, ModelDirectory
+from executors.repository.model_repository import DUPLICATE_REASON, ModelRepository
+from protos.model_config_pb2 import ModelConfig
+
+from .lifecycle import NO_VERSION, Lifecycle, Override, load_failure, poll_failure
+
+_log = logging.getLogger(__name__)
+
+_NOT_FETCHED = Fingerprint("not fetched", "")
+
+
+class Directories:
+    """The models of one executor's repositories."""
+
+    def __init__(
+        self, log: EventLog, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
+    ) -> None:
+        self._log = log
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._loader = loader
+        self._announcer = announcer
+        # threads of its own: a fetch may take minutes, and what is served needs the others
+        self._fetching = ThreadPoolExecutor(thread_name_prefix="fetching")
+
+    async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
+        """What a load request puts in the repository's place; `kept` without a new one."""
+        if request is None or not request.config_json:
+            return kept
+        if not request.files:
+            return Override(request.config_json)
+        contents = await overrides.fetch(self._log, model, request.files)
+        return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+
+    def find(self, model: str, override: Override | None) -> ModelDirectory:
+        """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
+        if override is not None and override.directory is not None:
+            directory: ModelDirectory | None = self._repository.read(override.directory, name=name_of(model))
+        else:
+            try:
+                directory = self._repository.find(model)
+            except Unavailable as error:
+                _log.error("failed to load %s: %s", model, error)
+                raise poll_failure(model) from error
+        if directory is None:
+            raise poll_failure(model)
+        if override is None:
+            return directory
+        try:
+            return self._repository.with_composing_models(directory.with_config(from_json(override.config_json)))
+        except CharoniaError as error:
+            _log.error("configuration of the load request for %s: %s", model, error)
+            raise poll_failure(model) from error
+
+    async def complete(
+        self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
+    ) -> ModelConfig | CharoniaError:
+        """The final configuration, or what is wrong with it, which is told."""
+        model = directory.key
+        try:
+            return await self._loader.complete(directory, selected, find)
+        except CharoniaError as error:
+            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
+            _log.error("failed to load %s: %s", model, error)
+            for version in planned:
+                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+            if isinstance(error, StructureError):
+                raise poll_failure(model) from error
+            return error
+
+    async def bring(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
+        """The same with its files on this machine (R7). Raises for one that cannot be had, after telling its reason."""
+        if directory.fetch is None:
+            return directory
+        model = directory.key
+        try:
+            loop = asyncio.get_running_loop()
+            directory = await loop.run_in_executor(self._fetching, directory.with_files, selected)
+        except Unavailable as error:
+            # not the model's fault: polling must try again although nothing changes there
+            self._lifecycle.unreadable(replace(directory, fingerprint=_NOT_FETCHED))
+            _log.error("failed to fetch %s: %s", model, error)
+            if not self._lifecycle.ready_versions(model):
+                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            raise load_failure(model, {NO_VERSION: error}) from None
+        if directory.config is None:
+            await self.refuse(directory)
+        return directory
+
+    async def refuse(self, directory: ModelDirectory) -> None:
+        """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
+        model = directory.key
+        error = directory.error or poll_failure(model)
+        self._lifecycle.unreadable(directory)
+        version = directory.versions[-1] if directory.versions else NO_VERSION
+        _log.error("configuration of %s: %s", model, error)
+        await self._announcer.tell(self._lifecycle.failed(model, version, error))
+        if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
+            raise poll_failure(model) from error
+        raise load_failure(model, {version: error})

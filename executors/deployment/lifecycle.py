@@ -1,0 +1,298 @@
+"""Decides what an executor loads and unloads, and keeps the state of every model version. Pure.
+
+    UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE;  a reload stays READY until its successor is (R22)
+
+In come the repository as found, requests and the ends of loads; out go decisions (what to do next) and facts (what to
+tell). Doing it is `executors.service`'s; how a version is loaded is `executors.loading.loader`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
+from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
+from charonia.models.names import name_of
+
+UNAVAILABLE = "UNAVAILABLE"
+LOADING = "LOADING"
+READY = "READY"
+UNLOADING = "UNLOADING"
+
+UNLOADED = "unloaded"
+"""The reason of a version that was unloaded on purpose (H40)."""
+
+NO_VERSION = -1
+"""Stands for the version in the index and in errors when a model has none to load."""
+
+EXPLICIT = "explicit"
+POLL = "poll"
+WILDCARD = "*"
+
+
+class Stamps(Protocol):
+    """What tells whether files changed: `executors.repository.model_directory.Fingerprint`."""
+
+    @property
+    def config(self) -> str: ...
+    @property
+    def shared(self) -> str: ...
+    @property
+    def versions(self) -> Mapping[int, str]: ...
+
+
+class Found(Protocol):
+    """A model as the repository has it: `executors.repository.model_directory.ModelDirectory`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def fingerprint(self) -> Stamps: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a load request put in place of the repository's files, until the model is unloaded (R24, R25).
+
+    `directory` is the temporary model directory of a file override, None when only the configuration is overridden.
+    """
+
+    config_json: str
+    directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Load a model, or what changed of it; `request` is the request that wants to hear of it.
+
+    `model` is its key (`charonia.models.names`), with a request the name, which several models may have.
+    """
+
+    model: str
+    request: ModelRequested | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadModel:
+    """Unload every version of a model; `model` as in `LoadModel`."""
+
+    model: str
+    request: ModelRequested | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a request with an error and do nothing."""
+
+    request: ModelRequested
+    error: CharoniaError
+
+
+Decision = LoadModel | UnloadModel | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Versions of one model to load (new, changed or failed before), to leave, and to unload; ascending."""
+
+    load: tuple[int, ...]
+    keep: tuple[int, ...]
+    unload: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Version:
+    state: str
+    reason: str = ""
+    stamp: tuple[str, str, str] | None = None
+    """Of the files it was loaded from, while it is served."""
+
+
+@dataclass(slots=True)
+class _Model:
+    versions: dict[int, _Version] = field(default_factory=dict)
+    override: Override | None = None
+    seen: Stamps | None = None
+    """The files of the last attempt to load it: polling tries again only when they change."""
+
+
+class Lifecycle:
+    """One executor's models. `executor` is its incarnation, `control_mode` none, poll or explicit (R8)."""
+
+    def __init__(self, executor: str, control_mode: str) -> None:
+        self._executor = executor
+        self._mode = control_mode
+        self._models: dict[str, _Model] = {}
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    def start(self, found: Mapping[str, Found], load_model: Sequence[str]) -> list[LoadModel]:
+        """What to load first: everything, or in explicit mode what `--load-model` names (R8).
+
+        Raises `StartupError` for a wildcard among other names.
+        """
+        if self._mode != EXPLICIT:
+            return [LoadModel(key) for key in found]
+        if WILDCARD in load_model:
+            if len(load_model) > 1:
+                raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+            return [LoadModel(key) for key in found]
+        keys = {name: [key for key in found if name_of(key) == name] for name in load_model}
+        return [LoadModel(key) for name in keys for key in keys[name] or [name]]
+
+    def requested(self, request: ModelRequested) -> Decision:
+        """What a load or unload request leads to (R9, R25, H42)."""
+        if self._mode != EXPLICIT:
+            return Refuse(request, Unavailable("explicit model load / unload is not allowed if polling is enabled"))
+        if request.action == "unload":
+            return UnloadModel(request.model, request)
+        if request.action != "load":
+            return Refuse(request, InvalidArgument(f"unknown model request '{request.action}'"))
+        if request.files and not request.config_json:
+            return Refuse(request, InvalidArgument("Load parameter 'config' must be specified for model file override"))
+        return LoadModel(request.model, request)
+
+    def polled(self, found: Mapping[str, Found]) -> list[LoadModel | UnloadModel]:
+        """What changed in the repository since it was last looked at (R10)."""
+        decisions: list[LoadModel | UnloadModel] = []
+        for key, directory in found.items():
+            known = self._models.get(key)
+            if known is None or known.seen is None or _differ(known.seen, directory.fingerprint):
+                decisions.append(LoadModel(key))
+        decisions.extend(
+            UnloadModel(key) for key, model in self._models.items() if key not in found and model.seen is not None
+        )
+        return decisions
+
+    def plan(self, directory: Found, selected: Sequence[int]) -> Plan:
+        """What a load of this model has to do: versions served from the same files stay as they are (R22)."""
+        model = self._model(directory.key)
+        model.seen = directory.fingerprint
+        load, keep = [], []
+        for version in sorted(selected):
+            known = model.versions.get(version)
+            stamp = _stamp(directory.fingerprint, version)
+            if known is not None and known.state == READY and known.stamp == stamp:
+                keep.append(version)
+            else:
+                load.append(version)
+        served = {version for version, known in model.versions.items() if known.state == READY}
+        return Plan(tuple(load), tuple(keep), tuple(sorted(served - set(selected))))
+
+    def outdate(self, model: str) -> None:
+        """What is served of a model is loaded anew by its next load, whatever its files say."""
+        known = self._models.get(model)
+        for version in known.versions.values() if known is not None else ():
+            version.stamp = None
+
+    def override(self, model: str) -> Override | None:
+        """What stays in place of the repository's files for a model (R24)."""
+        known = self._models.get(model)
+        return known.override if known is not None else None
+
+    def set_override(self, model: str, override: Override) -> Override | None:
+        """Keep an override whose load succeeded; the one it replaces."""
+        known = self._model(model)
+        before, known.override = known.override, override
+        return before
+
+    def ready_versions(self, model: str) -> list[int]:
+        known = self._models.get(model)
+        return sorted(v for v, entry in known.versions.items() if entry.state == READY) if known is not None else []
+
+    def keys(self, name: str) -> list[str]:
+        """The models of a name that there have been."""
+        return [key for key in self._models if name_of(key) == name]
+
+    def states(self) -> list[tuple[str, int, str, str]]:
+        """(model, version, state, reason) of all that was to be loaded, in order."""
+        found = [(key, v, e.state, e.reason) for key, model in self._models.items() for v, e in model.versions.items()]
+        return sorted(found)
+
+    def ready_models(self) -> list[str]:
+        return [name for name in self._models if self.ready_versions(name)]
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    def loading(self, model: str, version: int) -> VersionStateChanged:
+        """A version's load begins. One that is served already stays READY (R22)."""
+        known = self._model(model).versions.setdefault(version, _Version(UNAVAILABLE))
+        if known.state != READY:
+            known.state, known.reason = LOADING, ""
+        return VersionStateChanged(self._executor, model, version, LOADING)
+
+    def loaded(self, fact: VersionLoaded, fingerprint: Stamps) -> VersionLoaded:
+        """A version is served; a predecessor may be drained now."""
+        self._model(fact.model).versions[fact.version] = _Version(READY, "", _stamp(fingerprint, fact.version))
+        return fact
+
+    def failed(self, model: str, version: int, error: CharoniaError) -> VersionFailed:
+        """A version could not be loaded; what was served before still is (R21)."""
+        reason = f"{error.code.title}: {error.message}"
+        known = self._model(model).versions.setdefault(version, _Version(UNAVAILABLE))
+        if known.state != READY:
+            known.state, known.reason = UNAVAILABLE, reason
+        return VersionFailed(self._executor, model, version, int(error.code), reason)
+
+    def unreadable(self, directory: Found) -> None:
+        """A model's configuration cannot be used; polling tries again when its files change."""
+        self._model(directory.key).seen = directory.fingerprint
+
+    def unloading(self, model: str, version: int) -> VersionStateChanged:
+        """A version takes no new work (R27)."""
+        self._model(model).versions[version] = _Version(UNLOADING)
+        return VersionStateChanged(self._executor, model, version, UNLOADING)
+
+    def unloaded(self, model: str, version: int, reason: str = UNLOADED) -> VersionUnloaded | None:
+        """A version's instances are gone. None when it is being loaded again already: nobody must hear of its end."""
+        known = self._model(model).versions.get(version)
+        if known is None or known.state != UNLOADING:
+            return None
+        known.state, known.reason = UNAVAILABLE, reason
+        return VersionUnloaded(self._executor, model, version, reason)
+
+    def given_up(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
+        """Failed versions that nobody wants any more, so that they do not count as missing from readiness (R40)."""
+        known = self._models.get(model)
+        facts = []
+        for version, entry in sorted(known.versions.items()) if known is not None else ():
+            if version not in wanted and entry.state == UNAVAILABLE and entry.reason not in ("", UNLOADED):
+                entry.reason = UNLOADED
+                facts.append(VersionUnloaded(self._executor, model, version, UNLOADED))
+        return facts
+
+    def forget(self, model: str) -> Override | None:
+        """A model was unloaded as a whole; returns the override that ends with it (R24)."""
+        known = self._models.get(model)
+        if known is None:
+            return None
+        before, known.override, known.seen = known.override, None, None
+        return before
+
+    def _model(self, name: str) -> _Model:
+        return self._models.setdefault(name, _Model())
+
+
+def poll_failure(model: str) -> InternalError:
+    """R20 and C62: the only text for a model that is unknown or whose configuration cannot be read."""
+    return InternalError(f"failed to load '{name_of(model)}', failed to poll from model repository")
+
+
+def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
+    """R21: one part for each version that failed, ascending."""
+    parts = "".join(
+        f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"
+        for version, error in sorted(failures.items())
+    )
+    return InvalidArgument(f"load failed for model '{model}': {parts}")
+
+
+def _stamp(fingerprint: Stamps, version: int) -> tuple[str, str, str]:
+    return (fingerprint.config, fingerprint.shared, fingerprint.versions.get(version, ""))
+
+
+def _differ(one: Stamps, other: Stamps) -> bool:
+    return (one.config, one.shared, dict(one.versions)) != (other.config, other.shared, dict(other.versions))

@@ -1,0 +1,74 @@
+"""Loads and unloads that name a model: all models of that name, one in each repository that has it (R2).
+
+Without `--model-namespacing` there is one, and this hands on what it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
+from charonia.facts.events import ModelRequested
+from executors.loading.placing import NotPlacedHere
+from executors.repository.model_repository import ModelRepository
+
+from .lifecycle import Lifecycle, poll_failure
+
+_log = logging.getLogger(__name__)
+
+
+class Loads(Protocol):
+    """What this needs of whoever loads models (`deployment`), by key."""
+
+    async def load(self, model: str, request: ModelRequested | None) -> None: ...
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None: ...
+
+
+class Named:
+    """The models of one executor by name."""
+
+    def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: Loads) -> None:
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._loads = loads
+
+    async def load(self, name: str, request: ModelRequested) -> None:
+        """Load every model of the name; what a request brings holds for each of them.
+
+        Files of its own make a model without a repository (R25). Raises R20's error when there is none or one cannot
+        be polled, else R21's with a part for each model that failed.
+        """
+        try:
+            keys = [name] if request.files else await asyncio.to_thread(self._repository.keys, name)
+        except Unavailable as unavailable:
+            _log.error("failed to load %s: %s", name, unavailable)
+            raise poll_failure(name) from unavailable
+        if not keys:
+            raise poll_failure(name)
+        if len(keys) == 1:
+            await self._loads.load(keys[0], request)
+            return
+        errors = await asyncio.gather(*(self._attempt(key, request) for key in keys))
+        failures = [error for error in errors if error is not None and not isinstance(error, NotPlacedHere)]
+        if all(error is not None for error in errors) and not failures:
+            raise next(error for error in errors if error is not None)
+        for error in failures:
+            if not isinstance(error, InvalidArgument):
+                raise error
+        if failures:
+            raise InvalidArgument("".join(error.message for error in failures))
+
+    async def _attempt(self, key: str, request: ModelRequested) -> CharoniaError | None:
+        try:
+            await self._loads.load(key, request)
+        except CharoniaError as error:
+            return error
+        return None
+
+    async def unload(self, name: str, *, dependents: bool) -> None:
+        """Unload every model of the name."""
+        for key in self._lifecycle.keys(name) or [name]:
+            await self._loads.unload(key, dependents=dependents)

@@ -1,0 +1,274 @@
+"""Models that are loaded when the first request waits for them, and make room for others when they are idle.
+
+Every version is announced at the start: its configuration is completed and its files are read, no instance is made.
+The owner of a model whose requests wait asks one executor for it (`VersionWanted`). What makes room is the version that
+was used longest ago, never one that has work here or requests in the log. What cannot be loaded says so
+(`VersionFailed`), which answers those that wait once nobody else announces it, and is announced again after a while.
+Counting is `executors.deployment.room`'s, instances are `executors.deployment.deployment`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import VersionAnnounced, VersionHeld
+from executors.announcing import Announcer
+from executors.host.memory import give_back_free, tree_bytes
+from executors.repository.files import walk
+from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
+from executors.running.incarnation import Incarnation
+from executors.settling.checkpoints import stays
+from protos.model_config_pb2 import ModelConfig
+
+from .deployment import Deployment
+from .lifecycle import Lifecycle
+from .room import Key, Room
+
+_log = logging.getLogger(__name__)
+
+_DESCRIBE_S = 0.5
+_FIRST_LOOK_S = 0.01
+_LAST_LOOK_S = 0.2
+_FIRST_RETRY_S = 5.0
+_LAST_RETRY_S = 300.0
+
+
+@dataclass(slots=True)
+class Announced:
+    """A version that may be loaded: everything but its instances."""
+
+    directory: ModelDirectory
+    config: ModelConfig
+    fact: VersionAnnounced
+    files_bytes: int
+    keep_ns: int
+    failures: int = 0
+
+
+class OnDemand:
+    """The models of one executor that is given room for some of them.
+
+    `describe()` tells how much of the room is taken. With a budget in bytes one model is loaded at a time, because only
+    then is what memory grows by its own; else `concurrent_loads`.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        *,
+        room: Room,
+        deployment: Deployment,
+        lifecycle: Lifecycle,
+        announcer: Announcer,
+        describe: Callable[[], Awaitable[None]],
+        concurrent_loads: int,
+    ) -> None:
+        self.room = room
+        self._log = log
+        self._executor = executor
+        self._deployment = deployment
+        self._lifecycle = lifecycle
+        self._announcer = announcer
+        self._describe = describe
+        self._workers = 1 if room.budget_bytes else max(1, concurrent_loads)
+        self._announced: dict[Key, Announced] = {}
+        self._wanted: asyncio.Queue[Key] = asyncio.Queue()
+        self._asked: set[Key] = set()
+        self._making_room = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._describing: asyncio.Task[None] | None = None
+
+    # -- announcing ---------------------------------------------------------------------------------------------------
+
+    async def announce(self, model: str) -> None:
+        """Make a model known. Raises the error that keeps it from being loaded, after telling it."""
+        prepared = await self._deployment.prepare(model)
+        if prepared is None:  # it has no instances: there is nothing to wait with
+            await self._deployment.load(model, None)
+            return
+        directory, config, versions = prepared
+        for version in versions:
+            announced = await asyncio.to_thread(self._announcement, directory, config, version)
+            self._announced[(model, version)] = announced
+            await self._announcer.tell(announced.fact)
+
+    def _announcement(self, directory: ModelDirectory, config: ModelConfig, version: int) -> Announced:
+        digest = content_hash(directory.path, version, config)
+        labels = {name: list(lines) for name, lines in load_labels(directory.path, config).items()}
+        serialised = config.SerializeToString(deterministic=True)
+        fact = VersionAnnounced(self._executor, directory.key, version, digest, serialised, labels)
+        files_bytes = sum(entry.size_bytes for entry in walk(directory.path / str(version)))
+        keep_us = config.sequence_batching.max_sequence_idle_microseconds if config.HasField("sequence_batching") else 0
+        return Announced(directory, config, fact, files_bytes, 2000 * keep_us)
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load what is wanted from now on."""
+        if self.room.budget_bytes:  # looking into the models' files has left much
+            self._spawn(asyncio.to_thread(give_back_free))
+        for _ in range(self._workers):
+            self._spawn(self._load_wanted())
+
+    async def stop(self) -> None:
+        """Load nothing more; a load under way is broken off."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wanted(self, model: str, version: int) -> None:
+        """Requests wait for a version; asking again changes nothing."""
+        key = (model, version)
+        if key in self._announced and key not in self._asked and self._deployment.find(*key) is None:
+            self._asked.add(key)
+            self._wanted.put_nowait(key)
+
+    async def _load_wanted(self) -> None:
+        while True:
+            key = await self._wanted.get()
+            try:
+                await self._load(key, self._announced[key])
+            except CharoniaError as error:
+                await self._failed(key, error)
+            except Exception as error:
+                _log.exception("loading %s version %d on demand failed", *key)
+                await self._failed(key, InternalError(f"{type(error).__name__}: {error}"))
+            finally:
+                self._asked.discard(key)
+            if self._describing is None or self._describing.done():
+                self._describing = self._spawn(self._describe_soon())
+
+    async def _describe_soon(self) -> None:
+        """Not for each of many models that take turns."""
+        await asyncio.sleep(_DESCRIBE_S)
+        await self._describe()
+
+    async def _load(self, key: Key, announced: Announced) -> None:
+        size = self.room.guess_bytes(key, announced.files_bytes, announced.config.backend)
+        async with self._making_room:
+            await self._make_room(key, size)
+            self.room.take(key, size, monotonic_ns(), keep_ns=announced.keep_ns)
+        incarnation: Incarnation | None = None
+        try:
+            before = await self._measure()
+            incarnation = await self._deployment.make(announced.directory, key[1], announced.config)
+            grown = await self._measure() - before
+            if incarnation.content_hash != announced.fact.content_hash:
+                raise InternalError("its files are others than when it was announced")
+            self.room.measured(key, max(0, grown), monotonic_ns())
+            self.room.learn(announced.config.backend, announced.files_bytes, grown)
+            if self.room.over_budget():
+                await self._shrink(key)
+        except BaseException:
+            if incarnation is not None:
+                await incarnation.pool.close()
+            self.room.give(key)
+            raise
+        announced.failures = 0
+        await self._deployment.install(incarnation)
+        held = VersionHeld(self._executor, *key, incarnation.pool.slots, incarnation.load_ns)
+        await self._announcer.tell(held)
+        self._deployment.watch_health(incarnation)
+
+    async def _shrink(self, key: Key) -> None:
+        """It took more than was thought: others make room after all, or it is given up when it can never fit."""
+        size = self.room.guess_bytes(key, 0)
+        if self.room.never_fits(size):
+            raise self._too_large(size)
+        while self.room.over_budget() and await self._evict_one():
+            pass
+        if self.room.over_budget():
+            _log.warning("%s version %d took more memory than was left: %d bytes", *key, size)
+
+    def _too_large(self, size_bytes: int) -> ResourceExhausted:
+        return ResourceExhausted(f"it needs {size_bytes} bytes, the memory budget is {self.room.budget_bytes} bytes")
+
+    async def _measure(self) -> int:
+        return await asyncio.to_thread(_settled_tree_bytes) if self.room.budget_bytes else 0
+
+    # -- making room --------------------------------------------------------------------------------------------------
+
+    async def _make_room(self, key: Key, size_bytes: int) -> None:
+        """Wait until there is room. Raises `ResourceExhausted` when there never is."""
+        if self.room.never_fits(size_bytes):
+            raise self._too_large(size_bytes)
+        look_s = _FIRST_LOOK_S
+        while not self.room.fits(size_bytes):
+            if await self._evict_one():
+                look_s = _FIRST_LOOK_S
+                continue
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, _LAST_LOOK_S)
+
+    async def _evict_one(self) -> bool:
+        """Unload the idle version that was used longest ago; whether there was one."""
+        for key in self._announced:
+            incarnation = self._deployment.find(*key)
+            if incarnation is not None:
+                self.room.used(key, incarnation.pool.used_ns)
+        for key in self.room.candidates(monotonic_ns()):
+            incarnation = self._deployment.find(*key)
+            if incarnation is None or not await self._is_idle(incarnation):
+                continue
+            await self._deployment.before_leaving(incarnation)
+            if incarnation.pool.unfinished:  # something has come meanwhile
+                stays(incarnation)
+                continue
+            await self._evict(key, incarnation)
+            return True
+        return False
+
+    async def _is_idle(self, incarnation: Incarnation) -> bool:
+        if incarnation.pool.unfinished:
+            return False
+        with contextlib.suppress(LogUnavailable):
+            unsettled, _ = await self._log.pending(incarnation.model)
+            waiting = unsettled or await self._log.waves.queued(incarnation.model)
+            return not waiting and not incarnation.pool.unfinished
+        return False
+
+    async def _evict(self, key: Key, incarnation: Incarnation) -> None:
+        """What its owner sends before it hears of this comes back to it unexecuted."""
+        # before it is told: an owner that has heard of it may want it again at once, and is believed then (`wanted`)
+        self._deployment.withdraw(incarnation)
+        try:
+            await self._announcer.tell(VersionHeld(self._executor, *key, 0))
+        finally:
+            await self._deployment.retire(incarnation)
+        self.room.give(key)
+        _log.info("%s version %d made room for another model", *key)
+
+    # -- what cannot be loaded ----------------------------------------------------------------------------------------
+
+    async def _failed(self, key: Key, error: CharoniaError) -> None:
+        announced = self._announced[key]
+        announced.failures += 1
+        _log.error("failed to load %s version %d on demand: %s", *key, error)
+        await self._announcer.tell(self._lifecycle.failed(*key, error))
+        wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (announced.failures - 1))
+        self._spawn(self._announce_again(announced, wait_s))
+
+    async def _announce_again(self, announced: Announced, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self._announcer.tell(announced.fact)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _settled_tree_bytes() -> int:
+    """What a load has freed again is no part of what the model takes."""
+    give_back_free()
+    return tree_bytes()

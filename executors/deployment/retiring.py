@@ -1,0 +1,164 @@
+"""Versions that are served no longer: what they still have runs to its end, then their instances go.
+
+When that is, is `deployment`'s; here is how, and that nothing which ends is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from charonia import keys
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.port import EventLog
+from executors.announcing import Announcer
+from executors.metrics import ExecutorMetrics
+from executors.repository import overrides
+from executors.running.incarnation import Incarnation
+from executors.settling.checkpoints import stays
+
+from .lifecycle import Lifecycle
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+_QUIET_LOOKS = 50
+
+
+class Retirement:
+    """`serving` is what the executor serves now, by model and version; a version that has run dry leaves it here."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        serving: dict[tuple[str, int], Incarnation],
+        lifecycle: Lifecycle,
+        announcer: Announcer,
+        metrics: ExecutorMetrics,
+    ) -> None:
+        self._log = log
+        self._serving = serving
+        self._lifecycle = lifecycle
+        self._announcer = announcer
+        self._metrics = metrics
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """What retires, and of which model."""
+        self._drying: dict[str, set[asyncio.Task[None]]] = {}
+        """What unloaded models still run, by model."""
+
+    async def idle(self) -> None:
+        """Wait until all that is retiring has ended."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def close(self, grace_s: float) -> None:
+        """Wait for it, at most `grace_s`; what hangs is left to the end of the process."""
+        if not self._tasks:
+            return
+        _, hanging = await asyncio.wait(set(self._tasks), timeout=grace_s)
+        for task in hanging:
+            task.cancel()
+        if hanging:
+            _log.error("%d model versions did not unload within %g s", len(hanging), grace_s)
+            await asyncio.wait(hanging)
+
+    def run_dry(self, incarnation: Incarnation, dependents: Iterable[str]) -> None:
+        """Serve on until what was accepted before the unload has run, then retire (R27).
+
+        Ensembles that go before it, `dependents`, run dry first.
+        """
+        users = [task for name in dependents for task in self._drying.get(name, ())]
+        drying = self._drying.setdefault(incarnation.model, set())
+        task = self._spawn(incarnation.model, self._run_dry(incarnation, users))
+        drying.add(task)
+        task.add_done_callback(drying.discard)
+
+    def retire(self, incarnation: Incarnation, *, forget: bool = False) -> asyncio.Task[None]:
+        """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
+        return self._spawn(incarnation.model, self._retire(incarnation, forget=forget))
+
+    def shrink(self, incarnation: Incarnation) -> None:
+        """Let instances go that are not kept, when they have finished what they have (R23)."""
+        self._spawn(incarnation.model, self._shrink(incarnation))
+
+    def discard_after(self, model: str, directory: Path) -> None:
+        """Remove a model's temporary directory when nobody loaded from it runs any more."""
+        self.afterwards(model, lambda: asyncio.to_thread(overrides.remove, directory))
+
+    def afterwards(self, model: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something when all that retires now of a model has ended."""
+        waiting = [task for task, of in self._tasks.items() if of == model]
+
+        async def last() -> None:
+            if waiting:
+                await asyncio.wait(waiting)
+            await work()
+
+        self._spawn(model, last())
+
+    async def _shrink(self, incarnation: Incarnation) -> None:
+        await incarnation.pool.shrink()
+        stays(incarnation)
+
+    async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
+        # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, and no
+        # wave. When other versions of it are served, what is unsettled may wait for those: then it is enough that the
+        # owner has sent nothing for a while. Looks are counted, not time: an owner in this process stalls when this one
+        # does.
+        key = (incarnation.model, incarnation.version)
+        if users:
+            await asyncio.wait(users)
+        looks, last = 0, (-1, -1)
+        while looks < _QUIET_LOOKS:
+            looks += 1
+            if incarnation.pool.unfinished:
+                await incarnation.pool.idle()
+                looks = 0
+            with contextlib.suppress(LogUnavailable):
+                waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queued(key[0]))
+                if waiting == (0, 0):
+                    break
+                alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
+                if alone and waiting != last:
+                    looks = 0
+                last = waiting
+            await asyncio.sleep(_LOOK_S)
+        if self._serving.get(key) is incarnation:
+            del self._serving[key]
+            await self._retire(incarnation, tell=True, forget=True)
+
+    async def _retire(self, incarnation: Incarnation, *, tell: bool = False, forget: bool = False) -> None:
+        if incarnation.health is not None:
+            incarnation.health.cancel()
+        await incarnation.pool.idle()
+        await incarnation.pool.close()
+        if forget:
+            await self._forget_statistics(incarnation)
+        if tell:
+            fact = self._lifecycle.unloaded(incarnation.model, incarnation.version)
+            if fact is not None:
+                self._metrics.unloaded(incarnation.model, incarnation.version)
+                await self._announcer.tell(fact)
+
+    async def _forget_statistics(self, incarnation: Incarnation) -> None:
+        """Not when the same content is served again meanwhile: then they go on."""
+        key = (incarnation.model, incarnation.version)
+        serving = self._serving.get(key)
+        if serving is None or serving.content_hash != incarnation.content_hash:
+            with contextlib.suppress(CharoniaError):
+                await self._log.delete_keys([keys.statistics(*key, incarnation.content_hash)])
+
+    def _spawn(self, model: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = model
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("unloading a model failed", exc_info=error)

@@ -1,0 +1,76 @@
+"""What of a model is to be served here: the versions its configuration wants, where it is placed, its files fetched.
+
+What is told and what is taken back when it is not to be served is here too; loading is
+`executors.deployment.deployment`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from charonia.errors import CharoniaError
+from charonia.facts.events import ModelExcluded
+from executors.announcing import Announcer
+from executors.loading.placing import NotPlacedHere, Placing
+from executors.repository.model_directory import ModelDirectory
+
+from .directories import Directories
+from .lifecycle import NO_VERSION, Lifecycle, load_failure
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Selection:
+    """Of one executor. `unload_version` stops serving a version."""
+
+    def __init__(
+        self,
+        executor: str,
+        placing: Placing,
+        lifecycle: Lifecycle,
+        directories: Directories,
+        announcer: Announcer,
+        unload_version: Callable[[str, int], Awaitable[None]],
+    ) -> None:
+        self._executor = executor
+        self._placing = placing
+        self._lifecycle = lifecycle
+        self._directories = directories
+        self._announcer = announcer
+        self._unload_version = unload_version
+
+    async def select(self, directory: ModelDirectory) -> tuple[ModelDirectory, list[int]]:
+        """The model with its files, and the versions that should be served here.
+
+        Raises for what cannot be, after telling its reason.
+        """
+        if directory.config is None:
+            await self._directories.refuse(directory)
+        selected = await self._judged(directory, self._placing.select)
+        # only now: a model that is placed elsewhere need not be fetched
+        directory = await self._directories.bring(directory, selected)
+        await self._judged(directory, self._placing.check)
+        return directory, selected
+
+    async def _judged(self, directory: ModelDirectory, judge: Callable[[ModelDirectory], T]) -> T:
+        """What `judge` says of a model; its errors are told."""
+        model = directory.key
+        try:
+            return await asyncio.to_thread(judge, directory)
+        except NotPlacedHere as error:
+            self._lifecycle.unreadable(directory)
+            for version in self._lifecycle.ready_versions(model):
+                await self._unload_version(model, version)
+            await self._announcer.tell(ModelExcluded(self._executor, model, error.message))
+            raise
+        except CharoniaError as error:
+            self._lifecycle.unreadable(directory)
+            _log.error("failed to load %s: %s", model, error)
+            if not self._lifecycle.ready_versions(model):
+                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+            raise load_failure(model, {NO_VERSION: error}) from None

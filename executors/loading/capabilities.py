@@ -1,0 +1,57 @@
+"""What an executor can do, as the labels that placement asks for: devices, memory, processors, host, backends.
+
+Labels that are given by hand win. Which backends there are costs a look at every installed distribution's metadata, so
+it is found out when somebody asks (`backends`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from executors.backends.registry import BackendRegistry
+
+_GIB = 1024**3
+
+
+class Capabilities:
+    """One executor's labels: `given` and what is detected."""
+
+    def __init__(self, registry: BackendRegistry, *, gpus: int, given: Mapping[str, str]) -> None:
+        self.gpus = gpus
+        self._registry = registry
+        self._given = dict(given)
+        self._labels: dict[str, str] = {}
+
+    def labels(self) -> dict[str, str]:
+        """Every label; several values of one are joined by commas. Reads metadata once: not for the event loop."""
+        if not self._labels:
+            self._labels = {
+                "host": socket.gethostname(),
+                "device": "cpu,gpu" if self.gpus else "cpu",
+                "gpus": str(self.gpus),
+                "cpus": str(len(os.sched_getaffinity(0))),
+                "memory_gib": f"{memory_bytes() / _GIB:.2f}",
+                "backend": ",".join(self._registry.available()),
+                **self._given,
+            }
+        return dict(self._labels)
+
+
+def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may use: the machine's memory, or its container's limit. 0 when neither can be read."""
+    found: list[int] = []
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                found.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            found.append(int((cgroup / name).read_text()))  # "max" is no number, and no limit
+        except (OSError, ValueError):
+            continue
+    return min(found, default=0)

@@ -1,0 +1,265 @@
+"""Ensembles on an executor: what they are composed of comes before them and goes after them (C52, C53, R26).
+
+An ensemble has no instances here, and running it is its owner's. Loading and unloading is `deployment`'s, which asks
+this in which order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from charonia.catalog.catalog import Catalog
+from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from charonia.models.ensemble import Find, circle, compose, composing_models
+from charonia.models.interface import ModelInterface
+from executors.configuration.config import normalise, unsupported_features, validate
+from executors.repository.model_directory import ModelDirectory
+from protos.model_config_pb2 import ModelConfig
+
+from .placing import NotPlacedHere
+
+_log = logging.getLogger(__name__)
+
+
+def is_ensemble(config: ModelConfig | None) -> bool:
+    return config is not None and config.HasField("ensemble_scheduling")
+
+
+def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConfig:
+    """The final configuration of an ensemble. Raises what keeps it from being loaded.
+
+    It is decoupled when a model it is composed of is (C53).
+    """
+    config = normalise(written)
+    validate(config, name)
+    unsupported = unsupported_features(config)
+    if unsupported:
+        raise Unsupported("; ".join(unsupported))
+    if compose(config, find).decoupled:
+        config.model_transaction_policy.decoupled = True
+        validate(config, name)
+        unsupported = unsupported_features(config)
+        if unsupported:
+            raise Unsupported("; ".join(unsupported))
+    return config
+
+
+class Loads(Protocol):
+    """What this needs of whoever loads models."""
+
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """The configurations of the models that are served."""
+
+    def interfaces(self, model: str) -> Mapping[int, ModelInterface]:
+        """The served versions of a model."""
+
+    def find_directory(self, model: str) -> ModelDirectory | None:
+        """A model's files, with its override. Reads files."""
+
+    def failure(self, model: str) -> CharoniaError | None:
+        """Why the last load of a model failed."""
+
+    async def load_underway(self, model: str) -> bool:
+        """Wait for the load of a model that was begun together with others; False when there is none."""
+
+    async def catalog(self) -> Catalog:
+        """What all executors serve."""
+
+    def is_underway(self, model: str) -> bool:
+        """Whether a model is being loaded together with others."""
+
+    async def load(self, model: str, request: None) -> None: ...
+
+    async def unload(self, model: str) -> None: ...
+
+    async def reload(self, model: str) -> None:
+        """Load a model anew although its files are the same."""
+
+
+class Composition:
+    """The ensembles of one executor and the models they are composed of."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+        self._parts: dict[str, frozenset[str]] = {}
+        """What the ensembles that were to be loaded last are composed of."""
+        self._wanting: dict[str, frozenset[str]] = {}
+        """The same of those whose load failed."""
+        self._catalog: Catalog | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def prepare(self, directory: ModelDirectory) -> Find:
+        """Load what an ensemble is composed of and is not served (R26).
+
+        What cannot be had is told when it is asked for: `InvalidArgument` with C52's texts.
+        """
+        config, name = directory.config, directory.key
+        if config is None or not is_ensemble(config):
+            return refuse_all
+        models = composing_models(config)
+        self._parts[name] = frozenset(models)
+        round_about = await asyncio.to_thread(self._circle, name, config)
+        if round_about:
+            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(round_about)}"))
+        missing: set[str] = set()
+        elsewhere: set[str] = set()
+        for model in models:
+            if await self._loads.load_underway(model) or self._loads.interfaces(model):
+                if isinstance(self._loads.failure(model), NotPlacedHere):
+                    elsewhere.add(model)
+                continue
+            if await asyncio.to_thread(self._loads.find_directory, model) is None:
+                missing.add(model)
+                continue
+            try:
+                await self._loads.load(model, None)
+            except NotPlacedHere:
+                elsewhere.add(model)
+            except CharoniaError as error:
+                _log.error("ensemble '%s' needs '%s': %s", name, model, error)
+        away = await self._served_elsewhere([model for model in models if not self._loads.interfaces(model)])
+        for model in sorted(elsewhere - away.keys()):
+            raise NotPlacedHere(f"ensemble '{name}' waits for '{model}', which is loaded elsewhere")
+        return _Members(name, self._loads, frozenset(missing), away).find
+
+    async def _served_elsewhere(self, models: Sequence[str]) -> dict[str, dict[int, ModelInterface]]:
+        """The versions of these models that other executors serve."""
+        if not models:
+            return {}
+        if self._catalog is None:
+            self._catalog = await self._loads.catalog()
+            self._catalog.listeners.append(self._on_served)
+        found = {model: self._catalog.served(model) for model in models}
+        return {
+            model: {number: version.interface for number, version in versions.items()}
+            for model, versions in found.items()
+            if versions
+        }
+
+    def _on_served(self, model: str) -> None:
+        """An executor serves a model: perhaps what an ensemble here waits for."""
+        waiting = [name for name, models in self._wanting.items() if model in models]
+        if waiting and self._catalog is not None and self._catalog.served(model):
+            task = asyncio.get_running_loop().create_task(self._try_again(waiting), name="ensembles that wait")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for nobody any more."""
+        if self._catalog is not None:
+            self._catalog.listeners.remove(self._on_served)
+            self._catalog = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _circle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
+        def composed_of(model: str) -> list[str]:
+            if model == name:
+                return sorted(composing_models(config))
+            directory = self._loads.find_directory(model)
+            found = directory.config if directory is not None else None
+            return sorted(composing_models(found)) if found is not None and is_ensemble(found) else []
+
+        return circle(name, composed_of)
+
+    async def loaded(self, model: str) -> None:
+        """A model was loaded, for the first time or anew: what is composed of it is checked again (R26)."""
+        waiting = [name for name, models in self._wanting.items() if model in models]
+        for ensemble in self.dependents(model):
+            try:
+                await self._loads.reload(ensemble)
+            except CharoniaError as error:
+                _log.error("ensemble '%s' cannot go on with the new '%s': %s", ensemble, model, error.message)
+                await self._loads.unload(ensemble)
+                self.failed(ensemble)  # it comes back with one that fits
+        await self._try_again(waiting)
+
+    async def _try_again(self, ensembles: Sequence[str]) -> None:
+        for ensemble in ensembles:
+            if self._loads.is_underway(ensemble):
+                continue  # it waits for this
+            if self._wanting.pop(ensemble, None) is None:
+                continue
+            try:
+                await self._loads.load(ensemble, None)
+            except CharoniaError as error:
+                _log.info("ensemble '%s' is still not complete: %s", ensemble, error.message)
+
+    def failed(self, model: str) -> None:
+        """The load of a model failed; an ensemble is tried again when something is loaded that it is composed of."""
+        if model in self._parts:
+            self._wanting[model] = self._parts[model]
+
+    def forget(self, model: str) -> None:
+        """Nobody wants an ensemble any more that could not be loaded."""
+        self._wanting.pop(model, None)
+
+    def dependents(self, model: str) -> list[str]:
+        """The ensembles that are served and are composed of a model."""
+        return [
+            name
+            for name, config in self._loads.configs().items()
+            if is_ensemble(config) and model in composing_models(config)
+        ]
+
+    def parts(self, model: str) -> list[str]:
+        """The models an ensemble is composed of that no other ensemble is; nothing for any other model."""
+        config = self._loads.configs().get(model)
+        if config is None or not is_ensemble(config):
+            return []
+        return [part for part in sorted(composing_models(config)) if self.dependents(part) == [model]]
+
+
+class _Members:
+    """The models of one ensemble, as far as they are served."""
+
+    def __init__(
+        self,
+        ensemble: str,
+        loads: Loads,
+        missing: frozenset[str],
+        elsewhere: Mapping[str, Mapping[int, ModelInterface]],
+    ) -> None:
+        self._ensemble = ensemble
+        self._elsewhere = elsewhere
+        self._loads = loads
+        self._missing = missing
+
+    def find(self, model: str, version: int) -> ModelInterface:
+        """The interface of a version (-1: the highest). Raises `InvalidArgument` with C52's texts."""
+        ensemble = self._ensemble
+        served = self._loads.interfaces(model) or self._elsewhere.get(model, {})
+        if model in self._missing and not served:
+            raise InvalidArgument(f"ensemble {ensemble} contains models that are not available or ambiguous: {model}")
+        if not served:
+            failure = self._loads.failure(model)
+            why = ""
+            if failure is not None:
+                why = f" Model '{model}' loading failed with error: {failure.message.rstrip()}"
+            raise InvalidArgument(f"ensemble '{ensemble}' depends on '{model}' which has no loaded version.{why}")
+        if version < 0:
+            return served[max(served)]
+        if version not in served:
+            raise InvalidArgument(
+                f"ensemble '{ensemble}' depends on '{model}' whose required version {version} is not loaded."
+            )
+        return served[version]
+
+
+class _Refusal:
+    """Stands for models that must not be looked for."""
+
+    def __init__(self, error: CharoniaError) -> None:
+        self._error = error
+
+    def __call__(self, model: str, version: int) -> ModelInterface:
+        raise self._error
+
+
+def refuse_all(model: str, version: int) -> ModelInterface:
+    """For what is no ensemble: it has no models to look for."""
+    raise InvalidArgument(f"'{model}' is no part of an ensemble")

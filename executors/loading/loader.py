@@ -1,0 +1,317 @@
+"""Turns a model's files into instances ready to work: auto-complete, defaults, checks, instances, warm-up.
+
+Whether and when to load is `executors.deployment.lifecycle`'s; telling the log is `executors.service`'s. Everything
+that reads files or blocks runs in threads, so that heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Never
+
+from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelCalls, ModelSource, RequestInstance
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.models.ensemble import Find
+from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.models.metric_control import unknown_families
+from charonia.wire import RequestRecord
+from executors.backends.python.runtime_file import python_based
+from executors.backends.registry import BackendRegistry, prefers_gpu
+from executors.batches.sequence_tensors import SequenceTensors
+from executors.batches.sequences import Memory, Sequences
+from executors.calling.near_calls import NearCalls, ResolvingCalls
+from executors.configuration.autofill import default_max_batch_size, from_graph
+from executors.configuration.ceilings import max_execution_s
+from executors.configuration.config import normalise, unsupported_features, validate
+from executors.configuration.io_validation import check_reshapes
+from executors.configuration.strategy_checks import check_strategy
+from executors.host.host_policy import HostPolicies
+from executors.isolation.isolated_instance import create_isolated, wants_process
+from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
+from executors.repository.repository_agents import RepositoryAgents
+from executors.running.health import interval_s
+from executors.running.incarnation import Incarnation
+from executors.running.instance_pool import InstancePool
+from executors.running.turns import Turnstile
+from protos.model_config_pb2 import ModelConfig
+
+from .composition import completed_ensemble, is_ensemble
+from .resizing import change_of
+from .warmup import warmup_records
+
+_log = logging.getLogger(__name__)
+
+_KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
+
+
+class Loader:
+    """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
+
+    With a `turnstile`, executions are limited by the resources of their instance groups (Q1). `calls` lets models call
+    models.
+    """
+
+    calls: ResolvingCalls | None = None
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        *,
+        gpus: int,
+        auto_complete: bool,
+        backend_config: Mapping[str, Mapping[str, str]],
+        retries: int = 0,
+        turnstile: Turnstile | None = None,
+        host_policies: HostPolicies | None = None,
+        agents: RepositoryAgents | None = None,
+    ) -> None:
+        self._agents = agents or RepositoryAgents()
+        self._registry = registry
+        self._gpus = gpus
+        self._auto_complete = auto_complete
+        self._backend_config = backend_config
+        self._retries = retries
+        self.turnstile = turnstile
+        self._host_policies = host_policies or HostPolicies({})
+
+    def backends(self) -> list[tuple[str, str, str]]:
+        """Word, file and settings (JSON) of the backends that models have needed so far (R30)."""
+        everywhere = self._backend_config.get("", {})
+        return [
+            (word, path, json.dumps({**everywhere, **self._backend_config.get(word, {})}, sort_keys=True))
+            for word, path in self._registry.places().items()
+        ]
+
+    def can_find_backend(self, directory: ModelDirectory) -> bool:
+        """Whether the backend of a model could be had here, without importing it. Reads files and metadata."""
+        config = directory.required_config()
+        if not config.backend or self._registry.has(config.backend):
+            return True
+        # of a remote model the files of no other versions are here
+        newest = max(directory.selected_versions(), default=0)
+        return python_based(self._source(directory, newest, config)) is not None
+
+    async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
+        """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
+
+        `find` gives the interfaces of the models an ensemble is composed of. Raises a `CharoniaError`; it is the
+        reason for all of the model's versions.
+        """
+        written = directory.required_config()
+        unsupported = unsupported_features(written)
+        if unsupported:
+            raise Unsupported("; ".join(unsupported))
+        for family in unknown_families(written):
+            _log.warning("Metric family '%s' in 'metric_identifier' is not a customizable metric", family)
+        await asyncio.to_thread(self._agents.run, directory.path, written)
+        if is_ensemble(written):
+            await asyncio.to_thread(check_strategy, written, directory.path, ())
+            return completed_ensemble(written, directory.name, find)
+        source = self._source(directory, versions[-1] if versions else 0, written)
+        backend = await asyncio.to_thread(self._registry.of, source)
+        config = written
+        check_reshapes(written)
+        if self._auto_complete and versions:
+            config = await self._probed(backend, source, written)
+        wants_gpu = self._gpus > 0 and await asyncio.to_thread(prefers_gpu, backend)
+        config = normalise(config, gpus=self._gpus, backend_prefers_gpu=wants_gpu)
+        validate(config, directory.name, gpus=self._gpus)
+        unsupported = unsupported_features(config)
+        if unsupported:
+            raise Unsupported("; ".join(unsupported))
+        await asyncio.to_thread(check_strategy, config, directory.path, versions)
+        return config
+
+    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        """A version with its instances made and warmed up, not started. Raises a `CharoniaError` and leaves nothing."""
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._load(directory, version, config)
+            except CharoniaError as error:
+                if attempt == self._retries:
+                    raise
+                _log.warning("loading %s version %d failed, trying again: %s", directory.name, version, error)
+        raise InternalError(f"model '{directory.name}' version {version} could not be loaded")
+
+    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+        started = monotonic_ns()
+        if is_ensemble(config):
+            return await self._load_ensemble(directory, version, config, started)
+        source = self._source(directory, version, config)
+        backend = await asyncio.to_thread(self._registry.of, source)
+        interface = ModelInterface.of(config)
+        health_interval_s = interval_s(source)
+        digest, labels = await asyncio.to_thread(_read, source, config)
+        ceiling_s = max_execution_s(source)
+        create = backend.create_instance
+        if wants_process(source):
+            # its ceiling ends a process, not the executor
+            create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
+        pool = InstancePool(interface, version, create, ceiling_s, turnstile=self.turnstile)
+        try:
+            await self._instances(source, pool, self._calls_of(directory))
+            if interface.sequence_batching is not None:
+                pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
+            batches = await asyncio.to_thread(_warmups, interface, source)
+            warmed = await pool.warm_up(batches)
+        except CharoniaError:
+            await pool.close()
+            raise
+        except asyncio.CancelledError:
+            await pool.close()
+            raise
+        except Exception as error:
+            await pool.close()
+            _log.exception("loading %s version %d failed", directory.name, version)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        load_ns = monotonic_ns() - started
+        return Incarnation(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
+
+    async def _load_ensemble(
+        self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
+    ) -> Incarnation:
+        """An ensemble has no instances: its owner runs it on the models it is composed of."""
+        source = self._source(directory, version, config)
+        digest, labels = await asyncio.to_thread(_read, source, config)
+        interface = ModelInterface.of(config)
+        return Incarnation(
+            directory.key,
+            source,
+            interface,
+            digest,
+            InstancePool(interface, version, _no_instance),
+            labels,
+            [],
+            monotonic_ns() - started,
+        )
+
+    async def resize(self, served: Incarnation, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
+        """Bring a served version to what a configuration wants, where that is more or fewer instances alone (R23).
+
+        Returns by how many it has changed; 0 when it must be loaded anew. Those that leave do when their pool shrinks.
+        Raises what `load` raises.
+        """
+        if self.turnstile is not None or is_ensemble(config) or served.pool.is_shrinking:
+            return 0
+        interface, before = ModelInterface.of(config), served.interface
+        bound = interface.sequence_batching is not None
+        change = change_of(before.instance_groups, interface.instance_groups, bound=bound)
+        source = self._source(directory, version, config)
+        if change == 0 or (await asyncio.to_thread(_read, source, config))[0] != served.content_hash:
+            return 0
+        if change > 0:
+            group = interface.instance_groups[-1]
+            taken = {spec.name for spec in served.pool.specs}
+            named = _specs(
+                replace(group, count=group.count + len(taken)),
+                source,
+                interface,
+                self._host_policies,
+                self._calls_of(directory),
+            )
+            free = [spec for spec in named if spec.name not in taken]
+            batches = await asyncio.to_thread(_warmups, interface, source)
+            served.warmed = await served.pool.grow(free[:change], group, batches)
+        else:
+            served.warmed = []
+            served.pool.keep(served.pool.slots + change)
+        served.source, served.interface, served.pool.interface = source, interface, interface
+        return change
+
+    async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
+        try:
+            found = await backend.probe(source)
+        except CharoniaError:
+            raise
+        except Exception as error:
+            _log.exception("backend %s failed to probe %s", written.backend, source.name)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        if found is None:
+            return written
+        if isinstance(found, GraphSignature):
+            return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
+        return found
+
+    def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
+        """How it calls models: those of its own namespace before others."""
+        if self.calls is None or not directory.namespace:
+            return self.calls
+        return NearCalls(self.calls, directory.namespace, directory.key)
+
+    async def _instances(self, source: ModelSource, pool: InstancePool, calls: ModelCalls | None) -> None:
+        wanted = [
+            (spec, group)
+            for group in pool.interface.instance_groups
+            for spec in _specs(group, source, pool.interface, self._host_policies, calls)
+        ]
+        made = await asyncio.gather(*(pool.create(spec) for spec, _ in wanted), return_exceptions=True)
+        failure: BaseException | None = None
+        for (spec, group), instance in zip(wanted, made, strict=True):
+            if isinstance(instance, BaseException):
+                failure = failure or instance
+                continue
+            try:
+                pool.add(spec, instance, group)
+            except CharoniaError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        if isinstance(made[0], RequestInstance) and (pool.interface.batch_inputs or pool.interface.scattered_outputs):
+            _log.warning(
+                "model %s: 'batch_input' and 'batch_output' have no effect with the %s backend, which takes requests "
+                "one by one",
+                source.name,
+                source.config.backend,
+            )
+
+    def _source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
+        settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}
+        return ModelSource(directory.name, version, directory.path, config, settings)
+
+
+async def _no_instance(spec: InstanceSpec) -> Never:
+    raise InternalError(f"'{spec.name}' is an instance of an ensemble, which has none")
+
+
+def _specs(
+    group: InstanceGroup,
+    source: ModelSource,
+    interface: ModelInterface,
+    policies: HostPolicies,
+    calls: ModelCalls | None,
+) -> list[InstanceSpec]:
+    """`<group>_<index>`, numbered over the group's devices (C8)."""
+    kind = _KINDS[group.kind]
+    devices = group.gpus if kind == "GPU" else (-1,)
+    places = [device for device in devices for _ in range(group.count)]
+    return [
+        InstanceSpec(
+            f"{group.name}_{index}", kind, device, source, interface, policies.cores(group, kind, device), calls
+        )
+        for index, device in enumerate(places)
+    ]
+
+
+def _read(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
+    digest = content_hash(source.directory, source.version, config)
+    labels = {name: list(lines) for name, lines in load_labels(source.directory, config).items()}
+    return digest, labels
+
+
+def _warmups(interface: ModelInterface, source: ModelSource) -> list[list[RequestRecord]]:
+    batches: list[list[RequestRecord]] = []
+    for warmup in interface.warmups:
+        batches.extend([warmup_records(interface, source.version, source.directory, warmup)] * warmup.count)
+    return batches
+
+
+def _sequences(interface: ModelInterface, source: ModelSource, pool: InstancePool) -> Sequences:
+    tensors = SequenceTensors(interface, source.directory)
+    memory: Memory = "states" if tensors.states else "nothing" if pool.is_stateless else "instances"
+    return Sequences(interface, source.version, tensors, memory)

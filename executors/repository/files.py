@@ -1,0 +1,75 @@
+"""Walks model directories and keeps paths inside them. The only module beside `model_repository` that touches files.
+
+`__pycache__`, hidden entries and editors' left-overs are no part of a model (interface item R1): importing a python
+model must not look like a change of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A regular file below a directory: `relative` has forward slashes; links are followed."""
+
+    relative: str
+    path: Path
+    size_bytes: int
+    modified_ns: int
+    inode: int
+
+
+def entry_of(path: Path) -> FileEntry:
+    """One file by itself. Raises `OSError`."""
+    found = path.stat()
+    return FileEntry(path.name, path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith("~") or name == "__pycache__"
+
+
+def walk(directory: Path, *, skip_top: frozenset[str] = frozenset()) -> list[FileEntry]:
+    """Every file below `directory`, by relative path; `skip_top` names entries of the top level to leave out.
+
+    A file that vanishes meanwhile is left out; a directory that a link leads back into is entered once.
+    """
+    found = list(_walk(directory, "", skip_top, set()))
+    found.sort(key=lambda entry: entry.relative)
+    return found
+
+
+def _walk(directory: Path, prefix: str, skip: frozenset[str], entered: set[tuple[int, int]]) -> Iterator[FileEntry]:
+    try:
+        status = directory.stat()
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    identity = (status.st_dev, status.st_ino)
+    if identity in entered:
+        return
+    entered.add(identity)
+    for entry in entries:
+        if is_hidden(entry.name) or entry.name in skip:
+            continue
+        relative = prefix + entry.name
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), relative + "/", frozenset(), entered)
+            continue
+        try:
+            found = entry.stat()
+        except FileNotFoundError:  # gone, or a link to nothing
+            continue
+        if entry.is_file():
+            yield FileEntry(relative, Path(entry.path), found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def contained(directory: Path, relative: str) -> Path | None:
+    """The real path of `relative` below `directory`, or `None` when it lies outside, links resolved (item C6)."""
+    root = Path(os.path.realpath(directory))
+    path = Path(os.path.realpath(root / relative))
+    return path if path != root and path.is_relative_to(root) else None

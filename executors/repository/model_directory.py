@@ -1,0 +1,271 @@
+"""A model as a repository has it: its configuration, versions, labels, and the fingerprint that changes when it does.
+
+It loads nothing and remembers nothing but file digests. Which repositories there are is
+`executors.repository.model_repository`'s, what a configuration may say `executors.configuration.config`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from charonia.errors import CharoniaError, Unsupported
+from charonia.models.config_errors import InstanceError, StructureError
+from charonia.models.names import model_key
+from executors.configuration import autofill
+from protos.model_config_pb2 import ModelConfig
+
+from . import pbtxt, versions
+from .files import FileEntry, contained, entry_of, is_hidden, walk
+
+CONFIG_FILE = "config.pbtxt"
+CONFIG_DIRECTORY = "configs"
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Changes when files do (R10): `config` and `shared` (labels, warm-up data) for the model, one for each version."""
+
+    config: str
+    shared: str
+    versions: Mapping[int, str] = field(default_factory=dict)
+
+    def changed_versions(self, before: Fingerprint) -> set[int]:
+        """Versions to load again, to load or to unload since `before`: all of them when a shared file changed."""
+        if (self.config, self.shared) != (before.config, before.shared):
+            return set(self.versions) | set(before.versions)
+        either = set(self.versions) | set(before.versions)
+        return {version for version in either if self.versions.get(version) != before.versions.get(version)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """One model as found: either `config` (name, backend and structure settled, not autofilled) or `error` is set.
+
+    `versions` ascend and are those that exist, before the version policy. An override is in `config` like a file.
+    `namespace` is the repository's path where models of one name are told apart by it, else "". `entries` are those of
+    the highest version that is not empty: they give the backend away (R5). Files that are not on this machine yet are
+    brought by `fetch`, which takes the versions that are wanted and returns the directory: use `with_files`.
+    """
+
+    name: str
+    path: Path
+    versions: tuple[int, ...]
+    fingerprint: Fingerprint
+    config: ModelConfig | None = None
+    error: CharoniaError | None = None
+    namespace: str = ""
+    entries: tuple[str, ...] = ()
+    fetch: Callable[[Collection[int]], Path] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """What the model is known by in the log: its name, with its namespace if it has one."""
+        return model_key(self.namespace, self.name)
+
+    def required_config(self) -> ModelConfig:
+        """The configuration; raises `error` when there is none."""
+        if self.config is None:
+            raise self.error or StructureError(f"model '{self.name}' has no configuration")
+        return self.config
+
+    def selected_versions(self) -> list[int]:
+        """Versions to serve under the policy, ascending (C3, R3). Raises `error` or `InstanceError`."""
+        return versions.select(self.required_config().version_policy, self.versions, self.name)
+
+    def with_config(self, config: ModelConfig) -> ModelDirectory:
+        """The same files under a load override's complete configuration (R24); a bad one ends up in `error`."""
+        try:
+            prepared = autofill.prepare(config, self.name, self.entries)
+            if self.fetch is None:
+                load_labels(self.path, prepared)
+        except CharoniaError as error:
+            return replace(self, config=None, error=error)
+        digest = hashlib.blake2b(config.SerializeToString(deterministic=True), digest_size=16).hexdigest()
+        fingerprint = replace(self.fingerprint, config="override:" + digest)
+        return replace(self, config=prepared, error=None, fingerprint=fingerprint)
+
+    def with_files(self, wanted: Collection[int]) -> ModelDirectory:
+        """The same with the files of these versions, and those they share, in `path` (R7). Blocks while they come.
+
+        Raises `Unavailable` when they cannot be had.
+        """
+        if self.fetch is None:
+            return self
+        here = replace(self, path=self.fetch(wanted), fetch=None)
+        try:
+            load_labels(here.path, self.required_config())
+        except CharoniaError as error:
+            return replace(here, config=None, error=error)
+        return here
+
+
+def read(path: Path, *, name: str | None = None, namespace: str = "", config_name: str | None = None) -> ModelDirectory:
+    """The model in a directory of this machine; `name` if it is not the directory's, `config_name` as in R4."""
+    name = name or path.name
+    existing = _versions(path)
+    config_path = path / CONFIG_FILE
+    if config_name is not None and (chosen := path / CONFIG_DIRECTORY / f"{config_name}.pbtxt").is_file():
+        config_path = chosen
+    found = ModelDirectory(
+        name,
+        path,
+        existing,
+        Fingerprint(
+            config=_stamp_of_file(config_path),
+            shared=_stamp(walk(path, skip_top=_not_shared(existing))),
+            versions={version: _stamp(walk(path / str(version))) for version in existing},
+        ),
+        namespace=namespace,
+        entries=tuple(_version_files(path, existing)),
+    )
+    try:
+        config = autofill.prepare(_written_config(config_path), name, found.entries)
+        load_labels(path, config)
+    except CharoniaError as error:
+        return replace(found, error=error)
+    return replace(found, config=config)
+
+
+def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Output name to its labels, one for each line of the label file (C6).
+
+    Raises `Unsupported` for a file outside the model directory, `InstanceError` for one that cannot be read.
+    """
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        path = contained(directory, output.label_filename)
+        if path is None:
+            raise Unsupported(
+                f"label file path '{output.label_filename}' for output '{output.name}' in model '{config.name}' is "
+                "outside model directory"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InstanceError(
+                f"unable to read label file '{output.label_filename}' for output '{output.name}' in model "
+                f"'{config.name}': {error}"
+            ) from error
+        labels[output.name] = tuple(line.rstrip("\r") for line in text.removesuffix("\n").split("\n"))
+    return labels
+
+
+def content_hash(directory: Path, version: int, config: ModelConfig) -> str:
+    """What a version is made of, equal on every machine that has the same files and configuration (32 hex digits).
+
+    Covers the normalised configuration, the version's files and the model's shared ones. Instance groups are left out:
+    they say where a model runs, and differ rightly between machines with and without accelerators.
+    """
+    bare = ModelConfig()
+    bare.CopyFrom(config)
+    bare.ClearField("instance_group")
+    digest = hashlib.blake2b(bare.SerializeToString(deterministic=True), digest_size=16)
+    skip = _not_shared(_versions(directory))
+    for scope, entries in (
+        ("shared", walk(directory, skip_top=skip)),
+        ("version", walk(directory / str(version))),
+    ):
+        for entry in entries:
+            # Lengths and separators keep two different trees from spelling the same bytes.
+            digest.update(f"\0{scope}\0{entry.relative}\0{entry.size_bytes}\0".encode())
+            digest.update(file_digest(entry))
+    return digest.hexdigest()
+
+
+# Path -> (size, mtime, inode) and digest: large model files are read once, not at every poll.
+_DIGESTS: dict[Path, tuple[tuple[int, int, int], bytes]] = {}
+_MOST_DIGESTS = 100_000
+
+
+def file_digest(entry: FileEntry) -> bytes:
+    """Of a file's content. It is read when it was not yet, or is another by its size, time or inode."""
+    stamp = (entry.size_bytes, entry.modified_ns, entry.inode)
+    cached = _DIGESTS.get(entry.path)
+    if cached is not None and cached[0] == stamp:
+        return cached[1]
+    digest = _read_digest(entry.path)
+    if len(_DIGESTS) >= _MOST_DIGESTS:
+        _DIGESTS.clear()
+    _DIGESTS[entry.path] = (stamp, digest)
+    return digest
+
+
+def _read_digest(path: Path) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _versions(path: Path) -> tuple[int, ...]:
+    """R1: version directories, ascending."""
+    try:
+        found = [(versions.version_of(entry.name), entry) for entry in path.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return tuple(sorted(version for version, entry in found if version is not None and entry.is_dir()))
+
+
+def _version_files(path: Path, existing: tuple[int, ...]) -> list[str]:
+    """Entries of the highest version that is not empty: they give the backend away (R5)."""
+    for version in reversed(existing):
+        try:
+            names = sorted(entry.name for entry in (path / str(version)).iterdir() if not is_hidden(entry.name))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if names:
+            return names
+    return []
+
+
+def _written_config(path: Path) -> ModelConfig:
+    """The parsed file; a missing one is an empty configuration (C73). Raises `StructureError`."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ModelConfig()
+    except OSError as error:
+        raise StructureError(f"unable to read '{path.name}': {error}") from error
+    return parsed(path.name, content)
+
+
+def parsed(file_name: str, content: bytes) -> ModelConfig:
+    """A configuration file's content. Raises `StructureError`."""
+    try:
+        return pbtxt.parse(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise StructureError(f"unable to read '{file_name}': {error}") from error
+    except StructureError as error:
+        raise StructureError(f"{file_name}:{error.message}") from error
+
+
+def _stamp_of_file(path: Path) -> str:
+    try:
+        return _stamp([entry_of(path)])
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+
+
+def _stamp(entries: list[FileEntry]) -> str:
+    """Names, sizes and modification times of files, condensed. Never reads them (R10)."""
+    return condensed(f"{e.relative}\0{e.size_bytes}\0{e.modified_ns}\0{e.inode}" for e in entries)
+
+
+def condensed(lines: Iterable[str]) -> str:
+    """A digest of lines, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for line in lines:
+        digest.update(f"{line}\n".encode("utf-8", "surrogatepass"))  # names need not be text
+    return digest.hexdigest()
+
+
+def _not_shared(existing: Iterable[int]) -> frozenset[str]:
+    """Entries of a model directory that are no files all versions share."""
+    return frozenset({*map(str, existing), CONFIG_FILE, CONFIG_DIRECTORY})

@@ -1,0 +1,53 @@
+"""Makes the temporary model directory of a load request that brings its own files (R25), and removes it again."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from charonia.errors import InternalError, InvalidArgument
+from charonia.eventlog.port import EventLog
+
+from .files import contained
+
+_PREFIX = "charonia-model-"
+
+
+async def fetch(log: EventLog, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
+    """The contents of the files by path. Raises `InternalError` for one that the log does not hold any more."""
+    contents: dict[str, bytes] = {}
+    for path, blob_id in files.items():
+        data = await log.blob(blob_id)
+        if data is None:
+            raise InternalError(f"file '{path}' of the load request for '{model}' is not in the log any more")
+        contents[path] = data
+    return contents
+
+
+def write(model: str, contents: Mapping[str, bytes]) -> Path:
+    """A new directory that holds only these files, `<version>/<path>`.
+
+    Raises `InvalidArgument` for a path that leads out of it.
+    """
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX)) / "model"
+    directory.mkdir()
+    try:
+        for relative, data in contents.items():
+            path = contained(directory, relative)
+            if path is None or "\0" in relative:
+                raise InvalidArgument(
+                    f"file path '{relative}' of the load request for '{model}' is outside the model directory"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except BaseException:
+        remove(directory)
+        raise
+    return directory
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory made by `write`."""
+    shutil.rmtree(directory.parent, ignore_errors=True)

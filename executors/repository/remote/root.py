@@ -1,0 +1,263 @@
+"""One remote repository as a root (`executors.repository.roots`): what it lists is remembered, and files come when
+needed.
+
+A look costs a listing, and a configuration file its content; the files of a model are fetched when it is going to be
+loaded here. What cannot be listed changes nothing: what was listed last still holds.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from charonia.errors import CharoniaError, Unavailable
+from charonia.models.config_errors import StructureError
+from executors.configuration import autofill
+from executors.repository import versions
+from executors.repository.files import is_hidden
+from executors.repository.model_directory import (
+    CONFIG_DIRECTORY,
+    CONFIG_FILE,
+    Fingerprint,
+    ModelDirectory,
+    condensed,
+    parsed,
+)
+from protos.model_config_pb2 import ModelConfig
+
+from .copies import Copies, is_safe
+from .store import ObjectStore, RemoteError, RemoteObject, Sink
+
+_log = logging.getLogger(__name__)
+
+MOST_OBJECTS = 250_000
+"""Of one repository: more is a bucket that was not meant as one."""
+
+_LARGEST_CONFIG_BYTES = 16 << 20
+
+Objects = tuple[RemoteObject, ...]
+"""Those of one model, named relative to its directory, by name."""
+
+
+class RemoteRoot:
+    """`place` is the URL; `config_name` as in R4."""
+
+    def __init__(self, place: str, store: ObjectStore, copies: Copies, config_name: str | None) -> None:
+        self._place = place
+        self._store = store
+        self._copies = copies
+        self._config_name = config_name
+        self._models: dict[str, Objects] = {}
+        self._scanned = False
+        self._configs: dict[str, tuple[RemoteObject, bytes]] = {}
+        self._unreachable = ""
+        self._asked = 0
+        """What the store has been asked and has not answered yet."""
+        self._changing = threading.Lock()
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    def names(self) -> list[str]:
+        try:
+            found = self._listed("")
+        except Unavailable as error:
+            with self._changing:
+                if not self._scanned:
+                    raise
+                if error.message != self._unreachable:  # not at every look
+                    _log.warning("%s; what is loaded from it stays", error)
+                self._unreachable = error.message
+                return sorted(self._models)
+        with self._changing:
+            if self._unreachable:
+                _log.info("the model repository '%s' can be read again", self._place)
+            if not self._scanned:
+                self._first_look(found)
+            self._models, self._unreachable, self._scanned = found, "", True
+            # a copy: who reads a configuration meanwhile adds to them
+            self._configs = {name: known for name, known in self._configs.copy().items() if name in found}
+        return sorted(found)
+
+    def _first_look(self, found: dict[str, Objects]) -> None:
+        """Nothing is in use yet: copies that a process before this one left of other models can go."""
+        if not found:
+            _log.warning("the model repository '%s' holds no models: is it the right path?", self._place)
+        for model in self._copies.models() - found.keys():
+            self._copies.release(model, (), latest=False)
+
+    def look(self, name: str) -> bool:
+        try:
+            found = self._listed(f"{name}/").get(name)
+        except Unavailable as error:
+            if not self._scanned or name in self._models:
+                raise
+            _log.warning("%s; whether it has a model '%s' is not known", error, name)
+            return False
+        with self._changing:
+            models = {known: objects for known, objects in self._models.items() if known != name}
+            if found is not None:
+                models[name] = found
+            self._models = models
+        return found is not None
+
+    def has(self, name: str) -> bool:
+        return name in self._models
+
+    def read(self, name: str, *, namespace: str, scanning: bool) -> ModelDirectory:
+        objects = self._models.get(name, ())
+        existing = tuple(sorted({version for found in objects if (version := _version(found)) is not None}))
+        config_file = self._config_file(objects)
+        found = ModelDirectory(
+            name,
+            Path(name),  # of no use to anybody before the files are here
+            existing,
+            _fingerprint(objects, existing, config_file),
+            namespace=namespace,
+            entries=_entries(objects, existing),
+            fetch=partial(self._fetch, name, objects),
+        )
+        if scanning and config_file is not None and self._configs.get(name, (None,))[0] != config_file:
+            return found
+        try:
+            config = autofill.prepare(self._config(name, config_file), name, found.entries)
+        except RemoteError:
+            raise
+        except CharoniaError as error:
+            return replace(found, error=error)
+        return replace(found, config=config)
+
+    def release(self, name: str, keep: Collection[Path], *, latest: bool) -> None:
+        self._copies.release(name, keep, latest=latest)
+
+    def abandon(self) -> None:
+        self._copies.abandon()
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._asked > 0
+
+    def close(self) -> None:
+        self._copies.close()
+        self._store.close()
+
+    # -- what is asked of the store -----------------------------------------------------------------------------------
+
+    def _listed(self, below: str) -> dict[str, Objects]:
+        """The models whose objects begin with `below`. Raises `RemoteError`."""
+        models: dict[str, list[RemoteObject]] = {}
+        with self._asking():
+            for number, found in enumerate(self._store.objects(below)):
+                if number == MOST_OBJECTS:
+                    why = f"it holds more than {MOST_OBJECTS} objects"
+                    raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}")
+                model, _, name = found.name.partition("/")
+                if not is_safe(model) or is_hidden(model) or "\\" in model:
+                    continue
+                if name:
+                    models.setdefault(model, []).append(replace(found, name=name))
+                elif found.is_directory:
+                    models.setdefault(model, [])
+        return {model: tuple(sorted(objects, key=lambda one: one.name)) for model, objects in models.items()}
+
+    def _config(self, name: str, file: RemoteObject | None) -> ModelConfig:
+        """What is written; without a file an empty configuration (C73). Raises `StructureError`, `RemoteError`."""
+        if file is None:
+            return ModelConfig()
+        known = self._configs.get(name)
+        if known is None or known[0] != file:
+            if file.size_bytes > _LARGEST_CONFIG_BYTES:
+                raise StructureError(f"'{file.name}' has {file.size_bytes} bytes: that is no configuration")
+            content = io.BytesIO()
+            self._copies.take(partial(self._copy, name), file, content)
+            known = self._configs[name] = (file, content.getvalue())
+        return parsed(file.name.rpartition("/")[2], known[1])
+
+    def _fetch(self, name: str, objects: Objects, wanted: Collection[int]) -> Path:
+        """The model's directory with the files that all versions share and those of the versions `wanted`."""
+        chosen = []
+        for found in objects:
+            version = _version(found)
+            if version is not None and version not in wanted:
+                continue
+            if is_safe(found.name):
+                chosen.append(found)
+            else:
+                _log.warning("model %s of %s: the object %r can be no file here", name, self._place, found.name)
+        return self._copies.fetch(name, chosen, partial(self._copy, name))
+
+    def _copy(self, name: str, found: RemoteObject, sink: Sink) -> None:
+        """An object of a model, which is named relative to it."""
+        with self._asking():
+            self._store.copy(replace(found, name=f"{name}/{found.name}"), sink)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around all that waits for the store. Whatever its library makes of nonsense is a `RemoteError`, too."""
+        with self._changing:
+            self._asked += 1
+        try:
+            yield
+        except (CharoniaError, OSError):  # the latter is the disk's
+            raise
+        except Exception as error:
+            why = f"its server answers nonsense ({type(error).__name__})"
+            raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}") from error
+        finally:
+            with self._changing:
+                self._asked -= 1
+
+    def _config_file(self, objects: Objects) -> RemoteObject | None:
+        files = {found.name: found for found in objects if not found.is_directory}
+        if self._config_name is not None:
+            chosen = files.get(f"{CONFIG_DIRECTORY}/{self._config_name}.pbtxt")
+            if chosen is not None:
+                return chosen
+        return files.get(CONFIG_FILE)
+
+
+def _version(found: RemoteObject) -> int | None:
+    """The version whose directory an object is in, or marks."""
+    top, slash, _ = found.name.partition("/")
+    return versions.version_of(top) if slash or found.is_directory else None
+
+
+def _visible(objects: Iterable[RemoteObject]) -> list[RemoteObject]:
+    """Files that are a part of the model (R1)."""
+    return [o for o in objects if not o.is_directory and not any(map(is_hidden, o.name.split("/")))]
+
+
+def _fingerprint(objects: Objects, existing: tuple[int, ...], config: RemoteObject | None) -> Fingerprint:
+    def stamp(chosen: Iterable[RemoteObject]) -> str:
+        return condensed(f"{o.name}\0{o.size_bytes}\0{o.stamp}" for o in chosen)
+
+    files = _visible(objects)
+    of_version: dict[int, list[RemoteObject]] = {version: [] for version in existing}
+    shared = []
+    for found in files:
+        version = _version(found)
+        if version is not None:
+            of_version[version].append(found)
+        elif found.name.partition("/")[0] not in (CONFIG_FILE, CONFIG_DIRECTORY):
+            shared.append(found)
+    return Fingerprint(
+        config=stamp([config]) if config is not None else "missing",
+        shared=stamp(shared),
+        versions={version: stamp(chosen) for version, chosen in of_version.items()},
+    )
+
+
+def _entries(objects: Objects, existing: tuple[int, ...]) -> tuple[str, ...]:
+    """Entries of the highest version that is not empty: they give the backend away (R5)."""
+    for version in reversed(existing):
+        inside = {o.name.split("/")[1] for o in _visible(objects) if o.name.startswith(f"{version}/")}
+        if inside:
+            return tuple(sorted(inside))
+    return ()

@@ -1,0 +1,399 @@
+"""The instances of one loaded model version: all take from one queue, so that none waits beside work.
+
+Running a batch on an instance is `executors.running.workers`'; what a batch's end means for the log is
+`executors.intake`'s. Here a batch that outlasts its ceiling in a thread, which nobody can end, is found and told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from charonia.backend import (
+    BatchInstance,
+    InstanceDied,
+    InstanceSpec,
+    LateAnswering,
+    RequestInstance,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, Unsupported
+from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.wire import RequestRecord
+from executors.batches.accounting import Death, Executed
+from executors.batches.assembly import Planner
+from executors.batches.execution import Batch
+from executors.batches.sequence_batch import BatchSteps
+from executors.batches.sequences import Sequences
+
+from .handover import Handover
+from .job import Job, died, take_all
+from .stream_workers import StreamWorker
+from .turns import Turns, Turnstile
+from .workers import Instance, TaskWorker, ThreadWorker, Worker
+
+Create = Callable[[InstanceSpec], Awaitable[Instance]]
+Hung = Callable[[Job, Death], None]
+
+_LEAST_LOOK_S = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class InstancePool:
+    """The instances of one loaded version and their common queue. Made, used and closed in one event loop.
+
+    A batch that a thread has run for `ceiling_s` (0: no limit) is handed to `on_hung`, once, and counts as finished
+    here: its thread is lost, so whoever listens must end the process soon. With a `turnstile`, a rate limiter says when
+    an instance may take the next batch (Q1-Q4). With `sequences` a batch is for one instance (S34).
+    """
+
+    interface: ModelInterface
+    version: int
+    create: Create
+    ceiling_s: float = 0.0
+    on_hung: Hung | None = None
+    turnstile: Turnstile | None = None
+    sequences: Sequences | None = None
+    planner: Planner = field(init=False)
+    unfinished: int = 0
+    used_ns: int = 0
+    """When it was last given a batch; 0 for never."""
+    streams: bool = False
+    """Its instances answer requests several times."""
+    _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
+    _blocking: Handover = field(default_factory=Handover)
+    _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
+    _idle: asyncio.Event | None = None
+    """Set when nothing is unfinished, for those who wait for it now."""
+    _watch: asyncio.Task[None] | None = None
+    _turns: Turns | None = None
+    _kept: int = 0
+    """How many are to stay while others leave; 0 for all."""
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.interface)
+        if self.turnstile is not None:
+            self._turns = Turns(self.turnstile, self._bound if self._is_bound else None)
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether batches are for one instance."""
+        return self.interface.sequence_batching is not None
+
+    def _bound(self, job: Job) -> ThreadWorker | TaskWorker | StreamWorker:
+        """The worker whose batch it is."""
+        active = [worker for worker in self._workers if not worker.passive]
+        places = job.header.sequences if job.header is not None else None
+        return active[places.instance % len(active) if places is not None else 0]
+
+    def steps(self, job: Job, life: int) -> BatchSteps | None:
+        """What a worker's instance, in this life, is told of the sequences of a batch."""
+        places = job.header.sequences if job.header is not None else None
+        if self.sequences is None or places is None:
+            return None
+        if places.instance >= len(self._workers):
+            life = 0  # of an instance that has left, which nobody else remembers
+        return self.sequences.begin(places, job.records, life)
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether its instances say that they remember nothing from one execution to the next."""
+        return all(worker.is_stateless for worker in self._workers)
+
+    @property
+    def slots(self) -> int:
+        """Batches executed at once."""
+        return self._kept or sum(not worker.passive for worker in self._workers)
+
+    @property
+    def turns(self) -> Turns | None:
+        """What waits for its turn; None without a rate limiter."""
+        return self._turns
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests that wait for their instance's turn; 0 without a rate limiter (M2)."""
+        return self._turns.waiting_requests if self._turns is not None else 0
+
+    def add(self, spec: InstanceSpec, instance: Instance, group: InstanceGroup | None = None) -> None:
+        """Give a created instance of a group a worker. A passive one (C8) is held but never given work.
+
+        Raises `InvalidArgument` when the rate limiter could never let it execute (Q3).
+        """
+        group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
+        worker = self._worker_for(spec, instance, group)
+        self._workers.append(worker)
+        if self._turns is not None:
+            self._turns.add(worker, group)
+
+    def _worker_for(
+        self, spec: InstanceSpec, instance: Instance, group: InstanceGroup
+    ) -> ThreadWorker | TaskWorker | StreamWorker:
+        worker: ThreadWorker | TaskWorker | StreamWorker
+        if isinstance(instance, BatchInstance):
+            jobs = self._blocking if self._turns is None and not self._is_bound else Handover()
+            worker = ThreadWorker(self, spec, instance, group.passive, jobs)
+        elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
+            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
+            worker = StreamWorker(self, spec, instance, group.passive, own)
+            self.streams = True
+        else:
+            assert isinstance(instance, RequestInstance)
+            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
+            worker = TaskWorker(self, spec, instance, group.passive, own)
+        return worker
+
+    def _streams_on(self, instance: StreamingInstance) -> bool:
+        """Whether an instance answers requests one by one. Raises `Unsupported` when it must and the model cannot."""
+        if self.interface.decoupled:
+            return True
+        block = self.interface.dynamic_batching
+        ordered = block is not None and block.preserve_ordering
+        if not isinstance(instance, RequestInstance):
+            if ordered:
+                raise Unsupported(
+                    f"model '{self.interface.name}' is answered request by request, which preserve_ordering does not "
+                    "allow"
+                )
+            return True
+        return not ordered and not self._is_bound and isinstance(instance, LateAnswering) and instance.answers_later
+
+    def start(self) -> None:
+        """Start taking work. All instances of a version are of one kind: a backend's."""
+        for worker in self._workers:
+            if not worker.passive:
+                worker.start()
+        if self.ceiling_s > 0 and any(isinstance(worker, ThreadWorker) for worker in self._workers):
+            self._watch = asyncio.get_running_loop().create_task(self._watch_ceiling(), name="execution ceiling")
+
+    def submit(self, job: Job) -> None:
+        """Queue a batch for the next free instance."""
+        self.unfinished += 1
+        self.used_ns = monotonic_ns()
+        if self._turns is not None:
+            self._turns.submit(job)
+        elif self._is_bound:
+            self._bound(job).give(job)
+        elif self._workers and not isinstance(self._workers[0], ThreadWorker):
+            self._cooperative.put_nowait(job)
+        else:
+            self._blocking.put(job)
+
+    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
+        """Requests of a batch were settled by somebody else: not begun, they are left out; running, they are told."""
+        job.unwanted |= ids
+        for worker in self._workers:
+            if isinstance(worker, TaskWorker | StreamWorker):
+                worker.cancel(job, ids)
+
+    def allow(self, job: Job, request_id: bytes, count: int) -> None:
+        """Responses below index `count` of a request of a batch are wanted (S55)."""
+        if job.stream is None:
+            job.allowed[request_id] = max(count, job.allowed.get(request_id, 0))
+        for worker in self._workers:
+            if isinstance(worker, StreamWorker):
+                worker.allow(job, request_id, count)
+
+    def take_back(self) -> list[Job]:
+        """The batches no instance has begun; they will not be executed here."""
+        taken = self._take_queued()
+        self._finished(len(taken))
+        return taken
+
+    def fail_queued(self, error: CharoniaError) -> None:
+        """Answer the batches no instance has begun with an error: there is no instance."""
+        for job in self._take_queued():
+            self.finish(job, Batch(self.planner, self.version, job.records, job.unwanted).fail_all(error))
+
+    async def idle(self) -> None:
+        """Wait until every submitted batch has been executed or taken back."""
+        while self.unfinished:
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """Stop the workers after what is queued and unload the instances."""
+        try:
+            await asyncio.gather(*(worker.close() for worker in self._workers))
+        finally:
+            if self._watch is not None:
+                self._watch.cancel()
+            if self._turns is not None:
+                self._turns.close()
+
+    async def warm_up(
+        self, batches: Sequence[Sequence[RequestRecord]]
+    ) -> list[tuple[Sequence[RequestRecord], Executed]]:
+        """Run batches on every instance before `start`; what they did, to be counted (I12).
+
+        Raises the first request's error: a warm-up that fails, fails the load (C17).
+        """
+        return [one for worker in self._workers for one in await _warm_up(worker, batches)]
+
+    # -- more and fewer instances (R23) -------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> list[InstanceSpec]:
+        """What its instances are made from, and made again when they die."""
+        return [worker.spec for worker in self._workers]
+
+    async def grow(
+        self, specs: Sequence[InstanceSpec], group: InstanceGroup, batches: Sequence[Sequence[RequestRecord]]
+    ) -> list[tuple[Sequence[RequestRecord], Executed]]:
+        """Let more instances of a group take work once they are made and warmed up; what their warm-up did.
+
+        Not with a rate limiter. Raises what a load raises, then nothing has changed.
+        """
+        workers: list[ThreadWorker | TaskWorker | StreamWorker] = []
+        try:
+            made = await asyncio.gather(*(self.create(spec) for spec in specs), return_exceptions=True)
+            for spec, instance in zip(specs, made, strict=True):
+                if not isinstance(instance, BaseException):
+                    workers.append(self._worker_for(spec, instance, group))
+            for failure in made:
+                if isinstance(failure, BaseException):
+                    raise failure
+            done = [one for worker in workers for one in await _warm_up(worker, batches)]
+        except BaseException:
+            await asyncio.gather(*(worker.leave() for worker in workers))
+            raise
+        for worker in workers:
+            self._workers.append(worker)
+            worker.start()
+        return done
+
+    @property
+    def is_shrinking(self) -> bool:
+        return self._kept > 0
+
+    def keep(self, count: int) -> None:
+        """So many are to stay; `shrink` lets the others go."""
+        self._kept = count
+
+    async def shrink(self) -> None:
+        """Let those go that are not kept, after what they have; returns when they are gone."""
+        try:
+            await (self._end_last() if self._is_bound else self._end_free())
+        finally:
+            self._kept = 0
+
+    async def _end_last(self) -> None:
+        leaving = self._workers[self._kept :]
+        del self._workers[self._kept :]
+        await asyncio.gather(*(worker.close() for worker in leaving))
+
+    async def _end_free(self) -> None:
+        """Whoever is free first: they share their queue."""
+        count = len(self._workers) - self._kept
+        ends = {asyncio.ensure_future(worker.ended()): worker for worker in self._workers}
+        for _ in range(count):
+            if isinstance(self._workers[0], ThreadWorker):
+                self._blocking.put(None)
+            else:
+                self._cooperative.put_nowait(None)
+        try:
+            while count > 0:
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in done:
+                    worker = ends.pop(end)
+                    self._workers.remove(worker)
+                    count -= 1
+                    await worker.leave()
+        finally:
+            for end in ends:
+                end.cancel()
+
+    def checking_instances(self) -> list[tuple[str, SelfCheckingInstance]]:
+        """Those that can tell whether they are well and are not busy, with their names (P6)."""
+        return [(worker.spec.name, instance) for worker in self._workers if (instance := worker.checking) is not None]
+
+    def all_down(self) -> bool:
+        return all(worker.down for worker in self._workers if not worker.passive)
+
+    def finish(self, job: Job, executed: Executed) -> None:
+        """A worker has executed a batch, or its instance died under it. In the event loop."""
+        if job.abandoned:
+            return
+        try:
+            job.done(job, executed)
+        finally:
+            self._finished(1)
+            if self._turns is not None:
+                self._turns.finished(job, died=executed.death is not None)
+
+    def revived(self) -> None:
+        """A worker has an instance again."""
+        if self._turns is not None:
+            self._turns.look()
+
+    def finish_stream(self, job: Job) -> None:
+        """A batch whose requests ended one by one has ended, all of which is told already."""
+        if not job.abandoned:
+            self._finished(1)
+        self.freed(job)
+
+    def freed(self, job: Job) -> None:
+        """The batch's instance executes no more of it."""
+        if self._turns is not None:
+            self._turns.finished(job, died=False)
+
+    def _take_queued(self) -> list[Job]:
+        taken: list[Job] = [] if self._turns is None else self._turns.take_all()
+        if self._is_bound:
+            return taken + [job for worker in self._workers for job in worker.take_queued()]
+        return taken + self._blocking.take_all() + take_all(self._cooperative)
+
+    def _finished(self, count: int) -> None:
+        self.unfinished -= count
+        if self.unfinished == 0 and self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    # -- the ceiling --------------------------------------------------------------------------------------------------
+
+    async def _watch_ceiling(self) -> None:
+        """Sleep until the oldest running batch would pass its ceiling; so nothing is paid per batch."""
+        wait_s = self.ceiling_s
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self._check_ceiling(monotonic_ns())
+
+    def _check_ceiling(self, now_ns: int) -> float:
+        """Tell of what hangs; seconds until something else could."""
+        wait_s = self.ceiling_s
+        for worker in self._workers:
+            if not isinstance(worker, ThreadWorker):
+                continue
+            running = worker.running
+            if running is None or running[0].abandoned:
+                continue
+            job, since_ns = running
+            left_s = self.ceiling_s - (now_ns - since_ns) / 1e9
+            if left_s > 0:
+                wait_s = min(wait_s, left_s)
+                continue
+            job.abandoned = True
+            if self.on_hung is not None:
+                text = f"it exceeded max_execution_s ({self.ceiling_s:g} s)"
+                self.on_hung(job, Death(worker.spec.name, text, worker.stack()))
+            self._finished(1)
+        return max(wait_s, _LEAST_LOOK_S)
+
+
+async def _warm_up(
+    worker: Worker, batches: Sequence[Sequence[RequestRecord]]
+) -> list[tuple[Sequence[RequestRecord], Executed]]:
+    done: list[tuple[Sequence[RequestRecord], Executed]] = []
+    for records in batches:
+        try:
+            executed = await worker.execute(records)
+        except InstanceDied:
+            raise died(worker.spec.name) from None
+        if executed.failures:
+            raise executed.failures[0].error
+        done.append((records, executed))
+    return done

@@ -1,0 +1,145 @@
+"""One batch on its way through an executor, and what an instance tells of it. What that means is `intake`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
+
+from charonia.errors import InternalError, InvalidRecord
+from charonia.eventlog.port import Entry
+from charonia.facts.sequence_states import SequenceStep
+from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, Wave, work_in
+from executors.batches.accounting import Executed
+from executors.batches.answers import Put
+from executors.batches.execution import Batch, Planned
+from executors.batches.sequence_batch import BatchSteps
+from executors.batches.sequences import Remembered
+
+if TYPE_CHECKING:
+    from executors.batches.wave_execution import ExecutedWaves, WaveBatch
+    from executors.streams.streamed_batch import Outgoing, StreamedBatch
+
+
+class WaveAnswers(Protocol):
+    """Answers executed waves (`executors.waves.wave_settler.WaveSettler`)."""
+
+    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+        """Answer what can be answered at once, in the thread of the instance."""
+
+
+class ResponseLog(Protocol):
+    """Writes the responses of streamed batches to the log (`executors.settling.responding.ResponseWriter`)."""
+
+    def open(self, batch: StreamedBatch, job: Job, settle: SettlePart) -> None: ...
+
+    def close(self, batch: StreamedBatch) -> None: ...
+
+    def put(self, outgoing: Outgoing) -> None: ...
+
+    def freed(self, batch: StreamedBatch) -> None: ...
+
+    async def written(self, batch: StreamedBatch) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """Where the responses of one batch go, and who settles what of it has ended."""
+
+    writer: ResponseLog
+    settle: SettlePart
+
+
+class Job(Struct, eq=False):
+    """The batch and its callbacks, called in the event loop.
+
+    `done` when it has been executed or its instance has died under it.
+    `flags` are those of any of its records.
+    `unwanted` holds the ids of requests that were settled by somebody else meanwhile; `batch` is set while it runs.
+    """
+
+    records: Sequence[RequestRecord]
+    """Empty in a batch of waves."""
+    done: Callable[[Job, Executed], None]
+    header: BatchHeader | None = None
+    entry_id: bytes = b""
+    flags: int = 0
+    waves: Sequence[Wave] = ()
+    settler: WaveAnswers | None = None
+    """Who answers these from the thread of an instance."""
+    planned: Sequence[Planned] = ()
+    """What of it is executed, once its execution has begun. Set in the instance's thread."""
+    untold: bool = False
+    """Some of it is journalled, and the journal does not say yet that its execution has begun."""
+    unwanted: frozenset[bytes] = frozenset()
+    batch: Batch | WaveBatch | None = None
+    stream: StreamedBatch | None = None
+    """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
+    responses: Responses | None = None
+    allowed: dict[bytes, int] = field(default_factory=dict)
+    """How many responses of its requests are wanted, by id, as far as that was said before it ran (S55)."""
+    ended: set[bytes] = field(default_factory=set)
+    """The requests of such a batch that had their final response, by id."""
+    steps: BatchSteps | None = None
+    """Those of its sequences, once it runs, with an instance in this `life`."""
+    life: int = 0
+    written: dict[bytes, SequenceStep] = field(default_factory=dict)
+    """What the log is to remember of its sequences, by request id."""
+    before: dict[int, Remembered | None] = field(default_factory=dict)
+    unsure: bool = False
+    """A settlement of it went unanswered: it may have been the one that counted."""
+    put: Put | None = None
+    """Where large answers go, unless they travel in their records."""
+    referred: Sequence[bytes] | None = None
+    """Its answers as they travel, once the large ones among them were put beside the log."""
+    abandoned: bool = False
+    """It outlasted its ceiling and was reported: what still comes of it is not heard."""
+
+
+SettlePart = Callable[[Job, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
+"""Settles what of a batch has ended: the job, that part, (endpoint, record) of responses before, whether it was all."""
+
+
+def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:
+    """The batches in a queue, which nobody will get from it; the ends that workers wait for stay in it."""
+    taken: list[Job] = []
+    ends = 0
+    with contextlib.suppress(asyncio.QueueEmpty):
+        while True:
+            job = jobs.get_nowait()
+            if job is None:
+                ends += 1
+            else:
+                taken.append(job)
+    for _ in range(ends):
+        jobs.put_nowait(None)
+    return taken
+
+
+def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
+    """The header and the requests, or waves, of a batch stream's entry. Raises `InvalidRecord`."""
+    fields = entry.fields
+    if len(fields) < 2 or fields[0] != FIELD_HEADER:
+        raise InvalidRecord("no batch header")
+    header = BatchHeader.unpack(fields[1])
+    records = work_in(fields)
+    try:
+        attempts = len(header.attempts)
+    except TypeError:
+        raise InvalidRecord("the batch header has no list of attempts") from None
+    if attempts != len(records):
+        raise InvalidRecord(f"{attempts} attempts for {len(records)} requests")
+    if len(header.waves) != sum(isinstance(record, Wave) for record in records) or (
+        header.waves and attempts != len(header.waves)
+    ):
+        raise InvalidRecord(f"entries of {len(header.waves)} waves for what is not as many waves")
+    return header, records
+
+
+def died(instance: str) -> InternalError:
+    """P19's text: the instance's process is gone."""
+    return InternalError(f"Stub process '{instance}' is not healthy.")

@@ -1,0 +1,323 @@
+"""The workers of versions whose requests have several responses: an instance that freed a batch gets the next one.
+
+Batches that were freed go on beside: each is a task until its requests have ended. What becomes of responses is
+`streamed_batch`'s and `responding`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from charonia import failpoints
+from charonia.backend import (
+    InstanceDied,
+    InstanceSpec,
+    ModelRequest,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError
+from charonia.wire import RequestRecord
+from executors.batches.accounting import OTHER, Death, Executed
+from executors.batches.assembly import request_inputs
+from executors.batches.execution import Batch, Planned, model_request
+from executors.streams.flow import Flow
+from executors.streams.sequence_steps import execute_steps
+from executors.streams.streamed_batch import Outgoing, StreamedBatch, StreamRun
+
+from .job import Job, died, take_all
+from .workers import Pool, Worker, able_to_tell, finalize
+
+_log = logging.getLogger(__name__)
+
+_BUSY_GRACE_S = 5.0
+"""An instance that never freed its batch gets so much longer: a backend with processes ends them itself first."""
+
+
+class StreamWorker(Worker):
+    """A `StreamingInstance` and the tasks of its batches."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        spec: InstanceSpec,
+        instance: StreamingInstance,
+        passive: bool,
+        jobs: asyncio.Queue[Job | None],
+    ) -> None:
+        super().__init__(pool, spec, passive)
+        self._jobs = jobs
+        self._instance: StreamingInstance | None = instance
+        self._flow = Flow()
+        self._task: asyncio.Task[None] | None = None
+        self._open: dict[asyncio.Task[None], Job] = {}
+        self._dead = asyncio.Event()
+        self._in_company = False
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
+
+    def give(self, job: Job) -> None:
+        self._jobs.put_nowait(job)
+
+    async def execute(self, records: Sequence[RequestRecord]) -> Executed:
+        """A warm-up: what it answers goes nowhere."""
+        collector = _Collector(len(records))
+        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), Flow(), collector)
+        streamed.begin()
+        await self._run(streamed)
+        return streamed.part(collector.finals)
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._task is not None:
+            self._jobs.put_nowait(None)
+            await self._task
+        await self._unload()
+        if self._open:
+            await asyncio.wait(self._open)
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def leave(self) -> None:
+        if self._open:  # others wait for their responses
+            await asyncio.wait(self._open)
+        self._closing.set()
+        await self._unload()
+
+    def take_queued(self) -> list[Job]:
+        return take_all(self._jobs)
+
+    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
+        """Tell the model, if it has this batch, that these requests are no longer wanted."""
+        if job.stream is not None and job in self._open.values():
+            job.stream.cancel(ids, self._instance)
+
+    def allow(self, job: Job, request_id: bytes, count: int) -> None:
+        """So many responses of a request are wanted, if it is here."""
+        if job.stream is not None and job in self._open.values():
+            job.stream.allow(request_id, count)
+
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        """Not while it begins a batch; that responses are still to come keeps nobody from asking."""
+        beginning = any(job.stream is None or not job.stream.freed.is_set() for job in self._open.values())
+        return None if beginning else able_to_tell(self._instance)
+
+    async def _create(self) -> None:
+        created = await self._pool.create(self.spec)
+        assert isinstance(created, StreamingInstance)
+        self._instance = created
+
+    async def _unload(self) -> None:
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            await finalize(instance, self.spec.name)
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._next()
+            if job is None and not self._dead.is_set():
+                return
+            if job is not None:
+                await self._begin(job)
+            if job is not None and not self._dead.is_set():
+                self._pool.freed(job)
+            if self._dead.is_set():
+                while self._open:
+                    await asyncio.wait(self._open)
+                self._dead.clear()
+                await self._replace()
+
+    async def _next(self) -> Job | None:
+        """The next batch; None at the end, and when the instance has died meanwhile."""
+        taking = asyncio.ensure_future(self._jobs.get())
+        dying = asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait({taking, dying}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            dying.cancel()
+        if not taking.done():
+            taking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            job = await taking
+            if job is None and self._dead.is_set():
+                self._jobs.put_nowait(None)  # for the turn after this one, which is the death's
+            return job
+        return None
+
+    async def _begin(self, job: Job) -> None:
+        """Start a batch and wait until the instance is free, or has died."""
+        batch = self._batch(job)
+        assert isinstance(batch, Batch)  # such a pool takes no waves
+        assert job.responses is not None
+        assert job.header is not None
+        streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
+        job.stream = streamed
+        for request_id, count in job.allowed.items():
+            streamed.allow(request_id, count)
+        job.responses.writer.open(streamed, job, job.responses.settle)
+        job.planned = batch.planned
+        task = asyncio.get_running_loop().create_task(self._carry(job, streamed), name=f"batch on {self.spec.name}")
+        self._open[task] = job
+        task.add_done_callback(self._open.pop)
+        freed = asyncio.ensure_future(streamed.freed.wait())
+        try:
+            await asyncio.wait({task, freed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            freed.cancel()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def _carry(self, job: Job, streamed: StreamedBatch) -> None:
+        """A batch from its beginning until all of it is in the log, or its instance's death is told."""
+        assert job.responses is not None
+        writer = job.responses.writer
+        death: InstanceDied | None = None
+        try:
+            streamed.begin()
+            failpoints.hit("executor.executing")
+            await self._run(streamed)
+        except InstanceDied as ended:
+            death = ended
+        except Exception as error:  # ours, not the model's fault: the callers still get an answer
+            _log.exception("instance %s could not execute a batch", self.spec.name)
+            streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
+        if death is not None and not self._dead.is_set():
+            self._in_company = sum(not job.stream.all_ended for job in self._open.values() if job.stream) > 1
+            self._dead.set()
+            _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
+        streamed.freed_now()
+        await writer.written(streamed)
+        writer.close(streamed)
+        if death is None or streamed.all_ended:
+            self._pool.finish_stream(job)
+            return
+        blameless = death.blameless or self._closing.is_set()
+        executed = Executed([b""] * len(job.records))
+        executed.death = Death(self.spec.name, str(death), death.stderr, blameless, self._in_company)
+        self._pool.finish(job, executed)
+
+    async def _run(self, streamed: StreamedBatch) -> None:
+        """Call the instance; returns when all requests have ended. Raises `InstanceDied`."""
+        runs = list(streamed.batch.runs())
+        calls: list[asyncio.Task[None]] = []
+        over = asyncio.ensure_future(streamed.over.wait())
+        try:
+            for number, planned in enumerate(runs):
+                run = streamed.run_of(planned)
+                call = asyncio.get_running_loop().create_task(self._call(streamed, run, planned))
+                calls.append(call)
+                freed = asyncio.ensure_future(run.freed.wait())
+                try:
+                    await self._until(streamed, run, {call, freed})
+                finally:
+                    freed.cancel()
+                if call.done():
+                    call.result()
+                if number == len(runs) - 1:
+                    streamed.freed_now()
+            await self._settle_calls(streamed, calls, over)
+        finally:
+            over.cancel()
+            for call in calls:
+                call.cancel()
+
+    async def _settle_calls(
+        self, streamed: StreamedBatch, calls: list[asyncio.Task[None]], over: asyncio.Future[Any]
+    ) -> None:
+        """Wait for all responses; a call that ends without them fails what it left open."""
+        while not streamed.all_ended:
+            going = {call for call in calls if not call.done()}
+            if not going:
+                break
+            await self._until(streamed, None, {*going, over})
+            for call in calls:
+                if call.done():
+                    call.result()
+
+    async def _until(self, streamed: StreamedBatch, run: StreamRun | None, waited: set[asyncio.Future[Any]]) -> None:
+        """Wait for the first of these, no longer than the instance may be silent."""
+        ceiling_s = self._pool.ceiling_s
+        while True:
+            wait_s = None
+            if ceiling_s > 0:
+                most_s = ceiling_s + (_BUSY_GRACE_S if run is not None else 0.0)
+                wait_s = max(0.01, most_s - (monotonic_ns() - streamed.heard_ns) / 1e9)
+            done, _ = await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if self._flow.full or streamed.blocked:
+                streamed.heard_ns = monotonic_ns()  # who reads its responses is slow, not the model
+            elif (monotonic_ns() - streamed.heard_ns) / 1e9 >= most_s:
+                name = streamed.batch.interface.name
+                text = f"model '{name}' sent no response for {ceiling_s:g} s (charonia.max_execution_s)"
+                streamed.tell_cancelled(self._instance)
+                streamed.fail_open(InternalError(text))
+                return
+
+    async def _call(self, streamed: StreamedBatch, run: StreamRun, planned: list[Planned]) -> None:
+        """One call of the instance. Raises `InstanceDied`; everything else becomes answers."""
+        interface, records = streamed.batch.interface, streamed.batch.records
+        requests: list[ModelRequest] = []
+        sent: list[int] = []
+        for index, plan in planned:
+            if not streamed.is_open(index):
+                continue
+            record = records[index]
+            try:
+                inputs = request_inputs(interface, plan, record)
+            except CharoniaError as error:
+                streamed.fail_open(error, (index,), reason=OTHER)
+                continue
+            sent.append(index)
+            requests.append(model_request(record, plan, inputs))
+        if not sent:
+            return
+        instance = self._instance
+        run.begin(sent, requests, instance)
+        if instance is None:
+            raise InstanceDied(died(self.spec.name).message, blameless=True)
+        failure: CharoniaError
+        try:
+            steps = streamed.batch.steps
+            if steps is None:
+                await instance.execute_stream(requests, run)
+            else:
+                for index, request in zip(sent, requests, strict=True):
+                    steps.tell(index, request)
+                await execute_steps(instance, steps, sent, requests, run)
+            failure = InternalError(f"model '{interface.name}' ended without a final response")
+        except InstanceDied:
+            raise
+        except CharoniaError as error:
+            failure = error
+        except Exception as error:
+            _log.exception("model %r failed to execute a batch", interface.name)
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        streamed.fail_open(failure, sent)
+
+
+class _Collector:
+    """Keeps final responses of a batch that nobody waits for."""
+
+    def __init__(self, count: int) -> None:
+        self.finals: dict[int, bytes] = {}
+        self._count = count
+
+    def put(self, outgoing: Outgoing) -> None:
+        outgoing.batch.flow.written(outgoing.record)
+        if outgoing.final:
+            self.finals[outgoing.index] = outgoing.record
+
+    def freed(self, batch: StreamedBatch) -> None:
+        """Nobody waits for its slot."""

@@ -1,0 +1,395 @@
+"""The workers of one loaded version: each runs the batches of one instance, and makes the instance anew when it dies.
+
+An instance over arrays has a thread of its own, in which joining, running, cutting and packing happen; the event loop
+only hears of finished batches. An instance over requests is a coroutine. Which worker gets what is `instance_pool`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from charonia import failpoints
+from charonia.backend import (
+    BatchInstance,
+    InstanceDied,
+    InstanceSpec,
+    RequestInstance,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError
+from charonia.wire import RequestRecord
+from executors.batches.accounting import Death, Executed
+from executors.batches.assembly import Planner, Workspace
+from executors.batches.execution import Batch
+from executors.batches.sequence_batch import BatchSteps
+from executors.batches.sequences import Sequences
+from executors.batches.wave_execution import ExecutedWaves, WaveBatch
+from executors.host.host_policy import restrict_thread
+
+from .handover import Handover, Seat
+from .job import Job, died, take_all
+
+_log = logging.getLogger(__name__)
+
+Instance = BatchInstance | RequestInstance | StreamingInstance
+
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 30.0
+
+
+class Pool(Protocol):
+    """What a worker needs of the pool it works for (`executors.running.instance_pool.InstancePool`)."""
+
+    version: int
+    ceiling_s: float
+    sequences: Sequences | None
+    planner: Planner
+
+    @property
+    def create(self) -> Callable[[InstanceSpec], Awaitable[Instance]]: ...
+
+    def steps(self, job: Job, life: int) -> BatchSteps | None: ...
+
+    def all_down(self) -> bool: ...
+
+    def revived(self) -> None: ...
+
+    def fail_queued(self, error: CharoniaError) -> None: ...
+
+    def finish(self, job: Job, executed: Executed) -> None: ...
+
+    def finish_stream(self, job: Job) -> None: ...
+
+    def freed(self, job: Job) -> None: ...
+
+
+class Worker(ABC):
+    """One instance and what becomes of it. `down` while it has none to run on; a passive one (C8) is never started."""
+
+    def __init__(self, pool: Pool, spec: InstanceSpec, passive: bool) -> None:
+        self.spec, self.passive, self.down = spec, passive, False
+        self.life = 1
+        """Counts the instances it has had: each has forgotten what the one before knew."""
+        self._pool = pool
+        self._closing = asyncio.Event()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Take batches from the pool's queue from now on."""
+
+    @abstractmethod
+    def give(self, job: Job) -> None:
+        """One batch for this worker alone: its queue is its own (`turns`)."""
+
+    @abstractmethod
+    async def execute(self, records: Sequence[RequestRecord]) -> Executed:
+        """One batch outside the queue. Raises `InstanceDied`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop after what is queued before this call, then unload the instance."""
+
+    @abstractmethod
+    async def ended(self) -> None:
+        """Returns when it takes no more batches: it was the one that found an end in a queue of several workers."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """Unload the instance of a worker that takes no more batches, or never took one."""
+
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        """The instance, if it can tell whether it is well and has nothing else to do."""
+        return None
+
+    @abstractmethod
+    async def _create(self) -> None:
+        """Make the instance. Raises what its backend raises."""
+
+    @abstractmethod
+    async def _unload(self) -> None:
+        """Close the instance, if there is one; problems are logged."""
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the instance says that it remembers nothing from one execution to the next."""
+        return False
+
+    def take_queued(self) -> list[Job]:
+        """The batches in its own queue, where it has one, which it will not get."""
+        return []
+
+    def _batch(self, job: Job) -> Batch | WaveBatch:
+        job.life = self.life
+        if job.waves:
+            return WaveBatch(self._pool.planner, self._pool.version, job.waves)
+        job.steps = self._pool.steps(job, self.life)
+        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps, job.put)
+
+    def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
+        sequences = self._pool.sequences
+        steps = sequences.warm_up(len(records)) if sequences is not None else None
+        return Batch(self._pool.planner, self._pool.version, records, steps=steps)
+
+    def _died(self, batch: Batch | WaveBatch, death: InstanceDied) -> Executed:
+        _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
+        # while closing it was told to end, whatever it was doing
+        blameless = death.blameless or self._closing.is_set()
+        batch.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
+        return batch.executed
+
+    def _failed(self, batch: Batch | WaveBatch, error: Exception) -> Executed:
+        """Ours, not the model's fault: the callers still get an answer."""
+        _log.error("instance %s could not execute a batch", self.spec.name, exc_info=error)
+        return batch.fail_all(InternalError(f"{type(error).__name__}: {error}"))
+
+    async def _replace(self) -> None:
+        """Make the instance anew, with back-off, until it works or the pool closes."""
+        self.down = True
+        self.life += 1
+        await self._unload()
+        delay_s = _FIRST_BACKOFF_S
+        while not await _set_within(self._closing, delay_s):
+            try:
+                await self._create()
+                self.down = False
+                self._pool.revived()
+                return
+            except Exception as error:
+                _log.error("instance %s cannot be made again: %s", self.spec.name, error)
+                if self._pool.all_down():
+                    self._pool.fail_queued(died(self.spec.name))
+            delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
+
+
+def able_to_tell(instance: object) -> SelfCheckingInstance | None:
+    """The instance, if it can tell whether it is well (P6)."""
+    return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
+
+
+async def finalize(instance: RequestInstance | StreamingInstance, name: str) -> None:
+    """Close an instance that is a coroutine's; problems are logged."""
+    try:
+        await instance.close_instance()
+    except CharoniaError as error:
+        _log.error("instance %s failed to finalize: %s", name, error)
+    except Exception:
+        _log.exception("instance %s failed to close", name)
+
+
+class ThreadWorker(Worker):
+    """A `BatchInstance` and its thread. `running` is the batch it runs, since when (monotonic ns)."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        spec: InstanceSpec,
+        instance: BatchInstance,
+        passive: bool,
+        jobs: Handover,
+    ) -> None:
+        super().__init__(pool, spec, passive)
+        self.running: tuple[Job, int] | None = None
+        self._jobs = jobs
+        self._seat = Seat()
+        self._instance: BatchInstance | None = instance
+        self._workspace = Workspace()
+        self._loop = asyncio.get_running_loop()
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        # a daemon: a native library that hangs must not keep the process from ending
+        self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
+        self._thread.start()
+
+    def give(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    @property
+    def is_stateless(self) -> bool:
+        return bool(getattr(self._instance, "stateless", False))
+
+    def take_queued(self) -> list[Job]:
+        return self._jobs.take_all()
+
+    async def execute(self, records: Sequence[RequestRecord]) -> Executed:
+        return await asyncio.to_thread(self._execute, self._warm_up(records))
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._jobs.put(None)
+            await self._ended.wait()
+        await self.leave()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def leave(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        await self._unload()
+
+    def stack(self) -> str:
+        """Where the thread is, innermost call last."""
+        frame = sys._current_frames().get(self._thread.ident or 0) if self._thread is not None else None
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    async def _create(self) -> None:
+        created = await self._pool.create(self.spec)
+        assert isinstance(created, BatchInstance)
+        self._instance = created
+
+    async def _unload(self) -> None:
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            try:
+                await asyncio.to_thread(instance.close)
+            except Exception:
+                _log.exception("instance %s failed to close", self.spec.name)
+
+    def _execute(self, batch: Batch | WaveBatch) -> Executed:
+        if self._instance is None:
+            raise InstanceDied(died(self.spec.name).message, blameless=True)
+        return batch.run_on(self._instance, self._workspace)
+
+    def _work(self) -> None:
+        restrict_thread(self.spec.cores)
+        # the loop is gone only when the process ends without draining
+        with contextlib.suppress(RuntimeError):
+            while (job := self._jobs.get(self._seat)) is not None:
+                executed = self._run(job)
+                if job.settler is not None and isinstance(executed, ExecutedWaves):
+                    job.settler.answer(job, executed)  # the event loop is a wake-up away
+                self._loop.call_soon_threadsafe(self._pool.finish, job, executed)
+                if executed.death is not None:
+                    asyncio.run_coroutine_threadsafe(self._replace(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _run(self, job: Job) -> Executed:
+        batch = self._batch(job)
+        job.planned = batch.planned
+        self.running = (job, monotonic_ns())
+        failpoints.hit("executor.executing")
+        try:
+            return self._execute(batch)
+        except InstanceDied as death:
+            return self._died(batch, death)
+        except Exception as error:
+            return self._failed(batch, error)
+        finally:
+            self.running = None
+
+
+class TaskWorker(Worker):
+    """A `RequestInstance` and its task."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        spec: InstanceSpec,
+        instance: RequestInstance,
+        passive: bool,
+        jobs: asyncio.Queue[Job | None],
+    ) -> None:
+        super().__init__(pool, spec, passive)
+        self._jobs = jobs
+        self._instance: RequestInstance | None = instance
+        self._task: asyncio.Task[None] | None = None
+        self._job: Job | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
+
+    def give(self, job: Job) -> None:
+        self._jobs.put_nowait(job)
+
+    @property
+    def is_stateless(self) -> bool:
+        return bool(getattr(self._instance, "stateless", False))
+
+    def take_queued(self) -> list[Job]:
+        return take_all(self._jobs)
+
+    async def execute(self, records: Sequence[RequestRecord]) -> Executed:
+        return await self._execute(self._warm_up(records))
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._task is not None:
+            self._jobs.put_nowait(None)
+            await self._task
+        await self.leave()
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def leave(self) -> None:
+        self._closing.set()
+        await self._unload()
+
+    @property
+    def checking(self) -> SelfCheckingInstance | None:
+        return None if self._job is not None else able_to_tell(self._instance)
+
+    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
+        """Tell the model, if it runs this batch now, that these requests are no longer wanted."""
+        if job is self._job and job.batch is not None and self._instance is not None:
+            job.batch.cancel(ids, self._instance)
+
+    async def _create(self) -> None:
+        created = await self._pool.create(self.spec)
+        assert isinstance(created, RequestInstance)
+        self._instance = created
+
+    async def _unload(self) -> None:
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            await finalize(instance, self.spec.name)
+
+    async def _execute(self, batch: Batch | WaveBatch) -> Executed:
+        if self._instance is None:
+            raise InstanceDied(died(self.spec.name).message, blameless=True)
+        return await batch.run_requests_on(self._instance)
+
+    async def _work(self) -> None:
+        while (job := await self._jobs.get()) is not None:
+            executed = await self._run(job)
+            self._pool.finish(job, executed)
+            if executed.death is not None:
+                await self._replace()
+
+    async def _run(self, job: Job) -> Executed:
+        batch = job.batch = self._batch(job)
+        self._job = job
+        job.planned = batch.planned
+        failpoints.hit("executor.executing")
+        try:
+            return await self._execute(batch)
+        except InstanceDied as death:
+            return self._died(batch, death)
+        except Exception as error:
+            return self._failed(batch, error)
+        finally:
+            self._job = job.batch = None
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

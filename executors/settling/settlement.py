@@ -1,0 +1,201 @@
+"""What the end of a batch writes to the log: who is settled how, which answers go out with it and which after it.
+
+Pure. A batch's keyless requests are answered in the write that settles them (ADR 0002), its jobs only once the
+settlement says that they were won (ADR 0004). Requests without an answer (left out, or their instance died) are in
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia import keys
+from charonia.eventlog.port import Reply
+from charonia.facts.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
+    BatchFinished,
+    RequestsRescheduled,
+    pack_fact,
+)
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.facts.journal import FIELD, pack_started
+from charonia.tensors import Buffer
+from charonia.wire import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    FLAG_TIMED,
+    BatchHeader,
+    RequestRecord,
+    record_fields,
+    time_response,
+)
+from executors.batches.accounting import REJECTED, Death, Executed, Execution, Failure
+
+KEPT_LINES = 20
+_MAX_STDERR_CHARACTERS = 16_384
+
+_NOT_JOURNALLED = b"-"
+
+
+@dataclass(slots=True)
+class Settlement:
+    """`indices` are the batch's requests that end here, in order; `requests`, `outcomes` are theirs.
+
+    `jobs` are the indices of jobs, and `ends` how they end, by id; `outcomes` is empty when nothing is journalled.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    requests: list[tuple[bytes, int]] = field(default_factory=list)
+    jobs: list[int] = field(default_factory=list)
+    ends: dict[bytes, JobEnd] = field(default_factory=dict)
+    outcomes: bytes = b""
+
+    def parted(self) -> tuple[Settlement, Settlement]:
+        """The jobs, and all others, as settlements of their own."""
+        return self._part(True), self._part(False)
+
+    def _part(self, of_jobs: bool) -> Settlement:
+        jobs = set(self.jobs)
+        at = [number for number, index in enumerate(self.indices) if (index in jobs) is of_jobs]
+        return Settlement(
+            [self.indices[number] for number in at],
+            [self.requests[number] for number in at],
+            self.jobs if of_jobs else [],
+            self.ends if of_jobs else {},
+            bytes([self.outcomes[number] for number in at]) if self.outcomes else b"",
+        )
+
+
+def settlement(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed, flags: int
+) -> Settlement:
+    """How the requests of an executed batch end; `flags` are those of any of them."""
+    if all(executed.answers):
+        requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
+        found = Settlement(list(range(len(requests))), requests)
+    else:
+        indices = [index for index, answer in enumerate(executed.answers) if answer]
+        found = Settlement(indices, [(records[index].id, header.attempts[index]) for index in indices])
+    if flags & (FLAG_JOB | FLAG_JOURNALLED):
+        _add_durable(found, executor, header, records, executed)
+    return found
+
+
+def _add_durable(
+    found: Settlement, executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
+) -> None:
+    failures = {failure.index: failure for failure in executed.failures}
+    executions = {index: execution for execution in executed.executions for index in execution.indices}
+    outcomes: list[bytes] = []
+    for index in found.indices:
+        record, failure = records[index], failures.get(index)
+        state = _state(failure)
+        outcomes.append(OUTCOME_CODES[state] if record.journalled else _NOT_JOURNALLED)
+        if record.is_job:
+            detail: dict[str, Any] = {
+                "executor": executor,
+                "batch_id": header.batch_id,
+                "batch_rows": sum(records[i].rows for i in found.indices),
+                "attempt": header.attempts[index],
+            }
+            detail |= _timing(record, executions.get(index), failure)
+            found.jobs.append(index)
+            found.ends[record.id] = JobEnd(state, executed.answers[index], detail)
+    if any(outcome != _NOT_JOURNALLED for outcome in outcomes):
+        found.outcomes = b"".join(outcomes)
+
+
+def _state(failure: Failure | None) -> JobState:
+    if failure is None:
+        return JobState.SUCCEEDED
+    # nothing else is rejected here: it was past its deadline before it could run
+    return JobState.EXPIRED if failure.reason == REJECTED else JobState.FAILED
+
+
+def _timing(record: RequestRecord, execution: Execution | None, failure: Failure | None) -> Mapping[str, Any]:
+    """Times in us, `start_us` wall clock. A failed run is not timed (X4), so `queue_us` is then all its time here."""
+    if execution is not None:
+        return {
+            "batch_rows": execution.rows,
+            "queue_us": max(0, execution.start_ns - record.accepted_ns) // 1000,
+            "start_us": execution.start_ns // 1000,
+            "infer_us": execution.infer_ns // 1000,
+        }
+    assert failure is not None
+    return {
+        "queue_us": max(0, failure.end_ns - record.accepted_ns) // 1000,
+        "error": failure.error.message,
+        "code": failure.error.code.name,
+    }
+
+
+def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
+    """The answers of these requests: one entry per endpoint; who has no endpoint gets none."""
+    whole = len(indices) == len(records)
+    chosen = records if whole else [records[index] for index in indices]
+    if len({record.endpoint for record in chosen}) == 1:  # nearly always
+        endpoint, told = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
+        return [Reply(keys.replies(endpoint), record_fields(told))] if endpoint else []
+    return replies_of((records[index].endpoint, answers[index]) for index in indices if records[index].endpoint)
+
+
+def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
+    """The answers, with the durations of their execution where they are wanted (S56)."""
+    answers = list(executed.answers)
+    for execution in executed.executions:
+        times = (execution.input_ns, execution.infer_ns, execution.output_ns)
+        for index in execution.indices:
+            if records[index].flags & FLAG_TIMED and answers[index]:
+                answers[index] = time_response(answers[index], times)
+    return answers
+
+
+def replies_of(pairs: Iterable[tuple[str, Buffer]]) -> list[Reply]:
+    """(endpoint, record) pairs in their order, one entry per endpoint."""
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, record in pairs:
+        by_endpoint.setdefault(endpoint, []).append(record)
+    return [Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items()]
+
+
+def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
+    """The fact that frees a slot; (endpoint, answer) pairs are for the owner to release in order (S6)."""
+    return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
+
+
+def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
+    """The same for an owner in this process, who gets the fact as it is."""
+    fields: list[Any] = [FIELD_FACT, BatchFinished(executor, batch_id)]
+    return fields
+
+
+def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:
+    """The fact that a batch took its instance with it, and which of its requests have no outcome."""
+    stderr = "\n".join(death.stderr.rstrip().split("\n")[-KEPT_LINES:])[-_MAX_STDERR_CHARACTERS:]
+    joined = b"".join(ids)
+    if death.in_company and not death.blameless:
+        shared = BatchDiedInCompany(executor, batch_id, death.reason, stderr, death.instance, joined)
+        return [FIELD_FACT, pack_fact(shared)]
+    fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, joined)
+    return [FIELD_FACT, pack_fact(fact)]
+
+
+def requests_rescheduled(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
+) -> list[bytes]:
+    """The fact that a model wants another turn of these requests (S41)."""
+    ids = b"".join(records[index].id for index in sorted(executed.again))
+    return [FIELD_FACT, pack_fact(RequestsRescheduled(executor, header.batch_id, ids))]
+
+
+def started(
+    executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
+) -> list[bytes]:
+    """The journal entry that says that these requests begin to run (`charonia.facts.journal`)."""
+    ids = [records[index].id for index in indices]
+    attempts = [header.attempts[index] for index in indices]
+    return [FIELD, pack_started(ids, attempts, executor, header.batch_id)]

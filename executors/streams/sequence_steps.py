@@ -1,0 +1,99 @@
+"""Runs requests of sequences on a `StreamingInstance`: at their slots, with null requests between (S33, S34).
+
+What null requests are answered is nobody's; when all others have ended, nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream, StreamingInstance
+from executors.batches.sequence_batch import BatchSteps
+
+_log = logging.getLogger(__name__)
+
+
+async def execute_steps(
+    instance: StreamingInstance,
+    steps: BatchSteps,
+    indices: Sequence[int],
+    requests: Sequence[ModelRequest],
+    responses: ResponseStream,
+) -> None:
+    """`StreamingInstance.execute_stream` of requests that stand at `indices` of their batch. Raises what it raises."""
+    if steps.vacates:
+        steps.vacates = False
+        await _execute_nothing(instance, steps.nothing(requests[0]))
+    spread = steps.spread(indices, requests)
+    if len(spread) == len(requests):
+        await instance.execute_stream(requests, responses)
+        return
+    places = {id(request): number for number, request in enumerate(requests)}
+    numbers = [places.get(id(request)) for request in spread]
+    await instance.execute_stream(spread, _AtSlots(responses, numbers))
+
+
+async def _execute_nothing(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
+    """Returns when the instance takes the next batch."""
+    nowhere = _Nowhere()
+    call = asyncio.ensure_future(instance.execute_stream(requests, nowhere))
+    freed = asyncio.ensure_future(nowhere.freed.wait())
+    try:
+        await asyncio.wait({call, freed}, return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            call.result()
+    except InstanceDied:
+        raise
+    except Exception as error:  # of requests that are none
+        _log.warning("empty slots could not be executed: %s", error)
+    finally:
+        for one in (call, freed):
+            one.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await call
+
+
+class _AtSlots:
+    """A `ResponseStream` over slots; `numbers` says which of the requests each is, None for a null request."""
+
+    def __init__(self, responses: ResponseStream, numbers: Sequence[int | None]) -> None:
+        self._responses = responses
+        self._numbers = numbers
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        number = self._numbers[index]
+        if number is not None:
+            self._responses.send(number, response, final=final)
+
+    @property
+    def full(self) -> bool:
+        return self._responses.full
+
+    @property
+    def blocked(self) -> bool:
+        return self._responses.blocked
+
+    async def drain(self) -> None:
+        await self._responses.drain()
+
+    def free(self) -> None:
+        self._responses.free()
+
+
+class _Nowhere:
+    """A `ResponseStream` nobody reads."""
+
+    full = blocked = False
+
+    def __init__(self) -> None:
+        self.freed = asyncio.Event()
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def free(self) -> None:
+        self.freed.set()

@@ -1,0 +1,313 @@
+"""Answers and settles executed waves (docs/adr/0015).
+
+The replies of a wave are written first, to its gateway's socket or its stream; then its entry is deleted, which settles
+it. Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
+killed takes no more counts along than it has waves that will run again. Whoever asks for them makes them be written
+first (`fold`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from charonia import failpoints, keys
+from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.colocated import ColocatedLog
+from charonia.eventlog.port import EventLog, Reply
+from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
+from executors.announcing import insist
+from executors.batches.wave_execution import ExecutedWaves
+from executors.metrics import ExecutorMetrics
+from executors.running.incarnation import Incarnation
+from executors.running.job import Job
+from executors.settling.settlement import batch_died, batch_finished, batch_finished_here
+
+from .counting import WaveCounts, merge
+from .reply_sockets import ReplySockets
+
+_log = logging.getLogger(__name__)
+
+_Answered = tuple[bytes, Wave, BatchHeader]
+"""A wave that has its reply: the id of its entry, itself, and the batch it was in."""
+
+_GATHER_S = 0.01
+"""Waves answered within so long are settled together: one by one it costs the log server as much as accepting
+them. What was answered and not settled runs again should this process die, and those answers find no caller."""
+_FOLD_S = 1.0
+_RETRY_S = 0.2
+_UNCOUNTED_S = 0.001
+
+
+class WaveSettler:
+    """The settlements of one executor's waves. `spawn` runs what has to be done again until the log takes it."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        metrics: ExecutorMetrics,
+        sockets: ReplySockets,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._metrics = metrics
+        self._sockets = sockets
+        self._spawn = spawn
+        self._gathered: dict[bytes, list[_Answered]] = {}
+        self._told: set[str] = set()
+        """The endpoints that those gathered were answered through their sockets."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._counts: dict[Incarnation, WaveCounts] = {}
+        self._unwritten: dict[bytes, dict[str, int]] = {}
+        """Increments by statistics key that the log does not have."""
+        metrics.before_collecting = self.count
+        self._fold_timer: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Future[None]] = set()
+        """Statistics on their way to the log."""
+        self._uncounted: set[Job] = set()
+        """Batches that instances' threads have answered, whose ends are on their way to the event loop."""
+        self.unsettled = 0
+        """Deletions under way."""
+        self._quiet: asyncio.Event | None = None
+
+    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+        """Answer what can be answered at once, in the thread of the instance; `settle` follows in the event loop."""
+        if job.abandoned:
+            return
+        failpoints.hit("executor.executed")
+        self._uncounted.add(job)
+        sent = executed.sent = set()
+        for index, answer in enumerate(executed.answers):
+            if answer and self._sockets.send(job.waves[index].endpoint, answer):
+                sent.add(index)
+
+    def settle(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+        """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
+        header = job.header
+        assert header is not None
+        self._uncounted.discard(job)
+        sent = executed.sent or ()
+        self._account(job, executed, incarnation)
+        replies: list[Reply] = []
+        through_log: dict[bytes, list[_Answered]] = {}
+        left: list[bytes] = []
+        for index, (wave, (stream, entry_id)) in enumerate(zip(job.waves, header.waves, strict=True)):
+            answer = executed.answers[index]
+            singly = executed.singly.get(index)
+            if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
+                self._told.add(wave.endpoint)
+                self._gather(stream, (entry_id, wave, header))
+                continue
+            if answer:
+                self._sockets.seek(wave.endpoint)
+                replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
+            elif singly is not None:
+                replies.append(Reply(keys.replies(wave.endpoint), record_fields(singly)))
+            else:
+                left.append(wave.id)
+                continue
+            through_log.setdefault(stream, []).append((entry_id, wave, header))
+        if through_log:
+            self._flush(through_log, replies)
+        self._tell(job, executed, left)
+
+    def _tell(self, job: Job, executed: ExecutedWaves, left: list[bytes]) -> None:
+        """Tell the owner that the batch has ended, or how it died."""
+        header = job.header
+        assert header is not None
+        stream = header.report_to
+        if executed.death is not None:
+            fields = batch_died(self._executor, header.batch_id, executed.death, left)
+        elif stream.startswith(keys.LOCAL):
+            fields = batch_finished_here(self._executor, header.batch_id)
+            if isinstance(self._log, ColocatedLog) and self._log.hand(stream, fields):
+                return
+        else:
+            fields = batch_finished(self._executor, header.batch_id)
+        self._spawn(insist(lambda: self._log.append(stream, fields), "the end of a batch cannot be reported"))
+
+    # -- deletions ----------------------------------------------------------------------------------------------------
+
+    def _gather(self, stream: bytes, answered: _Answered) -> None:
+        self._gathered.setdefault(stream, []).append(answered)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
+
+    def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
+        """Settle what was gathered, and waves `answered` by `reply_sockets`, and write what was counted: all in one go.
+
+        A process that is killed has then settled and counted a wave, or neither.
+        """
+        ending = answered or {}
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if all(map(self._sockets.is_sent, self._told)):
+            if self._gathered:
+                failpoints.hit("executor.answered")
+            for stream, waves in self._gathered.items():
+                ending[stream] = ending.get(stream, []) + waves
+            self._gathered = {}
+            self._told.clear()
+        elif self._gathered:
+            # what is still in this process would be lost with it, and the waves then have to run again
+            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
+        self.count()
+        unwritten, self._unwritten = self._unwritten, {}
+        for key, increments in unwritten.items():
+            self._write(key, increments)
+        for stream, waves in ending.items():
+            self._end(stream, waves, replies)
+            replies = ()
+
+    def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
+        """Settle waves, again until the log has answered."""
+        entry_ids = [entry_id for entry_id, _, _ in answered]
+        unsure = False
+
+        def done(result: int | CharoniaError) -> None:
+            nonlocal unsure
+            if isinstance(result, CharoniaError):
+                unsure = True
+                _log.warning("%d waves cannot be settled, trying again: %s", len(entry_ids), result)
+                asyncio.get_running_loop().call_later(_RETRY_S, attempt)
+                return
+            if result < len(entry_ids):  # an owner took them apart, or they were settled by a repetition of this
+                self._spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
+            else:
+                self._ended()
+
+        def attempt() -> None:
+            if not self._log.waves.end(stream, entry_ids, replies, done):
+                asyncio.get_running_loop().call_later(_RETRY_S, attempt)
+
+        self.unsettled += 1
+        attempt()
+
+    def _ended(self) -> None:
+        self.unsettled -= 1
+        if not self.unsettled and self._quiet is not None:
+            self._quiet.set()
+            self._quiet = None
+
+    async def _settle_burst(self, answered: list[_Answered], missing: int, unsure: bool) -> None:
+        """Settle what is left of waves some of which an owner took apart after they had been given out.
+
+        Their callers have their answers. Requests that have ended by now are fenced: those of `missing` waves, which
+        may be any of these, unless an earlier attempt of ours has deleted them (`unsure`).
+        """
+        late = sum([wave.count for _, wave, _ in answered]) * missing // len(answered)
+        try:
+            for _, wave, header in answered:
+                late -= await self._settle_requests(header.model, wave)
+        finally:
+            self._ended()
+        if late > 0 and not unsure:
+            header = answered[0][2]
+            self._metrics.fenced(header.model, header.version, late)
+            _log.warning("%d requests of %d waves were settled by others first", late, missing)
+
+    async def _settle_requests(self, model: str, wave: Wave) -> int:
+        """Settle what is unsettled of a wave's requests, and tell their owner; how many that were."""
+        ids = wave.ids()
+        ended = Reply(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
+        won = 0
+
+        async def settle() -> None:
+            nonlocal won
+            if any(attempt >= 0 for attempt in await self._log.unsettled(model, ids)):
+                won += sum(await self._log.settle(model, [(request_id, 1) for request_id in ids], None, [], [ended]))
+
+        await insist(settle, "the requests of a wave that was burst cannot be settled")
+        return won
+
+    async def settled(self) -> None:
+        """Wait until everything answered is settled and counted."""
+        while self._gathered or self.unsettled:
+            if self._gathered:
+                self._flush()
+            if self.unsettled:
+                self._quiet = self._quiet or asyncio.Event()
+                await self._quiet.wait()
+            elif self._gathered:
+                await asyncio.sleep(_GATHER_S)  # a gateway reads slowly
+        await self.fold()
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def _account(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+        metrics, model, version = self._metrics, incarnation.model, incarnation.version
+        metrics.executed(model, version, executed)
+        counts = self._counts.get(incarnation)
+        if counts is None:
+            counts = self._counts[incarnation] = WaveCounts()
+        for place, execution in enumerate(executed.executions):
+            counts.executed(execution, job.waves, executed.failed, executed.shares.get(place))
+        if executed.failures:
+            counts.failed(executed.failures, job.waves)
+        if metrics.measures:
+            self._measure(job, executed, incarnation)
+        self._arm()
+
+    def count(self) -> None:
+        """Tell this process's metrics what was counted so far, and keep it for the log."""
+        for incarnation, counts in self._counts.items():
+            if not counts:
+                continue
+            increments = counts.take()
+            self._metrics.settled(incarnation.model, incarnation.version, increments)
+            key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+            merge(self._unwritten.setdefault(key, {}), increments)
+
+    def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+        for place, execution in enumerate(executed.executions):
+            for index in execution.indices:
+                wave = job.waves[index]
+                count = executed.succeeded(place, index, wave.count)
+                waited_ns = max(0, execution.start_ns - wave.accepted_ns)
+                self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
+
+    def _write(self, key: bytes, increments: dict[str, int]) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: CharoniaError | None) -> None:
+            self._writing.discard(written)
+            if error is not None:
+                self._keep(key, increments, error)
+            if not written.done():
+                written.set_result(None)
+
+        if self._log.waves.count(key, increments, done):
+            self._writing.add(written)
+        else:
+            self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
+
+    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
+        """Statistics that could not be written are written later."""
+        _log.warning("statistics cannot be written, trying again: %s", error)
+        merge(self._unwritten.setdefault(key, {}), increments)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._fold_timer is None:
+            self._fold_timer = asyncio.get_running_loop().call_later(_FOLD_S, self._fold_soon)
+
+    def _fold_soon(self) -> None:
+        self._fold_timer = None
+        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
+        self._flush()
+
+    async def fold(self) -> None:
+        """Write what was answered so far; returns when the log has it, or cannot have it now."""
+        answered = self._uncounted.copy()
+        while any(not job.abandoned for job in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
+            await asyncio.sleep(_UNCOUNTED_S)
+        self._uncounted.difference_update([job for job in answered if job.abandoned])
+        self._flush()
+        if self._writing:
+            await asyncio.wait(self._writing)

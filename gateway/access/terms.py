@@ -1,0 +1,87 @@
+"""On what terms a caller's requests are accepted: lane, bounds, journal, durability. Pure.
+
+Terms are equal for equal callers, so that their requests may share log entries. Who a caller is, and what its tenant
+may have, is `tenants`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from charonia.errors import InvalidArgument
+from charonia.eventlog.port import Limits
+from charonia.keys import lane_of
+from charonia.options.settings import GatewaySettings
+from gateway.requests.delivery import DeliveryOptions
+
+JOURNAL_ALL = "all"
+JOURNAL_OFF = "off"
+
+_DURABILITY = re.compile(r"memory|fsync|replicated:([1-9][0-9]?)")
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBounds:
+    """How much unsettled work of one model a tenant may have, 0 = no bound."""
+
+    requests: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What `EventLog.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
+
+    lane: int
+    tenant: str
+    limits: Limits
+    journalled: bool
+    durability: str
+
+
+def check_durability(level: str) -> None:
+    """Raise `InvalidArgument` for a level that is none of memory, fsync, replicated:<1..99>."""
+    if not _DURABILITY.fullmatch(level):
+        raise InvalidArgument(f"invalid durability '{level[:64]}', expected memory, fsync or replicated:<number>")
+
+
+class TermsBook:
+    """The terms of every caller. `bounds` gives a tenant's present bounds by its name."""
+
+    def __init__(self, settings: GatewaySettings, bounds: Callable[[str], TenantBounds] | None = None) -> None:
+        self._settings = settings
+        self._bounds = bounds
+        self._known: dict[tuple[str, str, TenantBounds], Terms] = {}
+        self.default = self._terms("", "", TenantBounds())
+        """The terms of a caller without options."""
+
+    def of(self, options: DeliveryOptions) -> Terms:
+        """Raises `InvalidArgument` for an unknown durability."""
+        tenant = options.caller.tenant
+        if not tenant and not options.durability:
+            return self.default
+        bounds = self._bounds(tenant) if tenant and self._bounds is not None else TenantBounds()
+        key = (tenant, options.durability, bounds)
+        found = self._known.get(key)
+        if found is None:
+            if options.durability:
+                check_durability(options.durability)
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[key] = self._terms(*key)
+        return found
+
+    def _terms(self, tenant: str, durability: str, bounds: TenantBounds) -> Terms:
+        settings = self._settings
+        limits = Limits(
+            settings.max_pending_requests,
+            settings.max_pending_bytes,
+            bounds.requests,
+            bounds.size_bytes,
+        )
+        return Terms(
+            lane_of(tenant), tenant, limits, settings.journal == JOURNAL_ALL, durability or settings.durability
+        )

@@ -1,0 +1,137 @@
+"""The gRPC front over grpcio, the reference: port, TLS, keep-alive, compression (G29-G31, V5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from charonia.errors import StartupError
+from charonia.options.settings import GatewaySettings
+from gateway.handler import Handler
+from gateway.listening import bound
+
+from .calling import LargeReply, Methods, Streaming, Unary
+from .certificates import certificates
+from .servicer import Servicer
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_COMPRESSION = {
+    "none": (grpc.Compression.NoCompression, -1),
+    "low": (grpc.Compression.Gzip, 1),
+    "medium": (grpc.Compression.Gzip, 2),
+    "high": (grpc.Compression.Gzip, 3),
+}
+_UNLIMITED = -1
+
+
+class GrpcFront:
+    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+
+    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    """
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        self._settings = settings
+        self._servicer = Servicer(settings, handler)
+        self._server: grpc.aio.Server | None = None
+        level = settings.grpc_infer_response_compression_level
+        if level not in _COMPRESSION:
+            raise StartupError(
+                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
+            )
+        self._compression, self._level = _COMPRESSION[level]
+        self.port = 0
+        """The real port, once started."""
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        settings = self._settings
+        options: list[tuple[str, int]] = [
+            ("grpc.so_reuseport", int(settings.reuse_grpc_port)),
+            ("grpc.max_receive_message_length", _UNLIMITED),
+            ("grpc.max_send_message_length", _UNLIMITED),
+            *settings.grpc_keepalive.items(),
+        ]
+        if self._level >= 0:
+            options.append(("grpc.default_compression_level", self._level))
+        host = settings.grpc_address
+        address = f"[{host}]:{settings.grpc_port}" if ":" in host and host[0] != "[" else f"{host}:{settings.grpc_port}"
+        if settings.grpc_port and not settings.reuse_grpc_port:
+            # grpc's own message for a taken port names neither the port nor the reason (V5)
+            bound(host.strip("[]"), settings.grpc_port, service="GRPC").close()
+        server = grpc.aio.server(options=options, compression=self._compression)
+        server.add_generic_rpc_handlers(_handlers(self._servicer.methods()))
+        try:
+            if settings.grpc_use_ssl:
+                self.port = server.add_secure_port(address, self._credentials())
+            else:
+                self.port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartupError(f"failed to start GRPC service: cannot listen on '{address}': {error}") from None
+        if not self.port:
+            raise StartupError(f"failed to start GRPC service: cannot listen on '{address}'")
+        self._server = server
+        await server.start()
+
+    async def stop_accepting(self) -> None:
+        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        self._servicer.draining = True
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new calls, wait up to `grace_s` for open ones, then cancel them."""
+        await self.stop_accepting()
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        found = certificates(self._settings)
+        return grpc.ssl_server_credentials(
+            [(found.key, found.certificate)],
+            root_certificates=found.root or None,
+            require_client_auth=self._settings.grpc_use_ssl_mutual,
+        )
+
+
+def _handlers(methods: Methods) -> tuple[Any, ...]:
+    services: dict[str, dict[str, Any]] = {}
+    for path, method in methods.items():
+        _, service, name = path.split("/")
+        services.setdefault(service, {})[name] = _unary(method) if isinstance(method, Unary) else _streaming(method)
+    return tuple(grpc.method_handlers_generic_handler(service, calls) for service, calls in services.items())
+
+
+def _unary(method: Unary) -> Any:
+    async def handle(data: bytes, context: Any) -> bytes:
+        reply = await method.call(data, context)
+        if isinstance(reply, bytes):
+            return reply
+        if isinstance(reply, LargeReply):
+            return reply.joined()
+        # abort's exception ends in a cycle with the context, and so would all that this frame holds
+        data = b""
+        code, details, metadata = reply
+        await context.abort(_CODES[code], details, metadata)
+        raise AssertionError("abort always raises")
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def _streaming(method: Streaming) -> Any:
+    async def handle(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def write(data: bytes) -> None:
+            try:
+                await context.write(data)
+            except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
+                raise asyncio.CancelledError from None
+
+        refusal = await method.call(messages, write, context)
+        if refusal is not None:
+            code, details, metadata = refusal
+            await context.abort(_CODES[code], details, metadata)
+
+    return grpc.stream_stream_rpc_method_handler(handle)

@@ -1,0 +1,255 @@
+"""The headers of a call and of its answer: gRPC over HTTP/2 (its protocol document), HPACK (RFC 7541). Pure.
+
+Clients are told to keep no dynamic table (SETTINGS_HEADER_TABLE_SIZE of 0). From then on a header block means the same
+whenever it comes, so those that were read once are remembered: a client's calls look alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+
+from gateway.grpc.statuses import Status
+
+from .http2_frames import ConnectionFault, ErrorCode
+
+MOST_HEADER_BYTES = 64 * 1024
+"""Of all names and values of a call, and of what they are compressed to."""
+
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 1024
+_REMEMBERED_FIELDS = 32
+"""One byte of a block may be a header, which takes hundreds in memory."""
+_SIZE_UPDATE = 0x20
+_MOST_SIZE_UPDATES = 2
+"""At the start of a block (RFC 7541, 4.2): the least and the last size since the block before."""
+
+_UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_OURS = frozenset({"content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "content-length"})
+_OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
+
+# A client that allows the table less than the 4096 bytes it has at first must be told so before the next header (RFC
+# 7541, 4.2), and some end the connection otherwise. Ours has none; to say so in each answer needs no state.
+_NO_TABLE = bytes((_SIZE_UPDATE,))
+_OK = _NO_TABLE + b"\x88"  # ":status: 200", index 8 of the static table
+_NAME_STATUS = b"\x08"  # literal, not indexed, with the name of index 8
+_NAME_CONTENT_TYPE = b"\x0f\x10"  # the same with the name of index 31
+_GRPC = "application/grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class CallHeaders:
+    """What the headers of a call say. `malformed` has its reason where they break HTTP/2's rules (8.1.1 there).
+
+    `http_status` is other than 200 where the request is not one of gRPC; `refusal` is a status and its details where
+    it is one that cannot be served whatever the method.
+    """
+
+    path: str = ""
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    timeout_ns: int | None = None
+    encoding: str = "identity"
+    accepts_gzip: bool = False
+    malformed: str = ""
+    http_status: int = 200
+    refusal: tuple[Status, str] | None = None
+
+
+class HeaderReader:
+    """Reads the header blocks of one connection."""
+
+    _known: dict[bytes, CallHeaders]
+
+    def __init__(self, known: dict[bytes, CallHeaders]) -> None:
+        """`known` is shared by the connections of a front."""
+        self._known = known
+        self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
+        self.decoded_fields = 0
+        """Of the block that was read last; none where it was known."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a block means the same whenever it comes: the client keeps no table."""
+        return not self._decoder.header_table_size
+
+    def read(self, block: bytes) -> CallHeaders:
+        """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
+        is_free = not self._decoder.header_table_size
+        if is_free and (found := self._known.get(block)) is not None:
+            self.decoded_fields = 0
+            return found
+        headers = call_headers(self._decode(block))
+        is_small = len(block) <= _REMEMBERED_BYTES and len(headers.metadata) <= _REMEMBERED_FIELDS
+        is_unique = any(name == "traceparent" for name, _ in headers.metadata)
+        if is_free and is_small and not is_unique and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[block] = headers
+        return headers
+
+    def skip(self, block: bytes) -> bool:
+        """Headers that begin no call: the state of the decoder counts, and whether they would. Raises as `read`."""
+        return any(name.startswith(b":") for name, _ in self._decode(block))
+
+    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        if len(block) > MOST_HEADER_BYTES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes")
+        if _size_updates(block) > _MOST_SIZE_UPDATES:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers begin with too many sizes of the table")
+        try:
+            fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+        except OversizedHeaderListError:
+            raise ConnectionFault(
+                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes"
+            ) from None
+        except HPACKError as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        self.decoded_fields = len(fields)
+        return fields
+
+
+def _size_updates(block: bytes) -> int:
+    """How many updates of the table's size a block begins with. Each costs its decoding, and none says anything."""
+    count = at = 0
+    while at < len(block) and block[at] & 0xE0 == _SIZE_UPDATE and count <= _MOST_SIZE_UPDATES:
+        count += 1
+        goes_on = block[at] & 0x1F == 0x1F
+        at += 1
+        while goes_on and at < len(block):
+            goes_on = bool(block[at] & 0x80)
+            at += 1
+    return count
+
+
+def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
+    """What decoded headers say."""
+    pseudo: dict[str, str] = {}
+    words: list[tuple[str, str]] = []
+    for raw_name, raw_value in fields:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("utf-8", "replace")
+        if name.startswith(":"):
+            if words or name in pseudo or name not in _PSEUDO:
+                return CallHeaders(malformed=f"pseudo-header '{name}' is unknown, repeated or late")
+            pseudo[name] = value
+        elif name in _OF_CONNECTIONS or not _NAME.fullmatch(name) or (name == "te" and value != "trailers"):
+            return CallHeaders(malformed=f"header '{name}' is not one of HTTP/2")
+        elif "\n" in value or "\r" in value or "\0" in value:
+            return CallHeaders(malformed=f"header '{name}' has a value of more than one line")
+        else:
+            words.append((name, value))
+    if not pseudo.get(":path") or not pseudo.get(":scheme") or ":method" not in pseudo:
+        return CallHeaders(malformed="':method', ':scheme' or ':path' is missing")
+    return _of_grpc(pseudo, words)
+
+
+def _of_grpc(pseudo: dict[str, str], words: list[tuple[str, str]]) -> CallHeaders:
+    ours = {name: value for name, value in words if name in _OURS}
+    kind = ours.get("content-type", "")
+    if pseudo[":method"] != "POST":
+        return CallHeaders(http_status=405)
+    if kind != _GRPC and not kind.startswith((_GRPC + "+", _GRPC + ";")):
+        return CallHeaders(http_status=415)
+    encoding = ours.get("grpc-encoding", "identity").strip()
+    refusal: tuple[Status, str] | None = None
+    if encoding not in ("identity", "gzip", "deflate"):
+        refusal = Status.UNIMPLEMENTED, f"Compression algorithm '{encoding[:80]}' is not supported."
+    timeout_ns: int | None = None
+    if "grpc-timeout" in ours:
+        timeout_ns = timeout_of(ours["grpc-timeout"])
+        if timeout_ns is None:
+            refusal = Status.INTERNAL, f"malformed grpc-timeout '{ours['grpc-timeout'][:80]}'"
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in words:
+        if name in _OURS:
+            continue
+        if not name.endswith("-bin"):
+            metadata.append((name, value))
+            continue
+        for part in value.split(","):
+            binary = _binary(part.strip())
+            if binary is None:
+                refusal = Status.INTERNAL, f"metadata '{name[:80]}' is not in base64"
+            else:
+                metadata.append((name, binary))
+    return CallHeaders(
+        path=pseudo[":path"],
+        metadata=tuple(metadata),
+        timeout_ns=timeout_ns,
+        encoding=encoding,
+        accepts_gzip="gzip" in (word.strip() for word in ours.get("grpc-accept-encoding", "").split(",")),
+        refusal=refusal,
+    )
+
+
+def timeout_of(word: str) -> int | None:
+    """A `grpc-timeout` in ns: at most eight digits and a unit; None for anything else."""
+    digits, unit = word[:-1], word[-1:]
+    if unit not in _UNIT_NS or not 0 < len(digits) <= 8 or not digits.isascii() or not digits.isdigit():
+        return None
+    return int(digits) * _UNIT_NS[unit]
+
+
+def _binary(word: str) -> bytes | None:
+    try:
+        return base64.b64decode(word + "=" * (-len(word) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _length(size: int) -> bytes:
+    """The length of a string that is not Huffman-coded: an integer of a seven-bit prefix (RFC 7541, 5.1)."""
+    if size < 127:
+        return bytes((size,))
+    rest, parts = size - 127, bytearray((127,))
+    while rest >= 128:
+        parts.append(rest & 127 | 128)
+        rest >>= 7
+    parts.append(rest)
+    return bytes(parts)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header as a literal that enters no table (RFC 7541, 6.2.2)."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+_CONTENT_TYPE = _NAME_CONTENT_TYPE + _length(len(_GRPC)) + _GRPC.encode()
+
+
+def answer_block(encoding: str = "") -> bytes:
+    """The headers before the first message of an answer; `encoding` of its messages, where they are compressed."""
+    block = _OK + _CONTENT_TYPE + literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
+    return block + literal(b"grpc-encoding", encoding.encode()) if encoding else block
+
+
+def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str]] = (), *, alone: bool) -> bytes:
+    """The end of a call; `alone` when nothing was answered before it."""
+    block = _OK + _CONTENT_TYPE if alone else b""
+    block += literal(b"grpc-status", str(int(status)).encode())
+    if details:
+        block += literal(b"grpc-message", percent_encoded(details))
+    for name, value in metadata:
+        block += literal(name.encode("latin-1"), value.encode("latin-1", "replace"))
+    return block
+
+
+def http_block(status: int) -> bytes:
+    """The answer to what is no call of gRPC."""
+    return _NO_TABLE + _NAME_STATUS + _length(3) + str(status).encode()
+
+
+def percent_encoded(text: str) -> bytes:
+    """A status message on the wire: everything but printable ASCII without '%' as %XX of its UTF-8."""
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return text.encode()
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in text.encode("utf-8", "replace")
+    )

@@ -1,0 +1,312 @@
+"""The calls of one connection: from a stream's first headers to its end, whoever brings that about (G17-G26).
+
+What a stream went through is in three flags (`Stream`): an answer was begun, the client has ended its side, it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from charonia.clock import monotonic_ns, wall_ns
+from gateway.grpc.calling import LargeReply, Streaming, Unary
+from gateway.grpc.statuses import INTERNAL, Refusal, Status
+
+from .codec.call_headers import CallHeaders, answer_block, http_block, status_block
+from .codec.grpc_messages import PREFIX, Assembler, MessageFault, Packed, framed
+from .codec.http2_frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
+from .codec.limits import PingStrikes
+from .grpc_lane import LaneCall
+from .outbox import Outbox
+from .serving import Serving
+from .stream import Stream
+
+_log = logging.getLogger(__name__)
+
+STREAM_WINDOW = 1 << 20
+_EXPIRY_GRACE_S = 0.05
+"""The gateway answers what is late by itself, and says more."""
+_DONE: Refusal = (Status.OK, "", ())
+_CANCELLED: Refusal = (Status.CANCELLED, "the call was cancelled", ())
+_NOT_ONE: Refusal = (Status.UNIMPLEMENTED, "the method takes exactly one message", ())
+_TOO_MUCH: Refusal = (Status.RESOURCE_EXHAUSTED, "messages that have not come whole take too much memory", ())
+_EXPIRED: Refusal = (Status.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
+_FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
+
+
+class Calls:
+    """`on_end` is called after a call has ended."""
+
+    def __init__(self, serving: Serving, out: Outbox, strikes: PingStrikes) -> None:
+        self._serving = serving
+        self._loop = asyncio.get_running_loop()
+        self._out = out
+        self._strikes = strikes
+        out.on_closed = self._closed
+        self.streams: dict[int, Stream | LaneCall] = {}
+        self.on_end: Callable[[], None] = lambda: None
+
+    def begin(self, number: int, headers: CallHeaders, ended: bool) -> None:
+        """The headers of a call came; `ended` when nothing follows them."""
+        stream = self.streams[number] = Stream(self, number, headers, STREAM_WINDOW, self._out.initial_window)
+        stream.ended = ended
+        method = self._serving.methods.get(headers.path)
+        if headers.http_status != 200:
+            block = http_block(headers.http_status)
+            self._out.end(stream, frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block))
+        elif headers.refusal is not None:
+            self.refuse(stream, (*headers.refusal, ()))
+        elif method is None:
+            self.refuse(stream, (Status.UNIMPLEMENTED, "Method not found!", ()))
+        elif headers.timeout_ns == 0:
+            self.refuse(stream, _EXPIRED)
+        else:
+            if (remaining_s := stream.time_remaining()) is not None:
+                stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
+            if isinstance(method, Streaming):
+                stream.task = self._loop.create_task(self._serve_stream(stream, method))
+            elif stream.ended:
+                self.end(stream)
+
+    def adopt(self, call: LaneCall, *, ended: bool) -> Stream:
+        """A call of the lane as an ordinary one, to which nothing has been done yet."""
+        stream = self.streams[call.id] = Stream(self, call.id, call.headers, STREAM_WINDOW, call.send_window)
+        stream.ended = ended
+        if call.deadline_ns or call.headers.timeout_ns is not None:
+            remaining_s = max(0.0, (call.deadline_ns - wall_ns()) / 1e9)
+            stream.deadline_ns = monotonic_ns() + int(remaining_s * 1e9)
+            stream.expires = self._loop.call_later(remaining_s + _EXPIRY_GRACE_S, self._expire, stream)
+        return stream
+
+    def ordinary(self, number: int) -> Stream | None:
+        """A call by its number, unless it is one of the lane: those have no large messages."""
+        stream = self.streams.get(number)
+        return stream if isinstance(stream, Stream) else None
+
+    # -- what the client sends ----------------------------------------------------------------------------------------
+
+    def feed(self, stream: Stream, payload: bytes | memoryview) -> None:
+        if stream.tail is not None:
+            return  # it is refused, and what it has answered not sent yet
+        if stream.assembler is None:
+            method = self._serving.methods.get(stream.headers.path)
+            room = self._serving.room if isinstance(method, Unary) and method.takes_views else None
+            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes, room)
+        try:
+            messages = stream.assembler.feed(payload)
+        except MessageFault as fault:
+            self.refuse(stream, (fault.status, str(fault), ()))
+            return
+        if messages:
+            self.came(stream, messages)
+
+    def came(self, stream: Stream, messages: Iterable[bytes | memoryview | Packed]) -> None:
+        """These are whole."""
+        self._release(stream)
+        stream.messages.extend(messages)
+        stream.arrived()
+        if len(stream.messages) > 1 and isinstance(self._serving.methods.get(stream.headers.path), Unary):
+            self.refuse(stream, _NOT_ONE)
+
+    def credit(self, stream: Stream) -> None:
+        """Let the client send more, unless there are messages that nobody has taken, or the call is refused."""
+        if stream.tail is not None:
+            return  # what comes is not kept, so it must not count as held either
+        if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
+            if stream.assembler is not None and not stream.assembler.is_between:
+                stream.held_bytes += stream.uncredited
+                self._serving.held_bytes += stream.uncredited
+                if self._serving.held_bytes > self._serving.most_held_bytes:
+                    self.refuse(stream, _TOO_MUCH)
+                    return
+            self._strikes.sent_data()
+            self._out.put(window_update(stream.id, stream.uncredited))
+            stream.receive_window += stream.uncredited
+            stream.uncredited = 0
+
+    def _release(self, stream: Stream) -> None:
+        """A message of which parts were held is whole, or will never be."""
+        self._serving.held_bytes -= stream.held_bytes
+        stream.held_bytes = 0
+
+    def took(self, stream: Stream) -> None:
+        """The last message that had come was taken."""
+        if not stream.ended and not stream.closed:
+            self.credit(stream)
+
+    def end(self, stream: Stream) -> None:
+        """The client has sent all it has to send."""
+        stream.ended = True
+        method = self._serving.methods.get(stream.headers.path)
+        if stream.assembler is not None and not stream.assembler.is_between:
+            self.refuse(stream, (Status.INTERNAL, "the stream ended within a message", ()))
+        elif isinstance(method, Unary) and stream.task is None:
+            if len(stream.messages) != 1:
+                self.refuse(stream, _NOT_ONE)
+                return
+            message = stream.messages.popleft()
+            if isinstance(message, Packed):
+                unpacked = self.unpack(stream, message)
+                if unpacked is None:
+                    return
+                message = unpacked
+            stream.task = self._loop.create_task(self._serve_unary(stream, method, message))
+        else:
+            stream.arrived()
+
+    def unpack(self, stream: Stream, message: Packed) -> bytes | None:
+        """The message; None where there is none in it, and the call is refused for that."""
+        try:
+            return message.unpacked()
+        except MessageFault as fault:
+            stream.messages.clear()
+            self.refuse(stream, (fault.status, str(fault), ()))
+            return None
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    async def _serve_unary(self, stream: Stream, method: Unary, message: bytes | memoryview) -> None:
+        reply: bytes | LargeReply | Refusal
+        call = method.call(message, stream)
+        del message  # it may be large, and the call long
+        try:
+            reply = await call
+        except asyncio.CancelledError:
+            reply = _CANCELLED
+        except Exception:
+            _log.exception("a call failed")
+            reply = _FAILED
+        stream.task = None
+        if stream.closed:
+            return
+        if isinstance(reply, LargeReply) and self._compression(stream):
+            reply = reply.joined()
+        if isinstance(reply, LargeReply):
+            self._send_large(stream, reply)
+        elif not isinstance(reply, bytes):
+            self.refuse(stream, reply)
+        else:
+            self.answer(stream, reply)
+
+    def answer(self, stream: Stream, reply: bytes) -> None:
+        """Answer a unary call."""
+        if self._compression(stream) or not self._out.answer(stream, reply):
+            self._send(stream, reply)
+            self._out.end(stream, self._tail(stream, _DONE))
+
+    async def _serve_stream(self, stream: Stream, method: Streaming) -> None:
+        refusal: Refusal | None
+        try:
+            refusal = await method.call(stream, stream.write, stream)
+        except asyncio.CancelledError:
+            refusal = _CANCELLED
+        except Exception:
+            _log.exception("a call failed")
+            refusal = _FAILED
+        stream.task = None
+        if not stream.closed:
+            self.refuse(stream, refusal or _DONE)
+
+    async def send(self, stream: Stream, message: bytes) -> None:
+        """Send a message of a streaming method, and wait until the transport took it."""
+        if stream.closed or stream.tail is not None:
+            raise asyncio.CancelledError
+        stream.sent = sent = self._loop.create_future()
+        self._send(stream, message)
+        await sent
+        if stream.closed and stream.tail is None:
+            raise asyncio.CancelledError
+
+    def _send(self, stream: Stream, message: bytes) -> None:
+        level = self._compression(stream)
+        self._start(stream, "gzip" if level else "")
+        self._out.data(stream, framed(message, level))
+
+    def _send_large(self, stream: Stream, reply: LargeReply) -> None:
+        """Send a whole answer whose parts are not joined."""
+        self._start(stream, "")
+        parts = reply.parts
+        self._out.data(stream, [PREFIX.pack(0, sum(map(len, parts))), *parts])
+        del parts, reply  # the outbox lets go of each part as the client takes it
+        self._out.end(stream, self._tail(stream, _DONE))
+
+    def _start(self, stream: Stream, encoding: str) -> None:
+        if not stream.started:
+            stream.started = True
+            self._strikes.sent_data()
+            self._out.put(frame(HEADERS, END_HEADERS, stream.id, answer_block(encoding)))
+
+    def _compression(self, stream: Stream) -> int:
+        return self._serving.compression_level if stream.headers.accepts_gzip else 0
+
+    def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
+        status, details, metadata = refusal
+        block = status_block(status, details, metadata, alone=not stream.started)
+        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)  # details are cut to less than a frame
+
+    def refuse(self, stream: Stream, refusal: Refusal) -> None:
+        """End a call with a status, once what it has answered is sent."""
+        if stream.tail is None and not stream.closed:
+            self._out.end(stream, self._tail(stream, refusal))
+
+    def _expire(self, stream: Stream) -> None:
+        """Its deadline has passed and it was not answered: its client has given up."""
+        stream.expires = None
+        self._cut(stream, _EXPIRED)
+
+    def _cut(self, stream: Stream, refusal: Refusal) -> None:
+        """End a call now; where an answer is half sent nothing can be said any more."""
+        if stream.pending or stream.tail is not None:
+            self._out.put(rst_stream(stream.id, ErrorCode.CANCEL))
+        else:
+            self.refuse(stream, refusal)
+        self.abandon(stream)
+
+    def _closed(self, stream: Stream) -> None:
+        """The last frame of a stream is on its way."""
+        if stream.closed:
+            return
+        if not stream.ended:
+            self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
+        self._forget(stream)  # which may close the connection
+        stream.arrived()
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def abandon(self, stream: Stream | LaneCall) -> None:
+        """Nobody waits for the answer of a call any more."""
+        if isinstance(stream, LaneCall):
+            self.streams.pop(stream.id, None)
+            if stream.ended:
+                stream.abandon()
+            self.on_end()
+            return
+        self._forget(stream)
+        self._out.drop(stream)
+        stream.messages.clear()
+        stream.arrived()
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _forget(self, stream: Stream) -> None:
+        stream.closed = True
+        self.streams.pop(stream.id, None)
+        self._release(stream)
+        stream.assembler = None  # what came of a message lies in memory that others can use
+        if stream.expires is not None:
+            stream.expires.cancel()
+        self.on_end()
+
+    def cut_all(self, refusal: Refusal) -> list[asyncio.Task[Any]]:
+        """End all calls with this, now; their tasks, which are being cancelled."""
+        tasks = [stream.task for stream in self.streams.values() if stream.task is not None]
+        for stream in list(self.streams.values()):
+            if isinstance(stream, LaneCall):
+                ordinary = self.adopt(stream, ended=stream.ended)
+                if stream.ended:
+                    stream.abandon()
+                stream = ordinary
+            self._cut(stream, refusal)
+        return [task for task in tasks if not task.done()]

@@ -1,0 +1,380 @@
+"""The express lane of the native gRPC front: calls recognised by their frames (docs/adr/0015).
+
+A `ModelInfer` call is two frames, HEADERS with a block that was read before and DATA with the whole message. Both are
+compared with what calls looked like that went the full way; a frame that differs in anything is the connection's to
+read. A call whose headers were recognised and whose data is not becomes an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Protocol
+
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError
+from charonia.inference import LATEST_VERSION, InferenceResponse
+from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord, WaveReply
+from gateway.grpc.convert import ResponseEncoder, infer_request, varint
+from gateway.grpc.job_calls import JOB_ID
+from gateway.grpc.statuses import Refusal, refusal
+from gateway.handler import Handler
+from gateway.lane.door import Door
+from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
+from gateway.lane.lane_calls import Call, values_of
+from gateway.lane.layout import Layout, protobuf_layout
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
+from protos import grpc_service_pb2 as pb
+
+from .codec.call_headers import CallHeaders
+from .codec.grpc_messages import PREFIX, PREFIX_BYTES
+from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
+from .codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
+from .outbox import ANSWER, DONE, ENDS, Outbox
+from .stream import Stream
+
+_NUMBER = Struct(">L")
+_MOST_SIGNATURES = 1024
+_MOST_ALIKE = 16
+"""Signatures of one length."""
+_MOST_BLOCKS = 512
+_MOST_BLOCK_BYTES = 4096
+_MOST_TIMEOUT_NS = 86_400 * 10**9
+"""Of longer ones the full way says whether they are allowed."""
+_MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
+_WORDS = DELIVERY_PARAMETERS | {JOB_ID}
+
+
+class Calls(Protocol):
+    """The calls of a connection by their numbers (`connection_calls.Calls`)."""
+
+    streams: dict[int, Stream | LaneCall]
+
+    def adopt(self, call: LaneCall, *, ended: bool) -> Stream: ...
+
+
+class Connection(Protocol):
+    """What the lane needs of a connection (`connection.Connection`)."""
+
+    out: Outbox
+    last_id: int
+    window: int
+
+    @property
+    def calls(self) -> Calls: ...
+
+    def took(self, last_id: int, size: int) -> None: ...
+
+    def answered(self, *, at_once: bool) -> None: ...
+
+    def answer_slowly(self, call: LaneCall, message: bytes) -> None: ...
+
+    def refuse_call(self, call: LaneCall, reason: Refusal) -> None: ...
+
+    def serve_fully(self, call: LaneCall, message: bytes) -> None: ...
+
+
+class LaneCall(Call):
+    """A call as the connection's table of streams has it; `Stream` says what the fields mean."""
+
+    __slots__ = ("connection", "headers", "id", "send_window")
+
+    pending = ()
+    task = None
+    closed = False
+
+    def __init__(self, connection: Connection, number: int, headers: CallHeaders, send_window: int) -> None:
+        self.connection = connection
+        self.id = number
+        self.headers = headers
+        self.send_window = send_window
+        self.gone = False
+        self.wave = None
+        self.data = ()
+        self.client_id = b""
+        self.deadline_ns = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether its message has come."""
+        return bool(self.data)
+
+
+class GrpcSignature:
+    """What calls of one layout have in common; see `gateway.lane.lane_calls.Signature`."""
+
+    __slots__ = ("_encoder", "_fixed", "_outputs", "_version", "_whole", "_write", "door", "layout")
+
+    counts_itself = True
+
+    def __init__(self, door: Door, layout: Layout, encoder: ResponseEncoder) -> None:
+        self.door = door
+        self.layout = layout
+        self._encoder = encoder
+        self._outputs: object = None
+        self._version = self._whole = 0
+        self._fixed: list[bytes] = []
+        self._write: Callable[[int, tuple[bytes, ...]], bytes] = _nothing
+
+    def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        if reply.outputs is not self._outputs or reply.version != self._version:
+            self._prepare(reply)
+        write, whole = self._write, self._whole
+        touched: dict[Outbox, Connection] = {}
+        for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
+            if call.gone:
+                continue
+            assert type(call) is LaneCall
+            connection = call.connection
+            out = connection.out
+            if whole > out.window or whole > call.send_window or whole > out.frame_bytes or out.is_paused:
+                connection.answer_slowly(call, self._message(values))
+                continue
+            number = call.id
+            del connection.calls.streams[number]
+            out.put_answer(write(number, values), whole)
+            touched[out] = connection
+        for connection in touched.values():
+            connection.answered(at_once=len(calls) == 1)
+
+    def _prepare(self, reply: WaveReply) -> None:
+        """Make the template of answers with these outputs."""
+        outputs = [Tensor(p.name, p.datatype, p.shape, b"") for p in reply.outputs]
+        response = InferenceResponse(self.door.served.interface.name, reply.version, outputs)
+        shared = self._encoder.shared(response, outputs)
+        self._outputs, self._version = reply.outputs, reply.version
+        id_bytes = self.layout.id_bytes
+        fixed = [shared + (b"\x1a" + varint(id_bytes) if id_bytes else b"")]
+        sizes = [id_bytes] if id_bytes else []
+        for place in reply.outputs:
+            tag = b"\x32" + varint(place.size_bytes)
+            if len(fixed) > len(sizes):
+                fixed[-1] += tag
+            else:
+                fixed.append(tag)
+            sizes.append(place.size_bytes)
+        self._fixed = fixed
+        length = sum(map(len, fixed)) + sum(sizes)
+        self._whole = length + PREFIX_BYTES
+        middle = "".join(f"{len(part)}s{size}s" for part, size in zip(fixed, sizes, strict=True))
+        pack = Struct(f">5sL{len(ANSWER)}s5sLBL{middle}5sL{len(DONE)}s").pack
+        begin = _frame_head(len(ANSWER), HEADERS, END_HEADERS)
+        data = _frame_head(self._whole, DATA, 0)
+        end = _frame_head(len(DONE), HEADERS, ENDS)
+        if len(fixed) == 1:
+            only = fixed[0]
+
+            def write(number: int, values: tuple[bytes, ...]) -> bytes:
+                return pack(begin, number, ANSWER, data, number, 0, length, only, *values, end, number, DONE)
+
+        else:
+
+            def write(number: int, values: tuple[bytes, ...]) -> bytes:
+                parts = [part for pair in zip(fixed, values, strict=True) for part in pair]
+                return pack(begin, number, ANSWER, data, number, 0, length, *parts, end, number, DONE)
+
+        self._write = write
+
+    def _message(self, values: tuple[bytes, ...]) -> bytes:
+        return b"".join([part for pair in zip(self._fixed, values, strict=True) for part in pair])
+
+    def respond(self, call: Call, record: ResponseRecord) -> None:
+        assert isinstance(call, LaneCall)
+        if record.error is not None:
+            call.connection.refuse_call(call, refusal(record.error))
+            return
+        client_id = call.client_id.decode() if call.client_id else ""
+        response = InferenceResponse(
+            self.door.served.interface.name, record.version, record.outputs, client_id, record.parameters
+        )
+        call.connection.answer_slowly(call, self._encoder.encode(response, {}, None))
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
+
+    def leave(self, call: Call) -> None:
+        assert isinstance(call, LaneCall)
+        framed = self.layout.join(call.data, call.client_id)
+        call.connection.serve_fully(call, framed[PREFIX_BYTES:])
+
+
+def _frame_head(size: int, kind: int, flags: int) -> bytes:
+    return bytes((size >> 16, size >> 8 & 0xFF, size & 0xFF, kind, flags))
+
+
+def _nothing(_number: int, _values: tuple[bytes, ...]) -> bytes:
+    return b""
+
+
+class GrpcLane:
+    """What the connections of a native front recognise. `takes` says whether calls with some headers may ride."""
+
+    def __init__(
+        self, lane: Lane, handler: Handler, encoder: ResponseEncoder, takes: Callable[[CallHeaders], bool]
+    ) -> None:
+        self._lane = lane
+        self._waves = lane.waves
+        self._handler = handler
+        self._encoder = encoder
+        self._takes = takes
+        self._by_head: dict[bytes, tuple[int, dict[bytes, CallHeaders] | None, list[GrpcSignature]]] = {}
+        """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
+        self._count = 0
+        self._blocks = 0
+        lane.fronts.append(self._forget)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def learn_block(self, block: bytes, headers: CallHeaders) -> None:
+        """The header block of an ordinary call; the same bytes mean the same whenever they come."""
+        if headers.timeout_ns is not None and not 0 < headers.timeout_ns <= _MOST_TIMEOUT_NS:
+            return
+        if len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
+            return
+        head = _frame_head(len(block), HEADERS, END_HEADERS)
+        known = self._by_head.get(head)
+        if known is not None and known[1] is not None and block in known[1]:
+            return
+        if self._blocks >= _MOST_BLOCKS:
+            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is None}
+            self._blocks, known = 0, None
+        if known is None or known[1] is None:
+            known = self._by_head[head] = (HEAD_BYTES + len(block), {}, [])
+        blocks = known[1]
+        assert blocks is not None
+        self._blocks += 1
+        blocks[block] = headers
+
+    def learn(self, data: bytes, message: pb.ModelInferRequest) -> None:
+        """A message that went the full way and was answered."""
+        if len(data) > _MOST_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
+            return
+        if message.parameters and not _WORDS.isdisjoint(message.parameters):
+            return  # about its delivery, which models do not see: it is no execution, or one with a record
+        layout = protobuf_layout(data, len(message.inputs))
+        door = None
+        if layout is not None and not any("classification" in output.parameters for output in message.outputs):
+            try:
+                served = self._handler.served_model(message.model_name, message.model_version)
+                version = LATEST_VERSION if message.model_version in ("", "-1") else served.version
+                request, classes = infer_request(message, version)
+                found = layout.cut(data, 0)
+                if not classes and found is not None and found[0] == tuple([tensor.data for tensor in request.inputs]):
+                    door = self._lane.door_for(request)
+            except (CharoniaError, ValueError):
+                door = None
+        if door is None or layout is None:
+            return
+        size = PREFIX_BYTES + len(data)
+        head = _frame_head(size, DATA, END_STREAM)
+        _, _, signatures = self._by_head.setdefault(head, (HEAD_BYTES + size, None, []))
+        prefix = PREFIX.pack(0, len(data))
+        layout = layout.behind(prefix)
+        if any(found.layout == layout for found in signatures):
+            return
+        if self._count >= _MOST_SIGNATURES:
+            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None}
+            self._count, signatures = 0, []
+            self._by_head[head] = (HEAD_BYTES + size, None, signatures)
+        elif len(signatures) >= _MOST_ALIKE:
+            self._count -= len(signatures)
+            signatures.clear()
+        self._count += 1
+        signatures.insert(0, GrpcSignature(door, layout, self._encoder))
+
+    def _forget(self, door: Door) -> None:
+        for _, blocks, signatures in self._by_head.values():
+            if blocks is None and signatures:
+                before = len(signatures)
+                signatures[:] = [found for found in signatures if found.door is not door]
+                self._count -= before - len(signatures)
+        self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None or found[2]}
+
+    # -- recognising --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any call may be recognised."""
+        return self._count > 0
+
+    def ready(self) -> None:
+        """A connection has read what there was."""
+        if self._waves.touched:
+            self._waves.ready()
+
+    def read(self, connection: Connection, data: bytes, at: int) -> int:
+        """Take the frames from `at` on that are recognised; where the first begins that is not."""
+        size = len(data)
+        by_head = self._by_head
+        streams = connection.calls.streams
+        out = connection.out
+        room = MOST_STREAMS - len(streams)
+        if out.blocked_bytes > MOST_BLOCKED_BYTES:
+            return at
+        last_id = connection.last_id
+        window = connection.window
+        initial_window = out.initial_window
+        used = now_ns = earliest_ns = 0
+        timed: list[LaneCall] = []
+        begun = at
+        touched = self._waves.touched
+        while size - at >= HEAD_BYTES:
+            found = by_head.get(data[at : at + 5])
+            if found is None:
+                break
+            length, blocks, signatures = found
+            end = at + length
+            if end > size:
+                break
+            (number,) = _NUMBER.unpack_from(data, at + 5)
+            if blocks is not None:
+                headers = blocks.get(data[at + HEAD_BYTES : end])
+                if headers is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
+                    break
+                last_id = number
+                room -= 1
+                begun_call = streams[number] = LaneCall(connection, number, headers, initial_window)
+                if headers.timeout_ns is not None:
+                    now_ns = now_ns or wall_ns()
+                    begun_call.deadline_ns = deadline_ns = now_ns + headers.timeout_ns
+                    if not earliest_ns or deadline_ns < earliest_ns:
+                        earliest_ns = deadline_ns
+                    timed.append(begun_call)
+            else:
+                call = streams.get(number)
+                if type(call) is not LaneCall or call.data:
+                    break
+                used += length - HEAD_BYTES
+                if used > window:
+                    used -= length - HEAD_BYTES
+                    break
+                start = at + HEAD_BYTES
+                for signature in signatures:
+                    layout = signature.layout
+                    if data.startswith(layout.head, start):
+                        if layout.only:
+                            call.data = (data[start + layout.only : end],)
+                            break
+                        parts = layout.cut(data, start)
+                        if parts is not None:
+                            call.data, call.client_id = parts
+                            break
+                else:
+                    used -= length - HEAD_BYTES
+                    break
+                call.signature = signature
+                door = signature.door
+                door.waiting.append(call)
+                if not door.touched:
+                    door.touched = True
+                    touched.append(door)
+            at = end
+        if at != begun:
+            connection.took(last_id, used)
+        if timed:
+            self._waves.expiry.watch(earliest_ns)
+            for one in timed:
+                if not one.data:  # its message has not come, and may be later than its deadline
+                    connection.calls.adopt(one, ended=False)
+        return at

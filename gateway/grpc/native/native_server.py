@@ -1,0 +1,137 @@
+"""The gRPC front of our own: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0014`).
+
+grpcio hands every call through three threads; this one reads what came in one go and answers in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from charonia.errors import StartupError
+from charonia.options.settings import GatewaySettings
+from gateway.grpc.certificates import certificates
+from gateway.grpc.envelope import raw_at
+from gateway.grpc.servicer import MODEL_INFER, Servicer
+from gateway.grpc.statuses import Status
+from gateway.grpc.stream_calls import SHUTTING_DOWN
+from gateway.handler import Handler
+from gateway.listening import BACKLOG, listen
+
+from .codec.call_headers import CallHeaders
+from .codec.limits import KeepAlive
+from .connection import Connection
+from .grpc_lane import GrpcLane
+from .serving import Serving
+
+_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
+_CANCEL_GRACE_S = 1.0
+
+
+class NativeGrpcFront:
+    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+
+    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    """
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        self._settings = settings
+        self._servicer = Servicer(settings, handler)
+        level = settings.grpc_infer_response_compression_level
+        if level not in _LEVELS:
+            raise StartupError(
+                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
+            )
+        self._serving = Serving(
+            self._servicer.methods(),
+            KeepAlive.of(settings.grpc_keepalive),
+            _LEVELS[level],
+            settings.http_max_input_size,
+            settings.max_pending_per_gateway_bytes,
+            room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
+        )
+        if handler.lane is not None and handler.lane.is_on and self._servicer.may_ride:
+            lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)
+            self._serving.lane = self._servicer.lane = lane
+        self._server: asyncio.Server | None = None
+        self.port = 0
+        """The real port, once started."""
+
+    def _takes(self, headers: CallHeaders) -> bool:
+        """Whether the calls with these headers may ride: nothing in them asks for anything."""
+        return (
+            headers.path == MODEL_INFER
+            and headers.http_status == 200
+            and not headers.malformed
+            and headers.refusal is None
+            and headers.encoding == "identity"
+            and not (headers.accepts_gzip and self._serving.compression_level)
+            and self._servicer.says_nothing(headers.metadata)
+        )
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        settings = self._settings
+        tls = tls_context(settings) if settings.grpc_use_ssl else None
+        host = settings.grpc_address.strip("[]")
+        listener = listen(host, settings.grpc_port, service="GRPC", reuse_port=settings.reuse_grpc_port)
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._serving), sock=listener, backlog=BACKLOG, ssl=tls
+        )
+
+    async def stop_accepting(self) -> None:
+        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        self._servicer.draining = True
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new calls, wait up to `grace_s` for open ones, then cancel them."""
+        await self.stop_accepting()
+        serving = self._serving
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(serving.connections):
+            connection.leave()
+        if serving.connections:
+            serving.left = asyncio.Event()
+            try:
+                await asyncio.wait_for(serving.left.wait(), grace_s)
+            except TimeoutError:
+                await self._cut()
+
+    async def _cut(self) -> None:
+        """End what did not end by itself."""
+        refusal = (Status.UNAVAILABLE, SHUTTING_DOWN, ())
+        connections = list(self._serving.connections)
+        tasks = [task for connection in connections for task in connection.cut_all(refusal)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
+        for connection in connections:
+            connection.close()
+        if self._serving.connections:
+            self._serving.left = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._serving.left.wait(), _CANCEL_GRACE_S)
+            except TimeoutError:  # they do not read
+                for connection in list(self._serving.connections):
+                    connection.abort()
+
+
+def tls_context(settings: GatewaySettings) -> ssl.SSLContext:
+    """What connections are encrypted with (G30). Raises `StartupError`."""
+    certificates(settings)  # ssl reads the files itself, and its errors name none of them
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
+        if settings.grpc_root_cert:
+            context.load_verify_locations(settings.grpc_root_cert)
+    except (ssl.SSLError, OSError) as error:
+        raise StartupError(
+            f"failed to start GRPC service: --grpc-server-cert, --grpc-server-key or --grpc-root-cert: {error}"
+        ) from None
+    if settings.grpc_use_ssl_mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,186 @@
+"""The control endpoints' values as JSON-ready objects, and their request bodies read (H4-H7, H40-H42, H45). Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from charonia.errors import InternalError, InvalidArgument
+from gateway.control.log_settings import TYPES
+from gateway.handler import (
+    RESPONSE_DURATIONS,
+    Duration,
+    ModelIndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    ServerMetadata,
+    TensorMetadata,
+)
+
+from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
+from .jsontext import parse_json
+
+_FILE_PREFIX = "file:"
+_NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRING}
+
+
+def server_metadata(metadata: ServerMetadata) -> dict[str, Any]:
+    """H4."""
+    return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
+
+
+def model_metadata(metadata: ModelMetadata) -> dict[str, Any]:
+    """H5."""
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": [_tensor(t) for t in metadata.inputs],
+        "outputs": [_tensor(t) for t in metadata.outputs],
+    }
+
+
+def model_statistics(statistics: list[ModelStatistics]) -> dict[str, Any]:
+    """H7, X1."""
+    return {"model_stats": [_statistics(s) for s in statistics]}
+
+
+def repository_index(entries: list[ModelIndexEntry]) -> list[dict[str, str]]:
+    """H40: a model that was never loaded has only a name."""
+    return [
+        {"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} if e.state else {"name": e.name}
+        for e in entries
+    ]
+
+
+def read_index_request(body: bytes) -> bool:
+    """`ready` of an index request, False for an empty body. Raises `InvalidArgument` for a value that is no boolean."""
+    document = _optional_object(body)
+    ready = document.get("ready", False)
+    if not isinstance(ready, bool):
+        raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+    return ready
+
+
+def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
+    """`config` and the files ("<version>/<path>" to content) of a load request (H41, R25).
+
+    Raises `InternalError` for an unknown key or ill-typed value, `InvalidArgument` for text that is no base64.
+    """
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in _parameters(body).items():
+        if not isinstance(value, str) or (key != "config" and not key.startswith(_FILE_PREFIX)):
+            raise InternalError("unexpected error on creating Triton parameter")
+        if key == "config":
+            config = value
+            continue
+        try:
+            files[key.removeprefix(_FILE_PREFIX)] = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidArgument(f"load parameter '{key}' is not valid base64") from None
+    return config, files
+
+
+def read_unload_request(body: bytes) -> bool:
+    """`unload_dependents` of an unload request (H42). Raises `InternalError` for a value that is no boolean."""
+    value = _parameters(body).get("unload_dependents", False)
+    if not isinstance(value, bool):
+        raise InternalError(f"Unable to parse 'unload_dependents': {NOT_BOOLEAN}")
+    return value
+
+
+def read_log_settings(body: bytes) -> dict[str, Any]:
+    """The settings to change (H45); unknown keys, and a document that is no object, say nothing.
+
+    Raises `InternalError` (E4) for a value of the wrong type.
+    """
+    document = parse_json(body) if body else {}
+    wanted: dict[str, Any] = {}
+    for key, value in document.items() if isinstance(document, dict) else ():
+        expected = TYPES.get(key)
+        if expected is None:
+            continue
+        # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
+        if key != "log_file" and (type(value) is not expected or (isinstance(value, int) and value < 0)):
+            raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
+        wanted[key] = value
+    return wanted
+
+
+def read_trace_settings(body: bytes) -> dict[str, list[str] | None]:
+    """The settings to change (H44), values as text; None to reset. Raises `InternalError` (E4) for other types."""
+    wanted: dict[str, list[str] | None] = {}
+    for key, value in _optional_object(body).items():
+        values = value if isinstance(value, list) else [value]
+        if value is None or key == "trace_file":
+            wanted[key] = None
+        elif all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in values):
+            wanted[key] = [str(one) for one in values]
+        else:
+            raise InternalError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+    return wanted
+
+
+def trace_settings(settings: dict[str, list[str]]) -> dict[str, Any]:
+    """H44's reply."""
+    return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    parameters = _optional_object(body).get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+    return parameters
+
+
+def _optional_object(body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InternalError("attempt to access non-object as object in the request JSON")
+    return document
+
+
+def _tensor(tensor: TensorMetadata) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def _statistics(s: ModelStatistics) -> dict[str, Any]:
+    return {
+        "name": s.name,
+        "version": s.version,
+        "last_inference": s.last_inference_ms,
+        "inference_count": s.inference_count,
+        "execution_count": s.execution_count,
+        "inference_stats": {
+            "success": _duration(s.success),
+            "fail": _duration(s.fail),
+            "queue": _duration(s.queue),
+            "compute_input": _duration(s.compute_input),
+            "compute_infer": _duration(s.compute_infer),
+            "compute_output": _duration(s.compute_output),
+            "cache_hit": _duration(s.cache_hit),
+            "cache_miss": _duration(s.cache_miss),
+        },
+        "response_stats": {
+            place: {name: _duration(getattr(one, name)) for name in RESPONSE_DURATIONS}
+            for place, one in s.responses.items()
+        },
+        "batch_stats": [
+            {
+                "batch_size": b.batch_size,
+                "compute_input": _duration(b.compute_input),
+                "compute_infer": _duration(b.compute_infer),
+                "compute_output": _duration(b.compute_output),
+            }
+            for b in s.batches
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,140 @@
+"""The generate extension's JSON: an object's members to tensors and parameters, and a response to one object (H30-H33,
+H39). Pure.
+
+How a request that has several responses is answered is `generate`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor, element_count
+from gateway.requests.request_rules import check_request_id
+
+from .jsondata import NOT_STRING, encode_elements, render_elements
+from .jsontext import Members, parse_members, quote
+from .request_json import Template, read_parameters
+
+PARAMETERS = "parameters"
+
+
+def decode_generate(
+    model: str, version: int, body: bytes, interface: ModelInterface, max_input_size_bytes: int
+) -> tuple[InferenceRequest, Template]:
+    """The request of a generate body, and what its parameters say.
+
+    Raises `InvalidArgument`, and `InternalError` for JSON that is none and values of another type (E4).
+    """
+    document = parse_members(body)
+    if not isinstance(document, Members):
+        raise InternalError("failed to parse the request JSON buffer: attempt to get members for non-object")
+    reader = _Reader(interface, len(body), max_input_size_bytes)
+    reader.read(document, nested=False)
+    template = reader.template
+    request = InferenceRequest(
+        model,
+        version,
+        reader.tensors,
+        template.id,
+        parameters=template.parameters,
+        priority=template.priority,
+        timeout_us=template.timeout_us,
+        deadline_ns=template.deadline_ns,
+        sequence_id=template.sequence_id,
+        sequence_start=template.sequence_start,
+        sequence_end=template.sequence_end,
+    )
+    return request, template
+
+
+class _Reader:
+    def __init__(self, interface: ModelInterface, body_bytes: int, max_input_size_bytes: int) -> None:
+        self._interface = interface
+        self._size_bytes = body_bytes
+        self._max_input_size_bytes = max_input_size_bytes
+        self.template = Template()
+        self.tensors: list[Tensor] = []
+
+    def read(self, document: Members, *, nested: bool) -> None:
+        """In the order of the text: a name that occurs twice is left for admission to refuse."""
+        inputs = self._interface.inputs
+        for key, value in document.pairs:
+            if key == PARAMETERS and not nested:
+                self._read_nested(value)
+            elif key in inputs:
+                self.tensors.append(self._tensor(key, value))
+            elif key == "id" and not nested:
+                if not isinstance(value, str):
+                    raise InternalError(f"Unable to parse 'id': {NOT_STRING}")
+                check_request_id(value)
+                self.template.id = value
+            else:
+                read_parameters(self.template, {key: value})
+
+    def _read_nested(self, value: Any) -> None:
+        if PARAMETERS in self._interface.inputs:
+            raise InvalidArgument(f"Keyword '{PARAMETERS}' for nested schema also given as input tensor name")
+        if not isinstance(value, Members):
+            raise InternalError(f"Expected JSON object for keyword: '{PARAMETERS}'")
+        try:
+            self.read(value, nested=True)
+        except CharoniaError as error:
+            raise type(error)(f"Converting keyword: '{PARAMETERS}': {error.message}") from None
+
+    def _tensor(self, name: str, value: Any) -> Tensor:
+        spec = self._interface.inputs[name]
+        if spec.datatype in (DataType.FP16, DataType.BF16):
+            raise InvalidArgument(f"input '{name}' has unsupported datatype {spec.datatype.value}")
+        elements = value if isinstance(value, list) else [value]
+        count = len(elements)
+        data = encode_elements(name, spec.datatype, elements, count)
+        if len(data) > self._max_input_size_bytes:
+            raise InvalidArgument(
+                f"request size of {self._size_bytes} bytes with input '{name}' of size {len(data)} bytes exceeds the "
+                f"maximum allowed input size of {self._max_input_size_bytes}. Use --http-max-input-size to increase "
+                "the limit."
+            )
+        shape = shape_of(name, self._interface.client_shape(spec), count)
+        return Tensor(name, spec.datatype, shape, data)
+
+
+def shape_of(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The shape of `count` elements: the innermost dynamic dim of `dims` takes what the fixed ones leave (H31).
+
+    `dims` have the leading -1 of a batching model. Raises `InvalidArgument` when there is none.
+    """
+    impossible = InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
+    rest = count
+    for dim in dims:
+        if dim >= 0:
+            if dim == 0 or rest % dim:
+                raise impossible
+            rest //= dim
+    shape = list(dims)
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] < 0:
+            shape[axis], rest = rest, 1
+    if rest != 1:
+        raise impossible
+    return tuple(shape)
+
+
+def encode_generate(response: InferenceResponse) -> bytes:
+    """One response as an object (H33). Raises `InvalidArgument` for what JSON cannot carry (T4)."""
+    members: dict[str, bytes] = {}
+    if response.id:
+        members["id"] = quote(response.id)
+    members["model_name"] = quote(response.model)
+    members["model_version"] = b'"%d"' % response.version
+    for key, value in response.parameters.items():
+        members.setdefault(key, orjson.dumps(value))
+    for tensor in response.outputs:
+        text = render_elements(tensor)
+        members.setdefault(tensor.name, text[1:-1] if element_count(tensor.name, tensor.shape) == 1 else text)
+    return b"{%b}" % b",".join([b"%b:%b" % (quote(key), value) for key, value in members.items()])

@@ -1,0 +1,237 @@
+"""What the JSON part of an infer request says, as a `Template` (interface items H11-H13, H19, H20, E4). Pure.
+
+Bytes that follow the JSON part, and remembering templates, are `request_codec`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia.datatypes import DataType
+from charonia.errors import InternalError, InvalidArgument, Unsupported
+from charonia.inference import Parameters, ParameterValue
+from charonia.tensors import MAX_ELEMENTS, element_count, shape_text
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
+from gateway.requests.request_rules import (
+    MAX_DEADLINE_NS,
+    NO_DEADLINE,
+    SHARED_MEMORY_DISABLED,
+    check_dimensions,
+    check_parameter_name,
+    check_request_id,
+)
+
+from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements
+from .response_codec import ReplyForm
+
+NEEDS_HEADER_LENGTH = (
+    "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing inputs in "
+    "binary data format"
+)
+
+_INT64_MIN = -(2**63)
+
+
+@dataclass(slots=True)
+class InputSlot:
+    """One input as the JSON part describes it: `data` from JSON, or `size_bytes` of the bytes that follow."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    size_bytes: int
+    data: bytes | None = None
+
+
+@dataclass(slots=True)
+class Template:
+    """Everything the JSON part of a request says. `binary_bytes` is what must follow it."""
+
+    inputs: list[InputSlot] = field(default_factory=list)
+    binary_bytes: int = 0
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: Parameters = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+    deadline_ns: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    reply: ReplyForm = field(default_factory=ReplyForm)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the text may come again: tensors written out in it hardly do."""
+        return all(slot.data is None for slot in self.inputs)
+
+
+def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) -> Template:
+    """What an infer object says. `binary`: bytes may follow it (H14). Raises as `RequestDecoder.decode`."""
+    template = Template()
+    if isinstance(document, dict):
+        if "id" in document:
+            template.id = _string(document["id"], "id")
+            check_request_id(template.id)
+        if "parameters" in document:
+            read_parameters(template, _members(document["parameters"]))
+    for item in _array(document, "inputs"):
+        slot = _input(item, binary, max_input_size_bytes)
+        template.inputs.append(slot)
+        if slot.data is None:
+            template.binary_bytes += slot.size_bytes
+    if "outputs" in document:
+        _outputs(template, _array(document, "outputs"))
+    return template
+
+
+def read_parameters(template: Template, members: dict[str, Any]) -> None:
+    """Take in parameters of the request (H20). Raises as `RequestDecoder.decode`."""
+    for key, value in members.items():
+        match key:
+            case "sequence_id":
+                template.sequence_id = value if isinstance(value, str) else _unsigned(value, key)
+            case "sequence_start":
+                template.sequence_start = _boolean(value, key)
+            case "sequence_end":
+                template.sequence_end = _boolean(value, key)
+            case "priority":
+                template.priority = _unsigned(value, key)
+            case "timeout":
+                template.timeout_us = _unsigned(value, key)
+            case "charonia_deadline_us":
+                template.deadline_ns = min(_deadline_us(value) * 1000, MAX_DEADLINE_NS)
+            case "binary_data_output":
+                template.reply.binary_by_default = _boolean(value, key)
+            case _ if key in DELIVERY_PARAMETERS:
+                template.reply.delivery[key] = _delivery_parameter(key, value)
+            case _:
+                template.parameters[key] = _custom_parameter(key, value)
+    template.reply.settle()
+
+
+def _deadline_us(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(NO_DEADLINE)
+    return value
+
+
+def _delivery_parameter(key: str, value: Any) -> ParameterValue:
+    if isinstance(value, (str, bool, float, int)):
+        return value
+    raise InvalidArgument(f"parameter '{key}' must be a string or a number")
+
+
+def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
+    check_parameter_name(key)
+    if isinstance(value, (str, bool, float)) or (isinstance(value, int) and _INT64_MIN <= value <= MAX_ELEMENTS):
+        return value
+    raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+
+
+def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
+    name = _member_string(item, "name")
+    shape = _shape(name, _array(item, "shape"))
+    datatype = DataType.of(_member_string(item, "datatype"))
+    count = element_count(name, shape)
+    parameters = _members(item["parameters"]) if "parameters" in item else {}
+    if "shared_memory_region" in parameters:
+        raise Unsupported(SHARED_MEMORY_DISABLED)
+    if "binary_data_size" in parameters:
+        size = _unsigned(parameters["binary_data_size"], "binary_data_size")
+        if not binary and size:
+            raise InvalidArgument(NEEDS_HEADER_LENGTH)
+        return InputSlot(name, datatype, shape, size)
+    if count == 0:
+        return InputSlot(name, datatype, shape, 0, b"")
+    _check_json_size(name, count * datatype.size_bytes, max_input_size_bytes)
+    data = encode_elements(name, datatype, item.get("data", []), count)
+    _check_json_size(name, len(data), max_input_size_bytes)
+    return InputSlot(name, datatype, shape, len(data), data)
+
+
+def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise InvalidArgument(
+            f"JSON input '{name}' has a byte_size ({size_bytes} bytes) that exceeds the maximum allowed value of "
+            f"{limit_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+
+
+def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
+    check_dimensions(name, len(dims))
+    shape = tuple(_unsigned(dim, "shape") for dim in dims)
+    if any(dim > MAX_ELEMENTS for dim in shape):
+        raise InvalidArgument(
+            f"shape {shape_text(shape)} for input '{name}' causes total element count to exceed maximum size of "
+            f"{MAX_ELEMENTS}"
+        )
+    return shape
+
+
+def _outputs(template: Template, items: list[Any]) -> None:
+    names: dict[str, None] = {}
+    reply = template.reply
+    for item in items:
+        name = _member_string(item, "name")
+        if name in names:
+            raise InvalidArgument(f"output '{name}' already exists in request")
+        names[name] = None
+        parameters = _members(item["parameters"]) if "parameters" in item else {}
+        classes = _unsigned(parameters.get("classification", 0), "classification")
+        if "shared_memory_region" in parameters:
+            if classes:
+                raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+            raise Unsupported(SHARED_MEMORY_DISABLED)
+        reply.listed[name] = _boolean(parameters.get("binary_data", False), "binary_data")
+        if classes:
+            reply.classes[name] = classes
+    template.outputs = tuple(names)
+    reply.settle()
+
+
+# -- typed access, with E4's texts -------------------------------------------------------------------------------------
+
+
+def _missing(key: str) -> InternalError:
+    return InternalError(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+
+
+def _array(document: Any, key: str) -> list[Any]:
+    if not isinstance(document, dict) or key not in document:
+        raise _missing(key)
+    value = document[key]
+    if not isinstance(value, list):
+        raise InternalError(f"Unable to parse '{key}': {NOT_ARRAY}")
+    return value
+
+
+def _member_string(document: Any, key: str) -> str:
+    if not isinstance(document, dict) or key not in document:
+        raise _missing(key)
+    return _string(document[key], key)
+
+
+def _members(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+    return value
+
+
+def _string(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise InternalError(f"Unable to parse '{key}': {NOT_STRING}")
+    return value
+
+
+def _boolean(value: Any, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise InternalError(f"Unable to parse '{key}': {NOT_BOOLEAN}")
+    return value
+
+
+def _unsigned(value: Any, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+        raise InternalError(f"Unable to parse '{key}': {NOT_UNSIGNED}")
+    return value

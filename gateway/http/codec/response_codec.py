@@ -1,0 +1,210 @@
+"""An `InferenceResponse` to an infer reply: v2 JSON with flat data, or JSON and binary outputs (H15, H16, H23). Pure.
+
+Binary replies of one signature have the same JSON part, so it is kept and a repeated reply costs a lookup and a join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from charonia.inference import InferenceResponse, Parameters
+from charonia.tensors import Buffer, Tensor
+from gateway.handler import ServedModel
+from gateway.requests.classification import classify
+
+from .error_replies import JSON_CONTENT_TYPE, Headers
+from .jsondata import render_elements
+from .jsontext import quote
+
+OCTET_CONTENT_TYPE = (b"content-type", b"application/octet-stream")
+HEADER_LENGTH = b"inference-header-content-length"
+
+_LARGE_BYTES = 65_536
+"""Up to here copying a tensor costs less than sending it by itself."""
+
+_CACHE_LIMIT = 1024
+"""Distinct reply signatures remembered; past it the cache starts anew."""
+
+
+@dataclass(slots=True)
+class ReplyForm:
+    """How a request wants its outputs written (H12, H13, H19).
+
+    `listed` maps each output named in the request to whether it is binary; `binary_by_default` counts for outputs that
+    are not listed; `classes` maps outputs to the number of best classes wanted. `all_binary` is derived by `settle`.
+    `delivery` holds what the request's parameters say about delivery (`gateway.requests.preferences`).
+    """
+
+    binary_by_default: bool = False
+    listed: dict[str, bool] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=dict)
+    all_binary: bool = False
+    delivery: Parameters = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """Note whether the answer is binary throughout: the form that is fast."""
+        binary = all(self.listed.values()) if self.listed else self.binary_by_default
+        self.all_binary = binary and not self.classes
+
+    def is_binary(self, name: str) -> bool:
+        return self.listed.get(name, self.binary_by_default)
+
+    def note(self, *, batching: bool) -> dict[str, Any]:
+        """What a job keeps of it, plain: `DeliveryOptions.form`. `batching` is the model's, for classification."""
+        note: dict[str, Any] = {}
+        if self.binary_by_default:
+            note["binary"] = True
+        if self.listed:
+            note["listed"] = dict(self.listed)
+        if self.classes:
+            note["classes"] = dict(self.classes)
+            note["batching"] = batching
+        return note
+
+    @staticmethod
+    def of_note(note: Mapping[str, Any], binary: bool | None) -> ReplyForm:
+        """The form of a note, of any front; `binary` overrides how outputs are written, None leaves it."""
+        form = ReplyForm(bool(note.get("binary", False)), dict(note.get("listed", {})), dict(note.get("classes", {})))
+        if binary is not None:
+            form.binary_by_default = binary
+            form.listed = dict.fromkeys(form.listed, binary)
+        form.settle()
+        return form
+
+
+ALL_BINARY = ReplyForm(binary_by_default=True, all_binary=True)
+"""The form of a raw request's answer (H17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeReply:
+    """A reply's body in parts, of which some are tensors where they lie: joining them would copy them."""
+
+    parts: tuple[Buffer, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def joined(self) -> bytes:
+        return b"".join(self.parts)
+
+
+@dataclass(slots=True)
+class _Signature:
+    json: bytes
+    headers: Headers
+
+
+class ResponseEncoder:
+    """Encodes infer replies; one per front, it holds the remembered JSON parts."""
+
+    def __init__(self) -> None:
+        self._signatures: dict[tuple[object, ...], _Signature] = {}
+
+    def encode(self, response: InferenceResponse, form: ReplyForm, served: ServedModel) -> tuple[Headers, bytes]:
+        """Headers (Content-Length not among them) and body of a successful reply. `response.outputs` are all written.
+
+        The headers are shared, not to be changed. Raises `InvalidArgument` for what JSON cannot carry (T4) and for
+        classification of an unfit output (H19).
+        """
+        if form.all_binary and not response.parameters:
+            headers, binary = self._binary_parts(response)
+            return headers, b"".join(binary)
+        outputs = response.outputs
+        if form.classes:
+            outputs = [
+                classify(t, form.classes[t.name], served.interface.batching, served.labels.get(t.name, []))
+                if t.name in form.classes
+                else t
+                for t in outputs
+            ]
+        parts: list[bytes] = []
+        rendered: list[bytes] = []
+        for tensor in outputs:
+            if form.is_binary(tensor.name):
+                rendered.append(_describe(tensor, b'"parameters":{"binary_data_size":%d}' % len(tensor.data)))
+                parts.append(bytes(tensor.data))
+            else:
+                rendered.append(_describe(tensor, b'"data":' + render_elements(tensor)))
+        # a raw request's answer is binary even when it has no outputs at all
+        is_binary = bool(parts) or form.all_binary
+        text = _document(response, rendered)
+        if not is_binary:
+            return [JSON_CONTENT_TYPE], text
+        return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], b"".join((text, *parts))
+
+    def reply(
+        self, response: InferenceResponse, form: ReplyForm, served: ServedModel
+    ) -> tuple[Headers, bytes | LargeReply]:
+        """As `encode`; large tensors are not copied."""
+        if not form.all_binary or response.parameters:
+            return self.encode(response, form, served)
+        headers, parts = self._binary_parts(response)
+        if max(map(len, parts)) < _LARGE_BYTES:
+            return headers, b"".join(parts)
+        return headers, LargeReply(parts)
+
+    def _binary_parts(self, response: InferenceResponse) -> tuple[Headers, tuple[Buffer, ...]]:
+        outputs = response.outputs
+        if len(outputs) == 1:
+            tensor = outputs[0]
+            data = tensor.data
+            key: tuple[object, ...] = (
+                response.model,
+                response.version,
+                tensor.name,
+                tensor.datatype.number,
+                tensor.shape,
+                len(data),
+            )
+            known = self._signatures.get(key) or self._remember(key, response)
+            if not response.id:
+                return known.headers, (known.json, data)
+            text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
+            return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], (text, data)
+        key = (
+            response.model,
+            response.version,
+            *[(t.name, t.datatype.number, t.shape, len(t.data)) for t in outputs],
+        )
+        known = self._signatures.get(key) or self._remember(key, response)
+        if not response.id:
+            return known.headers, (known.json, *[t.data for t in outputs])
+        text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
+        return (
+            [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))],
+            (text, *[t.data for t in outputs]),
+        )
+
+    def _remember(self, key: tuple[object, ...], response: InferenceResponse) -> _Signature:
+        rendered = [_describe(t, b'"parameters":{"binary_data_size":%d}' % len(t.data)) for t in response.outputs]
+        anonymous = InferenceResponse(response.model, response.version, [])
+        text = _document(anonymous, rendered)
+        known = _Signature(text, [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))])
+        if len(self._signatures) >= _CACHE_LIMIT:
+            self._signatures.clear()
+        self._signatures[key] = known
+        return known
+
+
+def _document(response: InferenceResponse, rendered: list[bytes]) -> bytes:
+    members = [b'"id":' + quote(response.id)] if response.id else []
+    members.append(b'"model_name":%b,"model_version":"%d"' % (quote(response.model), response.version))
+    if response.parameters:
+        members.append(b'"parameters":' + orjson.dumps(response.parameters))
+    members.append(b'"outputs":[%b]' % b",".join(rendered))
+    return b"{%b}" % b",".join(members)
+
+
+def _describe(tensor: Tensor, rest: bytes) -> bytes:
+    shape = ",".join(map(str, tensor.shape)).encode()
+    return b'{"name":%b,"datatype":"%b","shape":[%b],%b}' % (
+        quote(tensor.name),
+        tensor.datatype.name.encode(),
+        shape,
+        rest,
+    )

@@ -1,0 +1,276 @@
+"""The express lane of the HTTP front: requests recognised by their bytes, from the request line to the body.
+
+A binary infer request of a client differs from its last one in the tensor bytes and perhaps the id. One that came whole
+on an idle connection is compared with those that went the full way; anything else is the parser's.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from charonia.calls.shedding import shed
+from charonia.errors import CharoniaError
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord, WaveReply
+from gateway.handler import ServedModel
+from gateway.lane.door import Door
+from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
+from gateway.lane.lane_calls import Call, values_of
+from gateway.lane.layout import Layout, is_plain
+from gateway.lane.pending_waves import response_in
+
+from .codec.error_replies import Headers, render_error
+from .codec.heads import response_head
+from .codec.response_codec import ReplyForm, ResponseEncoder
+
+_MOST_SIGNATURES = 1024
+_MOST_ALIKE = 16
+"""Signatures of one length."""
+_MOST_WHOLE_BYTES = MAX_REQUEST_BYTES + 8192
+_POST = b"POST "
+_LEADING_ID = b'{"id":'
+
+
+class LaneConnection(Protocol):
+    """What the lane asks of a connection; each has at most one request under way."""
+
+    signature: HttpSignature | None
+    """The one recognised last."""
+
+    def write_answer(self, response: bytes) -> None:
+        """The answer to the request under way."""
+
+    def serve_fully(self, whole: bytes) -> None:
+        """Serve the request under way like any other."""
+
+
+class HttpCall(Call):
+    """A request of one connection."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: LaneConnection, signature: HttpSignature, data: tuple[bytes, ...], client_id: bytes):
+        super().__init__(signature, data, client_id)
+        self.connection = connection
+
+
+class HttpSignature:
+    """What requests of one layout have in common; see `gateway.lane.lane_calls.Signature`."""
+
+    __slots__ = ("_encoder", "_fixed", "_form", "_outputs", "_served", "_version", "door", "layout", "size")
+
+    counts_itself = True
+
+    def __init__(
+        self, door: Door, layout: Layout, size: int, encoder: ResponseEncoder, form: ReplyForm, served: ServedModel
+    ) -> None:
+        self.door = door
+        self.layout = layout
+        self.size = size
+        self._encoder = encoder
+        self._form = form
+        self._served = served
+        self._outputs: object = None
+        self._version = 0
+        self._fixed: list[bytes] = []
+
+    def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        if not self._form.all_binary:  # text is as long as its numbers
+            for index, call in enumerate(calls, start):
+                if not call.gone:
+                    self.respond(call, response_in(reply, index))
+            return
+        if reply.outputs is not self._outputs or reply.version != self._version:
+            self._prepare(reply)
+        fixed = self._fixed
+        head = fixed[0]
+        for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
+            if call.gone:
+                continue
+            assert type(call) is HttpCall
+            if self.layout.id_bytes:
+                call.connection.write_answer(b"".join((head, values[0], fixed[1], *values[1:])))
+            elif len(values) == 1:
+                call.connection.write_answer(head + values[0])
+            else:
+                call.connection.write_answer(b"".join((head, *values)))
+
+    def _prepare(self, reply: WaveReply) -> None:
+        """Make the template of answers with these outputs."""
+        outputs = [Tensor(p.name, p.datatype, p.shape, bytes(p.size_bytes)) for p in reply.outputs]
+        request_id = "x" * self.layout.id_bytes
+        response = InferenceResponse(self.door.served.interface.name, reply.version, outputs, request_id)
+        headers, body = self._encoder.encode(response, self._form, self._served)
+        before = response_head(headers, len(body)) + body[: len(body) - sum(len(t.data) for t in outputs)]
+        if request_id:
+            begin = b'{"id":"'
+            at = before.index(begin + request_id.encode()) + len(begin)
+            self._fixed = [before[:at], before[at + len(request_id) :]]
+        else:
+            self._fixed = [before]
+        self._outputs, self._version = reply.outputs, reply.version
+
+    def respond(self, call: Call, record: ResponseRecord) -> None:
+        assert isinstance(call, HttpCall)
+        status = 200
+        headers: Headers
+        try:
+            if record.error is not None:
+                raise record.error
+            name, client_id = self.door.served.interface.name, call.client_id.decode()
+            response = InferenceResponse(name, record.version, record.outputs, client_id, record.parameters)
+            headers, body = self._encoder.encode(response, self._form, self._served)
+        except CharoniaError as error:
+            status, headers, body = render_error(shed(error))
+        call.connection.write_answer(response_head(headers, len(body), status) + body)
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
+
+    def leave(self, call: Call) -> None:
+        assert isinstance(call, HttpCall)
+        if not call.gone:
+            call.connection.serve_fully(self.layout.join(call.data, call.client_id))
+
+
+class HttpLane:
+    """What the connections of the HTTP front recognise."""
+
+    def __init__(self, lane: Lane, encoder: ResponseEncoder) -> None:
+        self._lane = lane
+        self._waves = lane.waves
+        self._encoder = encoder
+        self._by_size: dict[int, list[HttpSignature]] = {}
+        self._count = 0
+        lane.fronts.append(self._forget)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        whole: bytes,
+        body: bytes,
+        json_bytes: int,
+        request: InferenceRequest,
+        form: ReplyForm,
+        served: ServedModel,
+    ) -> None:
+        """A request that went the full way and was answered.
+
+        `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
+        """
+        if len(whole) > _MOST_WHOLE_BYTES or form.classes or not whole.endswith(body):
+            return
+        if not self._lane.may_learn(request.model, len(whole)):
+            return
+        layout = http_layout(whole, len(whole) - len(body), json_bytes, request)
+        if layout is None:
+            return
+        signatures = self._by_size.get(len(whole), [])
+        if any(found.layout == layout for found in signatures):
+            return
+        door = self._lane.door_for(request)
+        if door is None:
+            return
+        if self._count >= _MOST_SIGNATURES:
+            self._by_size.clear()
+            self._count, signatures = 0, []
+        elif len(signatures) >= _MOST_ALIKE:
+            self._count -= len(signatures)
+            signatures.clear()
+        self._count += 1
+        signatures.insert(0, HttpSignature(door, layout, len(whole), self._encoder, form, served))
+        self._by_size[len(whole)] = signatures
+
+    def _forget(self, door: Door) -> None:
+        for signatures in self._by_size.values():
+            before = len(signatures)
+            signatures[:] = [found for found in signatures if found.door is not door]
+            self._count -= before - len(signatures)
+        self._by_size = {size: found for size, found in self._by_size.items() if found}
+
+    # -- recognising --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request may be recognised."""
+        return self._count > 0
+
+    def read(self, connection: LaneConnection, data: bytes) -> HttpCall | None:
+        """The call in these bytes, handed to its door; None where they are no request that is recognised."""
+        signature = connection.signature
+        if signature is None or signature.size != len(data) or not data.startswith(signature.layout.head):
+            for signature in self._by_size.get(len(data), ()):
+                if data.startswith(signature.layout.head):
+                    break
+            else:
+                return None
+        parts = signature.layout.cut(data, 0)
+        if parts is None:
+            for signature in self._by_size.get(len(data), ()):
+                if data.startswith(signature.layout.head) and (parts := signature.layout.cut(data, 0)) is not None:
+                    break
+            else:
+                return None
+        if signature.door.is_closed:  # since this connection asked last
+            connection.signature = None
+            return None
+        connection.signature = signature
+        call = HttpCall(connection, signature, *parts)
+        door = signature.door
+        door.waiting.append(call)
+        if not door.touched:
+            door.touched = True
+            self._waves.touched.append(door)
+        return call
+
+    def ready(self) -> None:
+        """A connection has read what there was."""
+        if self._waves.touched:
+            self._waves.ready()
+
+    def may_become(self, data: bytes) -> bool:
+        """Whether these bytes may be the beginning of a request that is recognised once it has come whole."""
+        size = len(data)
+        if not _POST.startswith(data[: len(_POST)]):
+            return False
+        for whole, signatures in self._by_size.items():
+            if size < whole:
+                for signature in signatures:
+                    head = signature.layout.head
+                    if head.startswith(data) if size < len(head) else data.startswith(head):
+                        return True
+        return False
+
+
+def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceRequest) -> Layout | None:
+    """The layout of a binary request whose body begins at `body_at` with so much JSON.
+
+    None where an input is not binary, or an id is not where clients write it.
+    """
+    sizes = [len(tensor.data) for tensor in request.inputs]
+    raw_at = len(whole) - sum(sizes)
+    if raw_at != body_at + json_bytes or not json_bytes or not all(sizes):
+        return None
+    at = raw_at
+    parts = []
+    for tensor, size in zip(request.inputs, sizes, strict=True):
+        if whole[at : at + size] != tensor.data:
+            return None  # it came as JSON
+        parts.append((at, at + size))
+        at += size
+    id_bytes = 0
+    if request.id:
+        name = request.id.encode()
+        begin = body_at + len(_LEADING_ID)
+        if not whole.startswith(_LEADING_ID, body_at) or not is_plain(name):
+            return None
+        begin += 2 if whole[begin : begin + 2] == b' "' else 1
+        if not whole.startswith(b'"' + name + b'"', begin - 1) or whole.find(b'"id"', begin, raw_at) >= 0:
+            return None
+        if whole.find(b"\\", begin, raw_at) >= 0:
+            return None  # the same key may be written with escapes, and the last one counts
+        id_bytes = len(name)
+        parts.insert(0, (begin, begin + id_bytes))
+    return Layout.of(whole, parts, id_bytes)

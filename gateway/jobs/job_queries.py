@@ -1,0 +1,289 @@
+"""Reading jobs: their views, results, events and lists, as far as a caller may see them. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+
+from charonia.catalog.catalog import Catalog, ServedVersion
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
+from charonia.eventlog.port import EventLog
+from charonia.facts.job_places import Ahead, JobPlace, ahead_of
+from charonia.facts.jobs import JobEvent, JobRecord, JobState, parse_public_id
+from charonia.inference import InferenceResponse
+from charonia.models.names import name_of
+from charonia.wire import ResponseRecord
+from gateway.dataplane.job_outcomes import outcome_of
+from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
+from gateway.streaming import wanted_outputs
+from gateway.webhooks.deliveries import Delivery, called, delivery_of
+
+from .estimates import Paces, queued_eta_s, running_eta_s
+from .job_streams import JobStreams
+from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
+from .job_watches import JobWatches
+from .overdue import OverdueJobs, overdue_in_s
+
+MAX_LIMIT = 1000
+_MAX_ID = 2048
+_READ_AT_ONCE = 500
+_LOOKED_AT = 5000
+"""Records one page looks at at most: a filter that matches little gives short pages, never a long wait."""
+
+
+class JobQueries:
+    """The questions about jobs that one gateway answers."""
+
+    def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches, overdue: OverdueJobs) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._watches = watches
+        self._overdue = overdue
+        self._paces = Paces(log)
+        self._streams = JobStreams(log, watches)
+        self._not_found = JOB_NOT_FOUND
+        self._waits: set[asyncio.Timeout] = set()
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """From now on nobody waits here for a job to end; those who do have waited long enough."""
+        self._hurried = True
+        for patience in self._waits:
+            if not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())
+
+    def begin_anew(self) -> None:
+        """The log is another one: jobs of the former are unknown, and whoever asks for one is told why that may be."""
+        self._not_found = f"{JOB_NOT_FOUND}: the log epoch changed"
+
+    async def record(self, job_id: str, caller: Caller) -> JobRecord:
+        """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
+        model, key = _parsed(job_id)
+        record = await self._log.job(model, key)
+        if record is not None and visible(record, caller):
+            record = await self._overdue.seen(record)
+        if record is None or not visible(record, caller):
+            raise NotFound(self._not_found)
+        return record
+
+    # -- one job ------------------------------------------------------------------------------------------------------
+
+    async def view_of(self, record: JobRecord) -> JobView:
+        now_us = wall_ns() // 1000
+        if record.state.terminal:
+            view = job_view(record, Outlook(), now_us)
+            if not called(record):
+                return view
+            delivery = await delivery_of(self._log, record.model, record.id)
+            return replace(view, webhook=(delivery or Delivery()).view())
+        return job_view(record, await self._outlook(record, now_us), now_us)
+
+    async def outlook_of(self, model: str, job_id: bytes, served: ServedVersion) -> Outlook:
+        """Where a job stands that was just accepted; never fails, for accepted it is."""
+        try:
+            place = await self._log.job_position(model, job_id)
+        except CharoniaError:
+            place = None
+        if place is None:
+            return Outlook()
+        ahead = ahead_of(place, self._catalog.lane_weights)
+        return Outlook(ahead.jobs + 1, place.active, await self._queued_eta_s(served, place, ahead))
+
+    async def _queued_eta_s(self, served: ServedVersion | None, place: JobPlace, ahead: Ahead) -> float | None:
+        if served is None or not served.slots or place.paused or not self._is_decided(place):
+            return None
+        pace = await self._paces.of(served)
+        if pace is None:
+            return None
+        slots, before = sum(served.slots.values()), ahead.jobs + ahead.calls
+        return queued_eta_s(pace, before, slots, served.interface.max_batch_size)
+
+    async def _outlook(self, record: JobRecord, now_us: int) -> Outlook:
+        model = record.model
+        served = self._catalog.held(model).get(record.about.get("version", 0))
+        place = await self._log.job_position(model, record.id)
+        total = place.active if place is not None else 0
+        if record.state is JobState.RUNNING:
+            pace = await self._paces.of(served) if served is not None and served.slots else None
+            batched_us = next((e.time_us for e in reversed(record.events) if e.kind == "batched"), now_us)
+            eta_s = running_eta_s(pace, (now_us - batched_us) / 1e6) if pace is not None else None
+            return Outlook(0, total, eta_s, running_reason(record))
+        if place is None:
+            return Outlook()  # it has ended since its record was read
+        ahead = ahead_of(place, self._catalog.lane_weights)
+        reason = wait_reason(served, record, ahead, paused=place.paused, decided=self._is_decided(place))
+        return Outlook(ahead.jobs + 1, total, await self._queued_eta_s(served, place, ahead), reason)
+
+    def _is_decided(self, place: JobPlace) -> bool:
+        """Whether a batcher that is there owns the model."""
+        return place.owner in self._catalog.processes
+
+    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
+        record = await self.record(job_id, caller)
+        if not record.state.terminal and wait_s > 0 and not self._hurried:
+            patience = asyncio.timeout(wait_s)
+            try:
+                async with patience:
+                    self._waits.add(patience)
+                    record = await self._ended(record.model, record.id, caller)
+            except TimeoutError:
+                return None
+            finally:
+                self._waits.discard(patience)
+        outcome = await outcome_of(self._log, record)
+        if outcome is None:
+            return None
+        if outcome.error is not None:
+            raise outcome.error
+        if not record.about.get("decoupled"):
+            return _response(record, outcome)
+        async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
+            return _only([_response(record, response) async for response in responses])
+
+    async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+        """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
+        record = await self.record(job_id, caller)
+        async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
+            async for response in responses:
+                yield _response(record, response)
+
+    async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
+        """As `responses` from the first one, of a job of this gateway's own caller."""
+        record = await self._log.job(model, job_id)
+        if record is None:
+            raise NotFound(self._not_found)
+        async with contextlib.aclosing(self._streams.responses(record, ANYONE, -1)) as responses:
+            async for response in responses:
+                yield response
+
+    async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
+        """The answer of a job, however long it takes. Raises what `job_outcomes.outcome_of` does."""
+        while True:
+            outcome = await outcome_of(self._log, await self._ended(model, job_id, ANYONE))
+            if outcome is not None:
+                return outcome
+
+    async def _ended(self, model: str, job_id: bytes, caller: Caller) -> JobRecord:
+        async with self._watches.watching(model, job_id, caller) as watch:
+            seen = 0
+            while True:
+                seen = await watch.look(seen)
+                if watch.record is None:
+                    raise NotFound(self._not_found)
+                if watch.record.state.terminal:
+                    return watch.record
+
+    async def events(
+        self, job_id: str, caller: Caller, after_number: int, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        record = await self.record(job_id, caller)
+        if not record.state.terminal:
+            self._watches.check_room(caller)  # before anything is said
+        return self._follow(record, caller, after_number, after_index)
+
+    async def _follow(
+        self, record: JobRecord, caller: Caller, after_number: int, after_index: int
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        happenings = self._streams.happenings(record, caller, after_number, after_index)
+        async with contextlib.aclosing(happenings):
+            async for happening in happenings:
+                yield happening if isinstance(happening, JobEvent) else _response(record, happening)
+
+    async def close(self) -> None:
+        await self._streams.close()
+
+    # -- many jobs ----------------------------------------------------------------------------------------------------
+
+    async def active(self, model: str, which: JobFilter, caller: Caller) -> AsyncIterator[list[JobRecord]]:
+        """The active jobs of a model that match, in parts, the oldest first."""
+        after: tuple[int, bytes] | None = None
+        while found := await self._log.jobs(model, ended=False, after=after, count=_READ_AT_ONCE):
+            after = (found[-1].accepted_us, found[-1].id)
+            yield [record for record in found if matches(record, which, caller)]
+
+    async def _end_overdue(self, model: str, records: list[JobRecord]) -> set[bytes]:
+        """End those past their deadline; which."""
+        now_us = wall_ns() // 1000
+        left_s = {record.id: overdue_in_s(record, now_us) for record in records}
+        overdue = [record for record in records if (left := left_s[record.id]) is not None and left <= 0]
+        if overdue:
+            await self._overdue.end(model, overdue)
+        return {record.id for record in overdue}
+
+    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+        """One page: the active jobs of all models by name, then the ended ones."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InvalidArgument(f"limit must be between 1 and {MAX_LIMIT}")
+        at: Cursor | None = Cursor.parse(cursor) if cursor else Cursor()
+        models = [which.model] if which.model else sorted(await self._log.job_models())
+        phases = [ended for ended in (False, True) if which.state is None or which.state.terminal == ended]
+        now_us = wall_ns() // 1000
+        views: list[JobView] = []
+        looked_at = 0
+        while (at := _standing(at, models, phases)) is not None:
+            if len(views) >= limit or looked_at >= _LOOKED_AT:
+                return JobPage(tuple(views), at.text())
+            count = _READ_AT_ONCE if which.state is not None or which.tenant or caller.scoped else limit - len(views)
+            found = await self._log.jobs(at.model, ended=at.ended, after=at.after, count=count)
+            looked_at += len(found) + 1
+            ended = set() if at.ended else await self._end_overdue(at.model, found)
+            for record in found:
+                at = Cursor(at.ended, at.model, record.ended_us if at.ended else record.accepted_us, record.id)
+                if record.id not in ended and matches(record, which, caller):
+                    views.append(job_view(record, Outlook(), now_us))
+                    if len(views) >= limit:
+                        break
+            else:
+                if not found:
+                    at = _next(at, models, phases)
+        return JobPage(tuple(views), "")
+
+
+def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
+    """As the job's caller would have had it."""
+    return InferenceResponse(
+        name_of(record.model),
+        response.version,
+        wanted_outputs(response.outputs, tuple(record.about.get("outputs", ()))),
+        record.about.get("client_id", ""),
+        response.parameters,
+        response.error,
+        response.final,
+        response.place,
+    )
+
+
+def _only(responses: list[InferenceResponse]) -> InferenceResponse:
+    """The one answer of a job that may give several. Raises `Unsupported` when there is another number of them."""
+    real = [response for response in responses if not response.is_flag]
+    if len(real) != 1:
+        raise Unsupported(f"the job has {len(real)} responses: follow its events, or ask for it in a stream")
+    if real[0].error is not None:
+        raise real[0].error
+    return real[0]
+
+
+def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:
+    """A place that exists, the one or the next one there is; None past the end."""
+    if at is None:
+        return None
+    if at.ended in phases and at.model in models:
+        return at
+    return _next(at, models, phases)
+
+
+def _next(at: Cursor, models: list[str], phases: list[bool]) -> Cursor | None:
+    """The start of what comes after the jobs of a model."""
+    places = [(ended, model) for ended in phases for model in models]
+    later = [place for place in places if place > (at.ended, at.model)]
+    return Cursor(*later[0]) if later else None
+
+
+def _parsed(job_id: str) -> tuple[str, bytes]:
+    parsed = parse_public_id(job_id) if len(job_id) <= _MAX_ID else None
+    if parsed is None:
+        raise NotFound(JOB_NOT_FOUND)
+    return parsed

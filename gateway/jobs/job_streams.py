@@ -1,0 +1,155 @@
+"""What happens to a job and what it answers, as one row that any number of readers follow and come back to.
+
+The responses of a job that gives several are kept by the log under their index, all but the last, which is its result.
+A follower reads them page by page, at its own pace; the log's streams only wake it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+
+from charonia import keys
+from charonia.errors import InternalError, InvalidRecord, NotFound, StreamInterrupted
+from charonia.eventlog.port import Entry, EventLog
+from charonia.facts.jobs import JobEvent, JobRecord, JobState
+from charonia.wire import ResponseRecord, unpack_response
+from gateway.dataplane.job_outcomes import outcome_of
+from gateway.requests.delivery import JOB_NOT_FOUND, Caller
+
+from .job_watches import JobWatch, JobWatches
+
+_PAGE = 32
+"""Responses a follower holds at most: they are read when the ones before have been taken."""
+
+
+class JobStreams:
+    """The followers of one gateway."""
+
+    def __init__(self, log: EventLog, watches: JobWatches) -> None:
+        self._log = log
+        self._watches = watches
+        self._reader = log.reader()
+        self._reading = False
+        self._followers: dict[bytes, set[asyncio.Event]] = {}
+
+    async def close(self) -> None:
+        if self._reading:
+            await self._reader.close()
+
+    async def happenings(
+        self, record: JobRecord, caller: Caller, after_number: int = 0, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | ResponseRecord]:
+        """The events above `after_number` as they come, the end last; and the responses above `after_index` of a job
+        whose model may give several.
+
+        Raises `StreamInterrupted` when a response is not there, `ResourceExhausted` when too many follow jobs here,
+        and ends at once when the log forgets the job.
+        """
+        woken = asyncio.Event()
+        decoupled = bool(record.about.get("decoupled"))
+        async with contextlib.AsyncExitStack() as following:
+            watch: JobWatch | None = None
+            known = record
+            while True:
+                ended = known.state.terminal
+                for event in known.events[:-1] if ended else known.events:
+                    if event.number > after_number:
+                        after_number = event.number
+                        yield event
+                if decoupled:
+                    async for index, response in self._kept(record, after_index):
+                        after_index = index
+                        yield response
+                if ended:
+                    break
+                if watch is None:
+                    watch = await following.enter_async_context(self._watches.watching(record.model, record.id, caller))
+                    following.enter_context(self._waking(watch, woken, after_index, decoupled))
+                    continue  # what came before wakes nobody
+                await woken.wait()
+                woken.clear()
+                watch.check()
+                if watch.gone:
+                    return
+                known = watch.record or known
+        last = await self._last(known) if decoupled else None
+        if last is not None and (last.place is None or last.place[1] > after_index):
+            yield last
+        if known.events and known.events[-1].number > after_number:
+            yield known.events[-1]
+
+    async def responses(self, record: JobRecord, caller: Caller, after_index: int) -> AsyncGenerator[ResponseRecord]:
+        """The responses alone, also of a job that is answered once. Raises in the end what it failed with."""
+        number = len(record.events)
+        async with contextlib.aclosing(self.happenings(record, caller, number, after_index)) as happenings:
+            async for happening in happenings:
+                if isinstance(happening, ResponseRecord):
+                    yield happening
+        ended = await self._log.job(record.model, record.id)
+        outcome = None if ended is None else await outcome_of(self._log, ended)
+        if outcome is None:
+            raise NotFound(JOB_NOT_FOUND)
+        if outcome.error is not None:
+            raise outcome.error
+        if not record.about.get("decoupled") and after_index < 0:
+            yield outcome
+
+    async def _kept(self, record: JobRecord, after_index: int) -> AsyncGenerator[tuple[int, ResponseRecord]]:
+        while page := await self._log.job_responses(record.model, record.id, after_index, _PAGE):
+            for _attempt, index, packed in page:
+                if index != after_index + 1:
+                    raise StreamInterrupted(f"response {after_index + 1} of the job is not kept any more")
+                after_index = index
+                yield index, _unpacked(packed)
+
+    async def _last(self, record: JobRecord) -> ResponseRecord | None:
+        """The last response of a job that succeeded."""
+        if record.state is not JobState.SUCCEEDED or not record.result_size_bytes:
+            return None
+        result = await self._log.job_result(record.model, record.id)
+        return _unpacked(result) if result else None
+
+    @contextlib.contextmanager
+    def _waking(self, watch: JobWatch, woken: asyncio.Event, after_index: int, decoupled: bool) -> Iterator[None]:
+        """Set `woken` when the job's record changes and when it answers."""
+        watch.followers.add(woken)
+        try:
+            if not decoupled:
+                yield
+                return
+            with self._reading_responses(watch, woken, after_index):
+                yield
+        finally:
+            watch.followers.discard(woken)
+
+    @contextlib.contextmanager
+    def _reading_responses(self, watch: JobWatch, woken: asyncio.Event, after_index: int) -> Iterator[None]:
+        stream = keys.job_responses(watch.model, watch.job_id)
+        if not self._reading:
+            self._reading = True
+            self._reader.start(self._on_entries)
+        followers = self._followers.get(stream)
+        if followers is None:
+            followers = self._followers[stream] = set()
+            self._reader.add(stream, b"%d-0" % (after_index + 1))
+        followers.add(woken)
+        try:
+            yield
+        finally:
+            followers.discard(woken)
+            if not followers:
+                self._followers.pop(stream, None)
+                self._reader.remove(stream)
+
+    def _on_entries(self, stream: bytes, _entries: list[Entry]) -> None:
+        for woken in self._followers.get(stream, ()):
+            woken.set()
+
+
+def _unpacked(packed: bytes) -> ResponseRecord:
+    try:
+        return unpack_response(packed)
+    except InvalidRecord as error:
+        raise InternalError(f"a response of this job cannot be read: {error}") from None

@@ -1,0 +1,171 @@
+"""Job records as callers see them, why a job waits, and the cursors of lists. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.catalog.catalog import ServedVersion
+from charonia.errors import InvalidArgument
+from charonia.facts.job_places import Ahead
+from charonia.facts.jobs import JobRecord, JobState
+from charonia.inference import InferenceRequest
+from gateway.dataplane.job_outcomes import end_error
+from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView
+
+_CURSOR = re.compile(r"([ae]):([0-9]{1,19}):([0-9a-f]{0,32}):(.*)", re.DOTALL)
+_MAX_CURSOR = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Where an active job stands: from 1 in `total`, 0 once it runs; when it is expected to end, why it waits."""
+
+    position: int = 0
+    total: int = 0
+    eta_s: float | None = None
+    wait_reason: str = ""
+
+
+def job_view(record: JobRecord, outlook: Outlook, now_us: int) -> JobView:
+    """The view of a record; without its events the time it was first batched and its error are not known."""
+    about = record.about
+    failed = record.state.terminal and record.state is not JobState.SUCCEEDED
+    return JobView(
+        id=record.public_id,
+        model=record.model,
+        version=_number(about.get("version")),
+        state=record.state,
+        attempts=record.attempts,
+        timings=_timings(record, now_us),
+        position=outlook.position,
+        total=outlook.total,
+        eta_s=outlook.eta_s,
+        wait_reason=outlook.wait_reason,
+        error=end_error(record).message if failed and record.events else "",
+        durability=record.durability,
+        tenant=record.tenant,
+        client_id=_text(about.get("client_id")),
+        has_result=record.result_size_bytes > 0,
+        expires_us=record.ended_us + record.retention_s * 1_000_000 if record.state.terminal else 0,
+        form=about["form"] if isinstance(about.get("form"), dict) else {},
+        decoupled=about.get("decoupled") is True,
+    )
+
+
+def _timings(record: JobRecord, now_us: int) -> JobTimings:
+    batched_us = next((event.time_us for event in record.events if event.kind == "batched"), 0)
+    until_us = record.ended_us or now_us
+    queue_us = max(0, (batched_us or until_us) - record.accepted_us)
+    execute_us = max(0, until_us - batched_us) if batched_us else 0
+    return JobTimings(record.accepted_us, batched_us, record.ended_us, queue_us / 1e6, execute_us / 1e6)
+
+
+def running_reason(record: JobRecord) -> str:
+    """Why a running job has not ended yet."""
+    return "it runs" if record.attempts <= 1 else f"it runs, attempt {record.attempts}"
+
+
+def wait_reason(served: ServedVersion | None, record: JobRecord, ahead: Ahead, *, paused: bool, decided: bool) -> str:
+    """Why a queued job has not begun yet. `decided`: a batcher owns its model."""
+    if served is None:
+        return f"model '{record.model}' has no version {_number(record.about.get('version'))} loaded"
+    if not served.slots:
+        return f"no executor serves model '{record.model}' at the moment"
+    if not decided:
+        return f"no batcher decides about model '{record.model}' at the moment"
+    if paused:
+        return f"the queue of model '{record.model}' is paused"
+    calls = f"up to {_counted(ahead.calls, 'call')}" if ahead.calls else ""
+    if not ahead.jobs:
+        return f"queued behind {calls}" if calls else "it is next"
+    parts = [f"{ahead.higher} at a higher priority"] if ahead.higher else []
+    if ahead.turns:
+        parts.append(f"{ahead.turns} in the turns of other tenants")
+    of_them = f", {' and '.join(parts)}" if parts else ""
+    return f"queued behind {_counted(ahead.jobs, 'job')}{of_them}{f', and {calls}' if calls else ''}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def visible(record: JobRecord, caller: Caller) -> bool:
+    return not caller.scoped or record.tenant == caller.tenant
+
+
+def matches(record: JobRecord, which: JobFilter, caller: Caller) -> bool:
+    return (
+        visible(record, caller)
+        and which.state in (None, record.state)
+        and (not which.tenant or record.tenant == which.tenant)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a list goes on: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if it has one."""
+
+    ended: bool = False
+    model: str = ""
+    time_us: int = 0
+    job_id: bytes = b""
+
+    @property
+    def after(self) -> tuple[int, bytes] | None:
+        return (self.time_us, self.job_id) if self.job_id else None
+
+    def text(self) -> str:
+        plain = f"{'e' if self.ended else 'a'}:{self.time_us}:{self.job_id.hex()}:{self.model}"
+        return base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
+
+    @staticmethod
+    def parse(text: str) -> Cursor:
+        """Raises `InvalidArgument`."""
+        try:
+            if len(text) > _MAX_CURSOR or not text.isascii():
+                raise ValueError(text)
+            plain = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+            match = _CURSOR.fullmatch(plain)
+            if match is None or len(match[3]) not in (0, 32):
+                raise ValueError(text)
+        except (ValueError, binascii.Error):
+            raise InvalidArgument("the cursor is none that a list of jobs gave") from None
+        return Cursor(match[1] == "e", match[4], int(match[2]), bytes.fromhex(match[3]))
+
+
+def about_of(
+    request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
+) -> dict[str, Any]:
+    """What a job's record keeps of the call that made it."""
+    about: dict[str, Any] = {"version": served.version}
+    if endpoint:
+        about["endpoint"] = endpoint.decode()
+    if request.id:
+        about["client_id"] = request.id
+    if request.outputs:
+        about["outputs"] = list(request.outputs)
+    if request.deadline_ns:
+        about["deadline_us"] = request.deadline_ns // 1000
+    if served.interface.decoupled:
+        about["decoupled"] = True
+    if options.on_disconnect:
+        about["on_disconnect"] = options.on_disconnect
+    if options.webhook is not None:
+        about["webhook"] = {"url": options.webhook.url, "events": list(options.webhook.events)}
+        if request.trace is not None and (carrier := request.trace.context.carrier()):
+            about["webhook"]["trace"] = carrier
+    if options.form:
+        about["form"] = dict(options.form)
+    return about
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""

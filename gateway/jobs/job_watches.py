@@ -1,0 +1,213 @@
+"""Tells those who wait for a job that something happened to it: one watch for each job, however many wait.
+
+The model's journal is the wake-up, the job's record the truth, read again slowly in between because the journal is
+followed from "now" only and does not carry every event. Without a journal the record is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InternalError, InvalidRecord, ResourceExhausted
+from charonia.eventlog.port import Entry, EventLog
+from charonia.facts.jobs import JobRecord
+from charonia.facts.journal import read_facts
+from charonia.tensors import Buffer
+from gateway.requests.delivery import ANYONE, Caller
+
+from .overdue import OverdueJobs, overdue_in_s
+
+MOST_WAITING = 10_000
+MOST_WAITING_OF_TENANT = 1000
+
+_LATEST = b"$"
+_AFTER_WAKING_S = (0.02, 0.1, 0.5)
+"""The first looks: what happened between the first of them and the follower's start woke nobody."""
+_SLOWLY_S = 1.0
+_POLL_S = 0.1
+_TELLING = frozenset(("batched", "ended"))
+
+
+class JobWatch:
+    """One watched job. `record` is what was last read, None when the log does not know the job."""
+
+    def __init__(self, model: str, job_id: bytes) -> None:
+        self.model = model
+        self.job_id = job_id
+        self.record: JobRecord | None = None
+        self.readers = 0
+        self.woken = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._version = 0
+        self._error: CharoniaError | None = None
+        self._changed = asyncio.Event()
+        self.followers: set[asyncio.Event] = set()
+        """Set when there is more to see."""
+
+    def check(self) -> None:
+        """Raise the error that the last reading of the record ended with."""
+        if self._error is not None:
+            raise self._error.again()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the log does not know the job."""
+        return self._version > 0 and self._error is None and self.record is None
+
+    async def look(self, seen: int) -> int:
+        """Wait until there is more to see than at `seen` (0 at first); the number to come back with.
+
+        Raises the error that the last reading of the record ended with.
+        """
+        while self._version <= seen:
+            await self._changed.wait()
+        self.check()
+        return self._version
+
+    def read(self, record: JobRecord | None) -> None:
+        known = self.record
+        fresh = self._version == 0 or self._error is not None
+        if (
+            fresh
+            or record is None
+            or known is None
+            or (known.state, len(known.events)) != (record.state, len(record.events))
+        ):
+            self.record = record
+            self._tell(None)
+
+    def failed(self, error: CharoniaError) -> None:
+        self._tell(error)
+
+    def _tell(self, error: CharoniaError | None) -> None:
+        self._error = error
+        self._version += 1
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+        for follower in self.followers:
+            follower.set()
+
+    @property
+    def over(self) -> bool:
+        return self._version > 0 and self._error is None and (self.record is None or self.record.state.terminal)
+
+
+class JobWatches:
+    """The watches of one gateway. `journal` is whether jobs are written to the journal."""
+
+    def __init__(self, log: EventLog, overdue: OverdueJobs, *, journal: bool) -> None:
+        self._log = log
+        self._overdue = overdue
+        self._journal = journal
+        self._reader = log.reader() if journal else None
+        self._reading = False
+        self._watches: dict[bytes, dict[bytes, JobWatch]] = {}
+        self._waiting: dict[str, int] = {}
+        self._all_waiting = 0
+
+    async def close(self) -> None:
+        tasks = [w.task for watches in self._watches.values() for w in watches.values() if w.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._reader is not None and self._reading:
+            await self._reader.close()
+
+    def check_room(self, caller: Caller) -> None:
+        """Raises `ResourceExhausted` when a caller may not watch one more job."""
+        waiting = self._waiting.get(caller.tenant, 0)
+        if self._all_waiting >= MOST_WAITING or (caller.scoped and waiting >= MOST_WAITING_OF_TENANT):
+            raise ResourceExhausted("too many callers wait for jobs here at the moment; ask again later")
+
+    @asynccontextmanager
+    async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
+        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+        self.check_room(caller)
+        self._waiting[caller.tenant] = self._waiting.get(caller.tenant, 0) + 1
+        self._all_waiting += 1
+        try:
+            async with self._watching(model, job_id) as watch:
+                yield watch
+        finally:
+            self._all_waiting -= 1
+            self._waiting[caller.tenant] -= 1
+            if not self._waiting[caller.tenant]:
+                del self._waiting[caller.tenant]
+
+    @asynccontextmanager
+    async def _watching(self, model: str, job_id: bytes) -> AsyncIterator[JobWatch]:
+        stream = keys.journal(model)
+        watches = self._watches.get(stream)
+        if watches is None:
+            watches = self._watches[stream] = {}
+            self._follow(stream)
+        watch = watches.get(job_id)
+        if watch is None:
+            watch = watches[job_id] = JobWatch(model, job_id)
+            watch.task = asyncio.get_running_loop().create_task(self._keep_reading(watch))
+        watch.readers += 1
+        try:
+            yield watch
+        finally:
+            watch.readers -= 1
+            if not watch.readers:
+                if watch.task is not None:
+                    watch.task.cancel()
+                watches.pop(job_id, None)
+                if not watches:
+                    self._watches.pop(stream, None)
+                    if self._reader is not None:
+                        self._reader.remove(stream)
+
+    def _follow(self, stream: bytes) -> None:
+        if self._reader is None:
+            return
+        if not self._reading:
+            self._reading = True
+            self._reader.start(self._on_journal)
+        self._reader.add(stream, _LATEST)
+
+    def _on_journal(self, stream: bytes, entries: list[Entry]) -> None:
+        watches = self._watches.get(stream)
+        if not watches:
+            return
+        for entry in entries:
+            for job_id in _told(entry.fields):
+                watch = watches.get(job_id)
+                if watch is not None:
+                    watch.woken.set()
+
+    async def _keep_reading(self, watch: JobWatch) -> None:
+        pauses = iter(_AFTER_WAKING_S if self._journal else ())
+        while True:
+            watch.woken.clear()
+            try:
+                record = await self._log.job(watch.model, watch.job_id)
+                watch.read(await self._overdue.seen(record) if record is not None else None)
+            except CharoniaError as error:
+                watch.failed(error)
+            except Exception as error:
+                watch.failed(InternalError(f"the job's record cannot be read: {error}"))
+            if watch.over:
+                return
+            pause_s = next(pauses, _SLOWLY_S if self._journal else _POLL_S)
+            left_s = overdue_in_s(watch.record, wall_ns() // 1000) if watch.record is not None else None
+            if left_s is not None and left_s > 0:
+                pause_s = min(pause_s, left_s)  # it ends on time, whoever decides about its model
+            try:
+                async with asyncio.timeout(pause_s):
+                    await watch.woken.wait()
+            except TimeoutError:
+                continue
+
+
+def _told(fields: list[Buffer]) -> list[bytes]:
+    """The ids of an entry that tells of something a record shows; none for an entry of another form."""
+    try:
+        return [request_id for fact in read_facts(fields) if fact.kind in _TELLING for request_id in fact.ids]
+    except InvalidRecord:
+        return []

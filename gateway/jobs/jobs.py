@@ -1,0 +1,400 @@
+"""Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
+
+Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
+asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `pending`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from charonia import failpoints, keys
+from charonia.calls.admission import Admitted
+from charonia.calls.request_packing import request_record
+from charonia.calls.shedding import shed
+from charonia.catalog.catalog import Catalog, ServedVersion
+from charonia.clock import wall_ns
+from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
+from charonia.eventlog.port import EventLog
+from charonia.facts.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.options.settings import GatewaySettings
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
+from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
+from gateway.dataplane.dataplane import DataPlane
+from gateway.dataplane.job_outcomes import CANCELLED
+from gateway.dataplane.request_endings import Ending, count_failures, end_requests
+from gateway.dataplane.waiters import Waiter
+from gateway.metrics import JobCounts, count
+from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
+from gateway.requests.idempotency import check_key, key_digest, request_digest
+from gateway.streaming import until
+from gateway.tracing.trace import Trace
+from gateway.tracing.tracer import Tracer
+from gateway.webhooks.addresses import Allowed, check_url
+
+from .job_queries import JobQueries
+from .job_views import about_of
+from .job_watches import JobWatches
+from .overdue import OverdueJobs
+from .retention import Retentions
+
+BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
+BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
+
+_CANCEL_AT_ONCE = 200
+_ENTER_WITHIN_S = 10.0
+"""Twice what a level of durability may take to be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A job ready to be accepted."""
+
+    new: NewJob
+    record: bytes
+    level: int
+    terms: Terms
+
+
+class Jobs:
+    """The jobs' half of one gateway."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        catalog: Catalog,
+        dataplane: DataPlane,
+        settings: GatewaySettings,
+        terms: TermsBook,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._dataplane = dataplane
+        self._pending = dataplane.pending
+        self._endpoint = settings.incarnation.encode()
+        self._terms = terms
+        self._tracer = tracer
+        self._webhooks = settings.allow_webhooks
+        self._reachable = Allowed.parse(settings.webhook_allow)
+        self._journalled = settings.journal != JOURNAL_OFF
+        self._journals_all = settings.journal == JOURNAL_ALL
+        self._flags = FLAG_JOB | (FLAG_JOURNALLED if self._journalled else 0)
+        self._retentions = Retentions(log, settings)
+        self._overdue = OverdueJobs(log, catalog)
+        self._watches = JobWatches(log, self._overdue, journal=self._journalled)
+        self._queries = JobQueries(log, catalog, self._watches, self._overdue)
+        self._looking: asyncio.Task[None] | None = None
+        self.counts = JobCounts()
+
+    def start(self) -> None:
+        """Look for overdue jobs, and tell the log how much of a journal to keep of models that may never have a job."""
+        self._looking = asyncio.get_running_loop().create_task(self._overdue.keep_looking(), name="overdue jobs")
+        if self._journals_all:
+            self._catalog.listeners.append(self._served_changed)
+            for model in self._catalog.served_models():
+                self._served_changed(model)
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._queries.close()
+        await self._watches.close()
+
+    def begin_drain(self) -> None:
+        """Who waits for a job to end is told how far it is, and may ask another gateway."""
+        self._queries.hurry()
+
+    def begin_anew(self) -> None:
+        """The log is another one."""
+        self._retentions.forget()
+        self._queries.begin_anew()
+
+    def _served_changed(self, model: str) -> None:
+        served = self._catalog.served(model)
+        if served:
+            self._dataplane.spawn(self._tell_retention(served[max(served)]))
+
+    async def _tell_retention(self, served: ServedVersion) -> None:
+        with contextlib.suppress(CharoniaError):  # then at the next change, or with the first job
+            await self._retentions.tell(served.model, served.interface)
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> JobReceipt:
+        """Record a job that nobody waits for; a known key gives the earlier one."""
+        job = await self._prepare(request, admitted, level, served, options, b"")
+        ticket = await self._unawaited(request, job, self._accept(served.model, job))
+        accepted_us = job.new.accepted_us
+        if not ticket.created:
+            known = await self._log.job(served.model, ticket.id)
+            accepted_us = known.accepted_us if known is not None else 0
+        outlook = await self._queries.outlook_of(served.model, ticket.id, served)
+        return JobReceipt(
+            public_id(served.model, ticket.id),
+            served.model,
+            ticket.created,
+            accepted_us,
+            ticket.durability,
+            outlook.position,
+            outlook.total,
+            outlook.eta_s,
+        )
+
+    async def infer(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> ResponseRecord:
+        """Record a job and wait for its answer, or for that of the job its key stands for.
+
+        The job stays when its caller goes, unless `on_disconnect` is cancel.
+        """
+        job = await self._prepare(request, admitted, level, served, options, self._endpoint)
+        waiter = self._pending.add(served.model, job.new.id, job.record, is_job=True)
+        waiter.sent = True
+        # the caller waits for one thing only, so that its deadline is kept also while the log takes its time
+        entering = asyncio.get_running_loop().create_task(self._enter(waiter, job))
+        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        leaving = False
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            leaving = not waiter.follows and options.on_disconnect == "cancel"
+            if leaving:
+                self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
+            raise
+        except CharoniaError as error:
+            raise shed(error) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not leaving:
+                entering.cancel()
+            self._pending.remove(waiter)
+
+    async def stream(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+    ) -> AsyncGenerator[ResponseRecord]:
+        """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
+
+        They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
+        """
+        job = await self._prepare(request, admitted, level, served, options, b"")
+        model, complete = served.model, False
+        # settles the job at its deadline: the follower sees that it has expired
+        waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
+        waiter.sent = True
+        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        coming = self._unawaited(request, job, self._accept(model, job))
+        accepting = asyncio.get_running_loop().create_task(coming)
+        try:
+            await asyncio.wait((accepting, waiter.future), return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                waiter.future.result()  # its deadline came while the log took its time
+            ticket = accepting.result()
+            waiter.accepted = ticket.created
+            waiter.follows = not ticket.created
+            following = self._queries.answers(model, ticket.id)
+            if timer is not None:
+                following = until(waiter.future, following)
+            async with contextlib.aclosing(following) as answers:
+                async for answer in answers:
+                    complete = answer.final
+                    yield answer
+        except CharoniaError:
+            complete = True
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not waiter.future.cancel() and not waiter.future.cancelled():
+                waiter.future.exception()  # seen
+            if not waiter.follows and not complete and options.on_disconnect == "cancel":
+                self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
+            else:
+                accepting.cancel()
+
+    async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
+        """Record a waiter's job; when its key stands for another call's job, answer with that one's outcome."""
+        try:
+            ticket = await self._accept(waiter.model, job)
+            failpoints.hit("gateway.waiting")
+            if ticket.created:
+                waiter.accepted = True
+            else:
+                waiter.follows = True
+                waiter.answered(await self._queries.outcome(waiter.model, ticket.id))
+        except CharoniaError as error:
+            waiter.failed(error)
+        except Exception as error:
+            waiter.failed(InternalError(f"job could not be written to the log: {error}"))
+
+    async def _prepare(
+        self,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        options: DeliveryOptions,
+        endpoint: bytes,
+    ) -> _Prepared:
+        terms = self._terms.of(options)
+        if options.webhook is not None:
+            if not self._webhooks:
+                raise Unsupported("webhooks are not available on this server")
+            check_url(options.webhook.url, self._reachable)
+        key = digest = b""
+        if options.idempotency_key:
+            check_key(options.idempotency_key)
+            key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
+            digest = request_digest(request)
+        retention = await self._retentions.tell(served.model, served.interface)
+        retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
+        job_id = self._dataplane.ids.next()
+        if request.trace is not None and not endpoint:
+            request.trace.context = replace(request.trace.context, report_to=self._endpoint.decode())
+        record = request_record(job_id, endpoint, request, admitted, level, self._flags, tenant=options.caller.tenant)
+        new = NewJob(
+            job_id,
+            len(record),
+            wall_ns() // 1000,
+            retention_s,
+            options.caller.tenant,
+            key,
+            digest,
+            about_of(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
+        )
+        return _Prepared(new, record, level, terms)
+
+    async def _accept(self, model: str, job: _Prepared) -> JobTicket:
+        failpoints.hit("gateway.parsed")
+        ticket = await self._log.accept_job(
+            model,
+            job.level,
+            job.terms.lane,
+            job.new,
+            record_fields([job.record]),
+            job.terms.limits,
+            journalled=self._journalled,
+            durability=job.terms.durability,
+        )
+        failpoints.hit("gateway.stored")
+        count(self.counts.accepted if ticket.created else self.counts.replays, model)
+        return ticket
+
+    def _unawaited(
+        self, request: InferenceRequest, job: _Prepared, accepting: Coroutine[Any, Any, JobTicket]
+    ) -> Coroutine[Any, Any, JobTicket]:
+        """As `accepting`, for a job that nobody here waits for: of a traced one the report is waited for."""
+        if self._tracer is None or not isinstance(request.trace, Trace):
+            return accepting
+        return self._tracer.accepted(job.new.id, request.trace, accepting)
+
+    # -- cancelling ---------------------------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: str, caller: Caller) -> JobView:
+        """Cancel a job, unless it has ended; its view afterwards."""
+        record = await self._queries.record(job_id, caller)
+        if not record.state.terminal:
+            await self._end(record.model, [record], BY_CALLER)
+            record = await self._queries.record(job_id, caller)
+        return await self._queries.view_of(record)
+
+    async def cancel_all(self, which: JobFilter, caller: Caller) -> int:
+        """Cancel every active job that matches; how many this call cancelled."""
+        cancelled = 0
+        if which.state is not None and which.state.terminal:
+            return 0
+        for model in [which.model] if which.model else await self._log.job_models():
+            async for page in self._queries.active(model, which, caller):
+                for at in range(0, len(page), _CANCEL_AT_ONCE):
+                    cancelled += sum(await self._end(model, page[at : at + _CANCEL_AT_ONCE], BY_CALLER))
+        return cancelled
+
+    async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> list[bool]:
+        ids = [record.id for record in records]
+        won = await end_requests(self._log, model, ids, ending, are_jobs=True, journalled=self._journalled)
+        ended = [record for record, wins in zip(records, won, strict=True) if wins]
+        count(self.counts.cancelled, model, len(ended))
+        if self._tracer is not None:
+            for record in ended:
+                self._tracer.await_no_report(record.id, ending.error)
+        with contextlib.suppress(CharoniaError):  # they are cancelled all the same
+            await self._tell_callers(ended, Cancelled(ending.error))
+            await count_failures(self._log, self._catalog, model, ended, "CANCELED")
+        return won
+
+    async def _tell_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
+        """Answer those who wait for the jobs, at whichever gateway; one that is told nothing looks for itself."""
+        elsewhere: dict[str, list[bytes]] = {}
+        for record in records:
+            waiter = self._pending.get(record.id)
+            endpoint = record.about.get("endpoint")
+            if waiter is not None:
+                waiter.failed(error)
+            elif endpoint:
+                version = record.about.get("version", 0)
+                elsewhere.setdefault(endpoint, []).append(pack_failure(record.id, record.model, version, error))
+        if elsewhere:
+            # a reply to one that is no more would make its stream anew, and nobody would remove it
+            for endpoint, alive in zip(elsewhere, await self._log.alive("gateway", list(elsewhere)), strict=True):
+                if alive:
+                    await self._log.append(keys.replies(endpoint), record_fields(elsewhere[endpoint]))
+
+    async def _abandon(self, model: str, job_id: bytes, entering: asyncio.Task[Any]) -> None:
+        """Cancel a job whose caller has hung up, perhaps before it was in the log."""
+        # cut off half-way it may get there after this looks, for its level of durability has a connection of its own
+        await asyncio.wait([entering], timeout=_ENTER_WITHIN_S)
+        if not entering.cancel() and not entering.cancelled():
+            entering.exception()  # seen
+        with contextlib.suppress(CharoniaError):
+            record = await self._log.job(model, job_id)
+            if record is not None and not record.state.terminal:
+                await self._end(model, [record], BY_DISCONNECT)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def view(self, job_id: str, caller: Caller) -> JobView:
+        return await self._queries.view_of(await self._queries.record(job_id, caller))
+
+    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
+        record = await self._queries.record(job_id, caller)
+        return await self._queries.view_of(record), record.events
+
+    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
+        answer = await self._queries.result(job_id, caller, wait_s)
+        failpoints.hit("gateway.read")
+        return answer
+
+    def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+        return self._queries.responses(job_id, caller, after_index)
+
+    async def events(
+        self, job_id: str, caller: Caller, after_number: int, after_index: int
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        return await self._queries.events(job_id, caller, after_number, after_index)
+
+    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+        return await self._queries.page(which, caller, cursor, limit)

@@ -1,0 +1,246 @@
+"""Who may ride: the doors of one gateway, and what closes them.
+
+A door opens for a request that went the full way and was answered; it closes when anything changes that decided about
+it: what is served and by whom, tracing, the log, a drain. Then its signatures are forgotten and learned anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from charonia import keys
+from charonia.calls.admission import Admitted
+from charonia.catalog.catalog import Catalog
+from charonia.catalog.served import ServedVersion
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, LogUnavailable, Unavailable
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
+from charonia.inference import InferenceRequest
+from gateway.access.terms import TermsBook
+from gateway.dataplane.dataplane import DataPlane
+from gateway.dataplane.pending import EPOCH_CHANGED
+from gateway.entrances import Entrances
+from gateway.metrics import RequestCounts
+from gateway.requests.request_rules import SERVER_EXITING
+from gateway.tracing.tracer import Tracer
+
+from .awaited import Awaited
+from .door import Door
+from .gathering import Gathering, Round
+from .pending_waves import ReplyServer, Waves
+
+MAX_REQUEST_BYTES = 16_384
+"""Larger requests gain little by sharing an entry, and travel beside the log from 32 KB on."""
+_MOST_DOORS = 1024
+_TRIES = 16
+_TRIES_NS = 100_000_000
+_MOST_TRIED = 4096
+
+
+class Lane:
+    """The lane of one gateway. `fronts` are told of each door that closes: they forget what leads to it."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        catalog: Catalog,
+        dataplane: DataPlane,
+        entrances: Entrances,
+        terms: TermsBook,
+        tracer: Tracer,
+        endpoint: str,
+        *,
+        is_on: bool = True,
+    ) -> None:
+        self._catalog = catalog
+        self._dataplane = dataplane
+        self._entrances = entrances
+        self._tracer = tracer
+        self._terms = terms.default
+        self.waves = Waves(log, dataplane, endpoint, terms.default.limits)
+        self.waves.on_close = self._forget
+        self.waves.doors = self._doors
+        self.replies = ReplyServer(self.waves)
+        self.fronts: list[Callable[[Door], None]] = []
+        self._ways: dict[object, Awaited] = {}
+        self._gatherings: dict[bytes, Gathering] = {}
+        self._shared: Round | None = None
+        """Of the queues of quick models."""
+        self._tried: dict[tuple[str, int], tuple[int, int]] = {}
+        """By model and size: how often requests were looked at since when."""
+        self._reserving: dict[str, asyncio.Task[bool]] = {}
+        self.is_on = is_on and not self._terms.journalled
+        """Whether fronts recognise requests at all. Those that are journalled one by one gain nothing here."""
+        self._is_closed = not self.is_on
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._catalog.listeners.append(self._changed)
+        self._catalog.process_listeners.append(self._on_process)
+        self._watch = asyncio.get_running_loop().create_task(self.waves.watch())
+
+    def _doors(self) -> list[Door]:
+        return [way.door for way in self._ways.values()]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request may be recognised."""
+        return bool(self._ways)
+
+    def may_learn(self, model: str, size_bytes: int) -> bool:
+        """Whether it is worth while to look at a request that went the full way: not at all that ever do so."""
+        if self._is_closed:
+            return False
+        key = model, size_bytes
+        tries, since_ns = self._tried.get(key, (0, 0))
+        now_ns = monotonic_ns()
+        if now_ns - since_ns > _TRIES_NS:
+            tries, since_ns = 0, now_ns
+            if len(self._tried) >= _MOST_TRIED:
+                self._tried.clear()
+        self._tried[key] = tries + 1, since_ns
+        return tries < _TRIES
+
+    def door_for(self, request: InferenceRequest) -> Door | None:
+        """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""
+        if self._tracer.on or request.deadline_ns or request.sequence_id or not request.inputs:
+            return None
+        try:
+            served = self._catalog.find(request.model, request.version)
+            counts, admission = self._entrances.entrance(served)
+            if admission.caching is not None:
+                return None
+            admitted = admission.admit(request)
+        except CharoniaError:
+            return None
+        if admitted.bytes_inputs:
+            return None
+        way = self.way(served, counts, admitted, admission.level(request.priority), request.timeout_us)
+        return way.door if way is not None else None
+
+    def way(
+        self, served: ServedVersion, counts: RequestCounts, admitted: Admitted, level: int, timeout_us: int
+    ) -> Awaited | None:
+        """The way into waves for admitted requests; None where they have to go by themselves."""
+        meta = admitted.meta
+        if not served.takes_waves or self._is_closed or admitted.sequential:
+            return None
+        if not 0 < meta.size_bytes <= MAX_REQUEST_BYTES:
+            return None
+        key: tuple[object, ...]
+        if admitted.bytes_inputs:  # all of it but the sizes, which differ from request to request
+            inputs = tuple([(place.name, place.datatype, place.shape) for place in meta.inputs])
+            key = (served.model, served.version, inputs, meta.outputs, repr(meta.parameters), level, timeout_us)
+        else:
+            key = (served.model, served.version, meta.packed, level, timeout_us)
+        way = self._ways.get(key)
+        if way is not None and way.door.served is served:
+            return way
+        return self._open(key, served, counts, admitted, level, timeout_us)
+
+    def _open(
+        self,
+        key: tuple[object, ...],
+        served: ServedVersion,
+        counts: RequestCounts,
+        admitted: Admitted,
+        level: int,
+        timeout_us: int,
+    ) -> Awaited | None:
+        lane = self._terms.lane
+        if (served.model, level, lane) not in self._dataplane.counts.lanes:
+            return None
+        stream = keys.queue(served.model, level, lane)
+        gathering = self._gatherings.get(stream)
+        if gathering is not None and gathering.closed_until_ns > monotonic_ns():
+            return None  # its model takes its time
+        if not self._is_reserved(served) or not self._batchers_read_waves():
+            return None
+        if len(self._ways) >= _MOST_DOORS:
+            self._learn_anew()
+        if gathering is None:
+            block = served.interface.dynamic_batching
+            may_gather = block is not None and not block.queue_policy(level).max_queue_size
+            instances = sum(served.slots.values())
+            self._shared = self._shared or Round(self.waves, is_shared=True)
+            gathering = Gathering(self.waves, stream, instances, self._shared, may_gather=may_gather)
+            self._gatherings[stream] = gathering
+        door = Door(self.waves, gathering, key, served, admitted, counts, level=level, timeout_us=timeout_us)
+        way = self._ways[key] = Awaited(door)
+        return way
+
+    def _is_reserved(self, served: ServedVersion) -> bool:
+        """Whether room for a model's waves is leased; if not, it is asked for."""
+        model = served.model
+        asked = self._reserving.get(model)
+        if asked is not None and asked.done():
+            del self._reserving[model]
+            if not asked.cancelled() and asked.exception() is None and asked.result():
+                return self.waves.is_leased(model)
+        elif asked is None:
+            if self.waves.is_leased(model):
+                return True
+            self._reserving[model] = asyncio.get_running_loop().create_task(self.waves.reserve(model))
+        return False
+
+    def _batchers_read_waves(self) -> bool:
+        batchers = [p for p in self._catalog.processes.values() if p.role == "batcher" or p.hosts_batcher]
+        return bool(batchers) and all(process.reads_waves for process in batchers)
+
+    # -- closing ------------------------------------------------------------------------------------------------------
+
+    def _changed(self, _model: str) -> None:
+        # names of models may lead elsewhere now, too: what changes rarely is learned anew as a whole
+        self._learn_anew()
+
+    def _learn_anew(self) -> None:
+        self.close_all()
+        self._gatherings.clear()
+        self._shared = None
+
+    def _on_process(self, fact: Fact) -> None:
+        if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
+            self.waves.forget_leases()
+        if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
+            self.close_all()
+
+    def _forget(self, door: Door) -> None:
+        way = self._ways.get(door.key)
+        if way is not None and way.door is door:
+            del self._ways[door.key]
+        door.is_closed = True
+        for front in self.fronts:
+            front(door)
+
+    def close_all(self) -> None:
+        """Forget everything that was learned; waves under way are answered."""
+        for door in self._doors():
+            self.waves.close_door(door)
+
+    def begin_drain(self) -> None:
+        """Recognise nothing any more."""
+        self._is_closed = True
+        self.close_all()
+
+    def begin_anew(self) -> None:
+        """The log is another one, which knows nothing of these waves."""
+        self._dataplane.counts.lanes.clear()
+        self.close_all()
+        self.waves.drop_leases()
+        self.waves.lose_all(LogUnavailable(EPOCH_CHANGED))
+
+    async def close(self) -> None:
+        self.begin_drain()
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            self._catalog.listeners.remove(self._changed)
+            self._catalog.process_listeners.remove(self._on_process)
+        for task in self._reserving.values():
+            task.cancel()
+        self.waves.lose_all(Unavailable(SERVER_EXITING))
+        await self.waves.close()
+        await self.replies.close()

@@ -1,0 +1,469 @@
+"""The waves of one gateway: from a door into the log and from the reply to the callers.
+
+A wave is answered by one reply; where an owner took it apart, by a response for each of its requests. Whichever comes
+first is a caller's answer. A wave that is gone from the log and has no reply in two looks is answered as unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from charonia import failpoints, keys
+from charonia.calls.refused import failure_reason
+from charonia.calls.replies import OUTCOME_UNKNOWN
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogUnavailable, ResourceExhausted
+from charonia.eventlog.port import EventLog, Limits
+from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
+from charonia.tensors import Buffer, Tensor
+from charonia.wire import PREFIX_BYTES, ResponseRecord, WaveReply, record_fields, unpack_wave, unpack_wave_reply
+from gateway.dataplane.deadlines import EXPIRED
+from gateway.dataplane.job_outcomes import DEADLINE_EXCEEDED
+from gateway.dataplane.request_endings import end_requests
+
+from .door import Door
+from .expiry import Expiry
+from .lane_calls import Call, PendingWave
+from .leases import Lease
+
+if TYPE_CHECKING:
+    from gateway.dataplane.dataplane import DataPlane
+
+_log = logging.getLogger(__name__)
+
+_SIZE = Struct("<I")
+_MOST_REPLY_BYTES = 1 << 28
+_LOOK_S = 1.0
+_IDLE_NS = 10_000_000_000
+_IDS_AT_ONCE = 64
+_LOG_PATIENCE_S = 1.0
+_ASK_AGAIN_S = 0.02
+
+
+class Waves:
+    """`on_close` is told of doors whose signatures are to be forgotten; `doors` gives those that are open."""
+
+    def __init__(self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits) -> None:
+        self._log = log
+        self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
+        self._dataplane = dataplane
+        self._pending = dataplane.pending
+        self._limits = limits
+        self.endpoint = endpoint.encode()
+        self._under_way: dict[bytes, PendingWave] = {}
+        self._leases: dict[str, Lease] = {}
+        self._ids = b""
+        self._ids_at = 0
+        self.touched: list[Door] = []
+        self.on_close: Callable[[Door], None] = lambda _door: None
+        self.duplicates = 0
+        self.requests = 0
+        """How many were sent."""
+        self.doors: Callable[[], Iterable[Door]] = tuple
+        self.expiry = Expiry(self._outstanding, self._expire)
+
+    # -- from a door into the log -------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """A front has read what there was."""
+        touched = self.touched
+        while touched:
+            door = touched.pop()
+            door.touched = False
+            door.gathering.came(door)
+
+    def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None:
+        """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why."""
+        count = len(calls)
+        lease = self._leases.get(door.served.model)
+        if lease is None or not lease.take(count, size_bytes):
+            if lease is not None and lease.is_short:
+                self._dataplane.spawn(lease.grow())
+            return None
+        if lease.is_short:
+            self._dataplane.spawn(lease.grow())
+        try:
+            self._pending.hold(size_bytes)
+        except ResourceExhausted:
+            lease.give_back(count, size_bytes)
+            return None
+        wave = PendingWave(self._next_prefix(), door, calls, size_bytes)
+        for index, call in enumerate(calls):
+            call.wave = wave
+            call.index = index
+        self._under_way[wave.prefix] = wave
+        return wave
+
+    def _next_prefix(self) -> bytes:
+        at = self._ids_at
+        if at >= len(self._ids):
+            self._ids = os.urandom(PREFIX_BYTES * _IDS_AT_ONCE)
+            at = 0
+        self._ids_at = end = at + PREFIX_BYTES
+        return self._ids[at:end]
+
+    def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool:
+        """Append a wave to its queue; False when the log takes nothing now: it is as if it had not begun."""
+        wave.stream = stream
+        failpoints.hit("gateway.parsed")
+
+        def accepted(result: bytes | CharoniaError) -> None:
+            self._accepted(wave, result)
+
+        try:
+            if self._send_wave(stream, pieces, accepted):
+                self.requests += len(wave.calls)
+                return True
+        except LogUnavailable:
+            pass
+        self._forget(wave)
+        return False
+
+    def flush(self) -> None:
+        """Write the waves that were sent."""
+        self._flush_waves()
+
+    def _accepted(self, wave: PendingWave, result: bytes | CharoniaError) -> None:
+        if isinstance(result, CharoniaError):
+            self._fail(wave, result)
+            return
+        failpoints.hit("gateway.stored")
+        wave.accepted = True
+        wave.entry_id = result
+        counts = self._dataplane.counts
+        counts.entries += 1
+        counts.requests += len(wave.calls)
+        if wave.reply is not None:
+            self._answer(wave, wave.reply)
+
+    # -- from the reply to the callers --------------------------------------------------------------------------------
+
+    def on_reply(self, record: Buffer) -> None:
+        """The answers to a wave."""
+        try:
+            reply = unpack_wave_reply(record)
+        except InvalidRecord as error:
+            _log.error("dropped an unreadable reply: %s", error)
+            return
+        wave = self._under_way.get(reply.prefix)
+        if wave is None or wave.reply is not None:
+            self.duplicates += 1
+            return
+        if reply.count != len(wave.calls):
+            _log.error("dropped a reply of %d answers to a wave of %d requests", reply.count, len(wave.calls))
+            return
+        if wave.accepted:
+            self._answer(wave, reply)
+        else:  # its durability level is not reached, or the log's word of it is on its way
+            wave.reply = reply
+
+    def _answer(self, wave: PendingWave, reply: WaveReply) -> None:
+        door = wave.door
+        if wave.left < len(wave.calls):  # some were answered one by one
+            for call in [call for call in wave.calls if call.wave is wave]:
+                self._one(wave, call, response_in(reply, call.index))
+            return
+        self._forget(wave)
+        for call in wave.calls:
+            call.wave = None
+        try:
+            door.answered(wave, reply)
+        finally:
+            door.ended(len(wave.calls))
+
+    def on_response(self, response: ResponseRecord) -> bool:
+        """The answer to one request; False when it is none of a wave's."""
+        wave = self._under_way.get(response.id[:PREFIX_BYTES])
+        index = response.id[PREFIX_BYTES]
+        if wave is None or index >= len(wave.calls):
+            return False
+        call = wave.calls[index]
+        if call.wave is not wave:
+            self.duplicates += 1
+            return True
+        self._one(wave, call, response)
+        return True
+
+    def _one(self, wave: PendingWave, call: Call, response: ResponseRecord) -> None:
+        """Answer one call of a wave by itself."""
+        self._take_out(wave, call)
+        if call.gone:
+            return
+        if call.signature.counts_itself:
+            counts = wave.door.counts
+            if response.error is None:
+                counts.succeeded(monotonic_ns() - wave.sent_ns)
+            else:
+                counts.failures[failure_reason(response.error, executed=True)] += 1
+        call.signature.respond(call, response)
+
+    def _take_out(self, wave: PendingWave, call: Call) -> None:
+        """A call of a wave is answered by itself."""
+        call.wave = None
+        wave.left -= 1
+        if not wave.left:
+            self._forget(wave)
+            wave.door.ended(len(wave.calls))
+
+    def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
+        """End what is left of a wave with an error of ours."""
+        for call in [call for call in wave.calls if call.wave is wave]:
+            self._fail_one(wave, call, error)
+
+    def _fail_one(self, wave: PendingWave, call: Call, error: CharoniaError) -> None:
+        self._take_out(wave, call)
+        if not call.gone:
+            if call.signature.counts_itself:
+                wave.door.counts.failures[failure_reason(error, executed=False)] += 1
+            call.signature.fail(call, error)
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _outstanding(self) -> Iterable[Call]:
+        """The calls that may have deadlines: those at doors, and those of waves that hold any."""
+        for door in self.doors():
+            yield from door.waiting
+        for wave in self._under_way.values():
+            if wave.pieces is not None or wave.burst is not None:
+                yield from [call for call in wave.calls if call.wave is wave]
+
+    def _expire(self, call: Call) -> None:
+        door, wave = call.signature.door, call.wave
+        if wave is not None:
+            self._dataplane.spawn(self._expire_in_log(wave, call))
+        elif call in door.waiting:
+            door.waiting.remove(call)
+            self._dataplane.deadlines.expired += 1
+            error = DeadlineExceeded(DEADLINE_EXCEEDED)
+            if call.signature.counts_itself:
+                door.counts.failures[failure_reason(error, executed=False)] += 1
+            call.signature.fail(call, error)
+
+    async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
+        """Settle a request of a wave as expired, for which the wave is taken apart; only who wins that is told so."""
+        served = wave.door.served
+        key = keys.statistics(served.model, served.version, served.content_hash)
+        increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
+        request_id = wave.prefix + bytes((call.index,))
+        try:
+            async with asyncio.timeout(_LOG_PATIENCE_S):
+                while call.wave is wave and not wave.accepted:  # noqa: ASYNC110  (it is on its way into the log)
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                if call.wave is wave:
+                    await self._burst(wave)
+                    won = await end_requests(
+                        self._log,
+                        wave.model,
+                        [request_id],
+                        EXPIRED,
+                        are_jobs=False,
+                        journalled=False,
+                        statistics=(key, increments),
+                    )
+                    if won[0] and call.wave is wave:
+                        self._dataplane.deadlines.expired += 1
+                        self._fail_one(wave, call, DeadlineExceeded(DEADLINE_EXCEEDED))
+        except (CharoniaError, TimeoutError):
+            if call.wave is wave:
+                self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
+
+    async def _burst(self, wave: PendingWave) -> None:
+        """Take a wave apart in the log, unless that was done or it is settled."""
+        pieces, wave.pieces = wave.pieces, None
+        if pieces is not None:
+            wave.burst = asyncio.ensure_future(self._burst_pieces(wave, pieces))
+        if wave.burst is not None:
+            await asyncio.shield(wave.burst)
+
+    async def _burst_pieces(self, wave: PendingWave, pieces: list[Buffer]) -> None:
+        record = unpack_wave(b"".join(pieces))
+        sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
+        fields = record_fields([request.record for request in record.requests()])
+        await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
+
+    def _forget(self, wave: PendingWave) -> None:
+        if self._under_way.pop(wave.prefix, None) is None:
+            return
+        self._pending.release(wave.size_bytes)
+        lease = self._leases.get(wave.model)
+        if lease is not None:
+            lease.give_back(len(wave.calls), wave.size_bytes)
+
+    def abandoned(self, call: Call) -> None:
+        """The caller of a request that is under way has gone: its owner is told, should it not have begun."""
+        wave = call.wave
+        if wave is None:
+            return
+        wave.gone += 1
+        self._dataplane.spawn(self._cancel(wave.model, wave.prefix + bytes((call.index,))))
+
+    async def _cancel(self, model: str, request_id: bytes) -> None:
+        with contextlib.suppress(CharoniaError):
+            await self._log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def is_leased(self, model: str) -> bool:
+        lease = self._leases.get(model)
+        return lease is not None and lease.held_requests > 0
+
+    async def reserve(self, model: str) -> bool:
+        """Lease room for the waves of a model; False where there is none."""
+        lease = self._leases.get(model)
+        if lease is None:
+            lease = Lease(self._log, model, self.endpoint.decode(), self._limits)
+            if not lease.is_possible:
+                return False
+            self._leases[model] = lease
+        return lease.held_requests > 0 or await lease.grow()
+
+    def forget_leases(self) -> None:
+        """This gateway was taken for lost, so its leases were ended: reserve room anew where it is needed."""
+        for lease in self._leases.values():
+            lease.held_requests = lease.held_bytes = 0
+
+    def close_door(self, door: Door) -> None:
+        """Requests of a door go the full way from now on."""
+        self.on_close(door)
+        if door.waiting:
+            door.gathering.sent(door.send())
+            self.flush()
+
+    def lose_all(self, error: CharoniaError) -> None:
+        """The log is another one, or the gateway ends: nothing under way is answered any more."""
+        for wave in list(self._under_way.values()):
+            self._fail(wave, error)
+
+    def drop_leases(self) -> None:
+        """The log is another one, and knows of none."""
+        self._leases.clear()
+
+    async def watch(self) -> None:
+        """See to it that no caller waits for ever, and give back leases that are not used."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._look_after_lost()
+                await self._end_idle()
+            except CharoniaError:
+                continue
+            except Exception:
+                _log.exception("waves could not be checked")
+
+    async def _look_after_lost(self) -> None:
+        before_ns = monotonic_ns() - int(_LOOK_S * 1e9)
+        old = [wave for wave in self._under_way.values() if wave.accepted and wave.sent_ns < before_ns]
+        for wave in old:
+            (is_waiting,) = await self._log.waves.waiting(wave.stream, [wave.entry_id])
+            if is_waiting:
+                continue
+            open_calls = [call for call in wave.calls if call.wave is wave]
+            ids = [wave.prefix + bytes((call.index,)) for call in open_calls]
+            attempts = await self._log.unsettled(wave.model, ids)
+            lost = [call for call, attempt in zip(open_calls, attempts, strict=True) if attempt < 0]
+            if lost and not wave.was_missing:
+                wave.was_missing = True
+                continue
+            for call in lost:
+                if call.wave is wave:
+                    self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
+
+    async def _end_idle(self) -> None:
+        doors = list(self.doors())
+        since_ns = monotonic_ns() - _IDLE_NS
+        used = {door.served.model for door in doors if door.used_ns > since_ns}
+        for model in [model for model, lease in self._leases.items() if model not in used and lease.is_idle]:
+            lease = self._leases.pop(model)
+            for door in [door for door in doors if door.served.model == model]:
+                self.close_door(door)
+            try:
+                await lease.end()
+            except CharoniaError:
+                self._leases.setdefault(model, lease)  # to be ended later
+                raise
+
+    async def close(self) -> None:
+        self.expiry.close()
+        leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            with contextlib.suppress(CharoniaError):
+                await lease.end()
+
+
+def response_in(reply: WaveReply, index: int) -> ResponseRecord:
+    """The response to one request of a wave."""
+    outputs = []
+    for column, place in zip(reply.columns, reply.outputs, strict=True):
+        data = column[index * place.size_bytes : (index + 1) * place.size_bytes]
+        outputs.append(Tensor(place.name, place.datatype, place.shape, data))
+    return ResponseRecord(b"", reply.model, reply.version, outputs, {}, None)
+
+
+class ReplyServer:
+    """Takes the replies that executors of this machine write to this gateway's socket (docs/adr/0016)."""
+
+    def __init__(self, waves: Waves) -> None:
+        self._waves = waves
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Transport] = set()
+
+    async def start(self, path: str) -> None:
+        """Listen at a path; without one, or where that fails, replies come through the log."""
+        if not path:
+            return
+        try:
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Replies(self._waves, self._connections), path
+            )
+        except OSError as error:
+            _log.warning("replies come through the log: no socket at '%s': %s", path, error.strerror)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for transport in list(self._connections):
+            transport.close()
+
+
+class _Replies(asyncio.Protocol):
+    """One executor's connection."""
+
+    def __init__(self, waves: Waves, connections: set[asyncio.Transport]) -> None:
+        self._waves = waves
+        self._connections = connections
+        self._transport: Any = None
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._connections.add(self._transport)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._connections.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        failpoints.hit("gateway.notified")
+        if self._rest:
+            data = self._rest + data
+        at, size = 0, len(data)
+        while size - at >= 4:
+            (length,) = _SIZE.unpack_from(data, at)
+            if length > _MOST_REPLY_BYTES:
+                _log.error("an executor wrote a reply of %d bytes", length)
+                self._transport.abort()
+                return
+            end = at + 4 + length
+            if end > size:
+                break
+            try:
+                self._waves.on_reply(data[at + 4 : end])
+            except Exception:
+                _log.exception("a reply could not be given to its callers")
+            at = end
+        self._rest = data[at:]

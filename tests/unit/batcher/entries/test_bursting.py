@@ -1,0 +1,120 @@
+"""A wave that is taken apart comes back as requests; those that were aboard a death are looked at one by one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scheduler_bench import interface
+
+from batcher.entries.bursting import Bursting
+from batcher.entries.carriers import Deletions, carrier_of
+from batcher.entries.entry_arrivals import arrivals
+from batcher.entries.windows import Windows
+from batcher.scheduling.decisions import BurstWave, DispatchBatch
+from batcher.scheduling.observations import BatchDied, PolicyChanged, RequestQueued, VersionServed
+from batcher.scheduling.stateless.scheduler import ModelScheduler
+from charonia import keys
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.datatypes import DataType
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.eventlog.port import START
+from charonia.models.scheduling import DynamicBatching
+from charonia.tensors import Tensor
+from charonia.wire import Wave, request_meta, wave_head
+
+QUEUE = keys.queue("m", 0, 0)
+PREFIX = b"p" * 15
+COUNT = 4
+
+
+class Owner:
+    """What an owner does with its queue."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.bursting = Bursting(self.log, "m")
+        self.windows = Windows(self.log.reader(), 100)
+        self.windows.open(QUEUE, 0)
+        self.deletions = Deletions(self.log)
+        self.scheduler = ModelScheduler("p")
+        self.after = START
+        self.see(PolicyChanged(interface(8, DynamicBatching())), VersionServed("a", 1, "h", 2))
+
+    def see(self, *events: object) -> list[object]:
+        return list(self.scheduler.observe_all(list(events), monotonic_ns()))  # type: ignore[arg-type]
+
+    async def send(self, count: int = COUNT) -> None:
+        tensor = Tensor("x", DataType.INT32, (1, 1), bytes(4))
+        meta = request_meta(1, "h", [tensor], (), {})
+        about = {"rows": 1, "signature": 70, "level": 0, "accepted_ns": wall_ns()}
+        head = wave_head(PREFIX, count, b"g", meta, **about)  # type: ignore[arg-type]
+        told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        assert self.log.waves.send(QUEUE, [head, *[bytes([n] * 4) for n in range(count)]], told.set_result)
+        await told
+
+    async def read(self) -> list[RequestQueued]:
+        entries = await self.log.range(QUEUE, self.after)
+        self.after = entries[-1].id if entries else self.after
+        return arrivals(QUEUE, entries, None, self.windows, self.deletions, {})
+
+
+@pytest.fixture
+async def owner() -> Owner:
+    return Owner()
+
+
+async def test_a_wave_is_one_item_that_stands_for_its_requests(owner: Owner) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    assert (item.id, item.wave, item.count, item.rows) == (PREFIX + b"\xff", True, COUNT, COUNT)
+    assert item.signature != 70, "it shares no batch with requests"
+    assert carrier_of(item).entry.remaining == COUNT
+
+
+async def test_requests_of_a_burst_wave_keep_what_was_asked(owner: Owner) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    wave: object = carrier_of(item).record
+    assert isinstance(wave, Wave)
+    await owner.bursting.burst(BurstWave(item))
+    queued = await owner.read()
+    assert [request.id for request in queued] == wave.ids()
+    assert [request.enqueued_ns for request in queued] == pytest.approx([item.enqueued_ns] * COUNT, abs=1_000_000_000)
+    assert {(r.wave, r.count, r.rows, r.signature, r.attempt) for r in queued} == {(False, 1, 1, 70, 0)}
+    assert owner.bursting.suspected(queued) == []
+    assert await owner.log.pending("m") == (COUNT, 4 * COUNT)
+    await owner.bursting.burst(BurstWave(item))  # it is said again
+    assert await owner.read() == []
+
+
+async def test_those_aboard_a_death_do_not_run_together_again(owner: Owner) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    (batch,) = owner.see(item)
+    assert isinstance(batch, DispatchBatch)
+    (decision,) = owner.see(BatchDied(batch.batch_id, "a", frozenset({item.id}), "died", "", False, False))
+    assert decision == BurstWave(item, suspect=True, executor="a")
+    await owner.bursting.burst(decision)  # type: ignore[arg-type]
+    queued = await owner.read()
+    lost = owner.bursting.suspected(queued)
+    assert [(one.executor, len(one.requests), one.members) for one in lost] == [("a", COUNT, COUNT)]
+    assert owner.bursting.suspected(queued) == [], "it is said once"
+    decisions = owner.see(*queued, *lost)
+    assert decisions
+    for given in decisions:
+        assert isinstance(given, DispatchBatch)
+        assert given.suspects
+        assert len(given.requests) < COUNT
+
+
+async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    assert owner.log.waves.end(QUEUE, [carrier_of(item).entry.entry_id], [], told.set_result)
+    assert await told == 1
+    await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
+    assert await owner.read() == []
+    assert owner.bursting._suspects == {}
+    assert await owner.log.pending("m") == (0, 0)

@@ -1,0 +1,130 @@
+"""One page of several parts: sums, and counters that do not go back when a part ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from charonia.composition.metrics_page import MetricsUnion
+from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.host_metrics import HostMetrics
+from charonia.options.settings import MetricsSettings
+
+PAGE = """# HELP requests Requests
+# TYPE requests counter
+requests {}
+# HELP pending Waiting
+# TYPE pending gauge
+pending {}
+"""
+
+
+class Part:
+    """The metrics of one process on its unix socket."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.path = directory / f"{name}.metrics"
+        self.requests = self.pending = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._endpoint = self._make()
+
+    def _make(self) -> MetricsEndpoint:
+        return MetricsEndpoint(self._render, socket_path=str(self.path))
+
+    async def _render(self) -> bytes:
+        await self.answers.wait()
+        return PAGE.format(self.requests, self.pending).encode()
+
+    async def start(self) -> None:
+        await self._endpoint.start()
+
+    async def restart(self) -> None:
+        """As another process on the same socket, which has counted nothing."""
+        await self._endpoint.close()
+        self.requests = self.pending = 0
+        self._endpoint = self._make()
+        await self._endpoint.start()
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+
+def union_of(directory: Path) -> MetricsUnion:
+    return MetricsUnion(directory, HostMetrics(MetricsSettings(cpu=False)))
+
+
+async def figures(union: MetricsUnion) -> tuple[float, float]:
+    page = (await union.render()).decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert page.count("# TYPE requests ") == page.count("# TYPE pending ") == 1
+    (requests,), (pending,) = families["requests"].samples, families["pending"].samples
+    return requests.value, pending.value
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[list[Part]]:
+    made = [Part(tmp_path, f"gateway-{number}") for number in range(2)]
+    for part in made:
+        await part.start()
+    yield made
+    for part in made:
+        await part.close()
+    await asyncio.sleep(0)  # closed connections let go of their sockets in the next turn of the loop
+
+
+async def test_equal_series_are_added(parts: list[Part], tmp_path: Path) -> None:
+    parts[0].requests, parts[0].pending = 5, 2
+    parts[1].requests, parts[1].pending = 7, 1
+    assert await figures(union_of(tmp_path)) == (12, 3)
+
+
+async def test_counters_go_on_when_a_part_is_started_again(parts: list[Part], tmp_path: Path) -> None:
+    union = union_of(tmp_path)
+    one, other = parts
+    one.requests, one.pending, other.requests = 100, 4, 900
+    assert await figures(union) == (1000, 4)
+    await one.close()
+    union.ended(one.path)
+    assert await figures(union) == (1000, 0)
+    await one.restart()
+    one.requests, one.pending = 1, 1
+    assert await figures(union) == (1001, 1)
+    union.ended(one.path)  # once more, after a scrape of the second process
+    await one.restart()
+    assert await figures(union) == (1001, 0)
+
+
+async def test_an_end_during_a_scrape_counts_nothing_twice(parts: list[Part], tmp_path: Path) -> None:
+    union = union_of(tmp_path)
+    one, other = parts
+    one.requests, other.requests = 100, 900
+    await union.render()
+    one.requests = 110
+    other.answers.clear()
+    scrape = asyncio.create_task(figures(union))
+    while union._pages[one.path].count("requests 110") == 0:
+        await asyncio.sleep(0)
+    union.ended(one.path)
+    other.answers.set()
+    assert await scrape == (1010, 0)
+
+
+async def test_a_part_that_does_not_answer_keeps_its_counters(
+    parts: list[Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.composition.metrics_page._TIMEOUT_S", 0.05)
+    union = union_of(tmp_path)
+    one, other = parts
+    one.requests, one.pending, other.requests = 100, 4, 900
+    await figures(union)
+    one.answers.clear()
+    other.requests = 950
+    assert await figures(union) == (1050, 0)
+    one.answers.set()
+    one.requests = 150
+    assert await figures(union) == (1100, 4)

@@ -1,0 +1,64 @@
+"""What a log URL says."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from charonia.errors import StartupError
+from charonia.eventlog.redis.server.address import parse_address, with_password
+
+
+def test_a_unix_url_names_a_path_and_a_database() -> None:
+    address = parse_address("unix:///run/a%20b/server.sock?db=4")
+    assert (address.path, address.database, address.tls) == ("/run/a b/server.sock", 4, None)
+
+
+def test_a_redis_url_has_the_usual_defaults() -> None:
+    address = parse_address("redis://")
+    assert (address.host, address.port, address.database, address.username) == ("localhost", 6379, 0, "")
+    address = parse_address("redis://[::1]:7000/2")
+    assert (address.host, address.port, address.database) == ("::1", 7000, 2)
+
+
+def test_credentials_are_decoded_and_never_shown() -> None:
+    address = parse_address("redis://me:p%40ss%2F@host/1")
+    assert (address.username, address.password, address.host) == ("me", "p@ss/", "host")
+    assert "p@ss/" not in repr(address)
+    assert address.text == "redis://host:6379/1"
+
+
+def test_tls_checks_the_server_unless_told_not_to() -> None:
+    strict = parse_address("rediss://host").tls
+    assert strict is not None
+    assert strict.verify_mode is ssl.CERT_REQUIRED
+    loose = parse_address("rediss://host?ssl_cert_reqs=none").tls
+    assert loose is not None
+    assert loose.verify_mode is ssl.CERT_NONE
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("redis://redis:6379/0", "redis://:p%40ss%2F@redis:6379/0"),
+        ("rediss://me@redis", "rediss://me:p%40ss%2F@redis"),
+        ("unix:///run/log", "unix://:p%40ss%2F@/run/log"),
+    ],
+)
+def test_a_password_comes_from_a_file(url: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss/\n")
+    assert with_password(url, str(tmp_path / "password")) == wanted
+    assert parse_address(wanted).password == "p@ss/"
+    assert with_password(url, "") == url
+
+
+def test_a_password_file_that_is_of_no_use_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="cannot be read: No such file"):
+        with_password("redis://redis", str(tmp_path / "none"))
+    with pytest.raises(StartupError, match=r"^--blob-password-file: "):
+        with_password("redis://redis", str(tmp_path / "none"), "--blob-password-file")
+    (tmp_path / "password").write_text("x")
+    with pytest.raises(StartupError, match="holds a password already"):
+        with_password("redis://:y@redis", str(tmp_path / "password"))

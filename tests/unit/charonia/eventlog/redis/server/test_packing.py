@@ -1,0 +1,37 @@
+"""Commands as bytes: both packers write the same protocol, and large arguments are not copied."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+
+from charonia.eventlog.redis.server.packing import LARGE_BYTES, pack, pack_pieces
+
+COMMANDS = [
+    ("PING",),
+    ("SET", b"k", b""),
+    (b"XADD", "ü", 17, -3, b"\r\n$1\r\n\x00", memoryview(b"view"), memoryview(b"")),
+    ("X", *[b"%d" % number for number in range(3000)]),
+    ("SET", b"k", bytes(LARGE_BYTES), b"tail", bytes(LARGE_BYTES - 1)),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
+def test_both_packers_agree(command: tuple[bytes | str | int, ...]) -> None:
+    assert b"".join(pack_pieces(command)) == pack(command) == hiredis.pack_command(command)
+
+
+def test_a_bytearray_is_packed_like_bytes() -> None:
+    assert pack(("SET", bytearray(b"abc"))) == pack(("SET", b"abc"))
+
+
+def test_a_large_argument_is_handed_on_uncopied() -> None:
+    large = bytes(LARGE_BYTES)
+    pieces = pack_pieces((b"SET", b"k", large, b"EX", 1))
+    assert pieces[1] is large
+    assert len(pieces) == 3
+
+
+def test_a_view_of_wider_items_counts_its_bytes() -> None:
+    wide = memoryview(bytes(LARGE_BYTES * 2)).cast("I")
+    assert b"$%d\r\n" % (LARGE_BYTES * 2) in b"".join(pack_pieces((b"SET", b"k", wide)))

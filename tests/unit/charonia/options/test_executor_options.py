@@ -1,0 +1,76 @@
+"""The grammars of rate limits (Q1) and host policies (C11), and the directory of repository agents (R43)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from charonia.errors import StartupError
+from charonia.options.executor_options import (
+    check_device_pools,
+    host_policies,
+    rate_limited,
+    rate_limits,
+    repository_agents,
+)
+from charonia.options.settings import EVERY_DEVICE
+
+
+def test_limits_hold_for_a_device_or_for_each() -> None:
+    assert rate_limits(["r:4", "r:2:1", "s:0:0", "r:5"]) == {
+        (EVERY_DEVICE, "r"): 5,
+        (1, "r"): 2,
+        (0, "s"): 0,
+    }
+    assert rate_limits([]) == {}
+
+
+@pytest.mark.parametrize("entry", ["r", "r:", ":1", "r:x", "r:1:", "r:1:x", "r:-1", "r:1:2:3", "r:1:-1", "r:²"])
+def test_other_limits_are_refused(entry: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        rate_limits([entry])
+    assert str(raised.value) == (
+        "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+        f"'<resource_name>:<count>'. Got {entry}"
+    )
+
+
+def test_the_limiter_is_on_or_off() -> None:
+    assert rate_limited("execution_count")
+    assert not rate_limited("off")
+    with pytest.raises(StartupError, match="must be execution_count or off, got 'on'"):
+        rate_limited("on")
+
+
+def test_policies_gather_their_settings() -> None:
+    assert host_policies(["p,numa-node=1", "q,cpu-cores=0-3,8", "p,cpu-cores=2", "p,numa-node=0"]) == {
+        "p": {"numa-node": "0", "cpu-cores": "2"},
+        "q": {"cpu-cores": "0-3,8"},
+    }
+
+
+@pytest.mark.parametrize("entry", ["p", "p,", ",numa-node=1", "p,numa-node", "p,numa-node=", "p,=1"])
+def test_other_policies_are_refused(entry: str) -> None:
+    with pytest.raises(StartupError, match=r"format is '<policy_name>,<setting>=<value>'\. Got "):
+        host_policies([entry])
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(StartupError, match="setting 'cores' of policy 'p' is not known: it is one of numa-node"):
+        host_policies(["p,cores=1"])
+
+
+def test_pools_of_devices_are_checked() -> None:
+    check_device_pools("cuda-memory-pool-byte-size", ["0:67108864", "1:0"])
+    for entry in ("0", "0:", "x:1", "0:-1", ":1"):
+        with pytest.raises(StartupError, match="option format is '<GPU device id>:<byte size>'"):
+            check_device_pools("cuda-memory-pool-byte-size", [entry])
+
+
+def test_a_directory_of_agents_must_be_one(tmp_path: Path) -> None:
+    assert repository_agents(str(tmp_path)) == str(tmp_path)
+    assert repository_agents("") == ""
+    with pytest.raises(StartupError) as raised:
+        repository_agents(str(tmp_path / "none"))
+    assert str(raised.value) == f"--repoagent-directory '{tmp_path}/none' does not exist or is not a directory"

@@ -1,0 +1,99 @@
+"""Backends by their word."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from charonia.backend import ENTRY_POINT_GROUP, ModelSource
+from charonia.errors import InvalidArgument, Unsupported
+from executors.backends import registry
+from executors.backends.python.runtime_file import code_file
+from executors.backends.registry import BackendRegistry, prefers_gpu
+from protos.model_config_pb2 import ModelConfig
+
+
+def test_shipped_backends_are_the_declared_entry_points() -> None:
+    root = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
+    declared = tomllib.loads((root / "pyproject.toml").read_text())
+    assert declared["project"]["entry-points"][ENTRY_POINT_GROUP] == registry._SHIPPED
+
+
+def test_a_backend_is_made_once() -> None:
+    backends = BackendRegistry()
+    made = backends.get("onnxruntime")
+    assert made.name == "onnxruntime"
+    assert backends.get("onnxruntime") is made
+
+
+def test_an_installed_package_may_bring_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry_points(*, group: str, name: str) -> list[metadata.EntryPoint]:
+        assert group == ENTRY_POINT_GROUP
+        found = {"other": "executors.backends.onnxruntime:OnnxRuntimeBackend", "broken": "no_such_module:Backend"}
+        return [metadata.EntryPoint(name, found[name], group)] if name in found else []
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    backends = BackendRegistry()
+    assert backends.get("other") is backends.get("other")
+    with pytest.raises(Unsupported, match="backend 'broken' cannot be imported"):
+        backends.get("broken")
+    with pytest.raises(InvalidArgument, match="unable to find backend 'none'"):
+        backends.get("none")
+
+
+def test_onnxruntime_prefers_a_gpu_only_if_its_library_can_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime as ort
+
+    backends = BackendRegistry()
+    can = "CUDAExecutionProvider" in ort.get_available_providers()
+    assert prefers_gpu(backends.get("onnxruntime")) is can
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert not prefers_gpu(backends.get("onnxruntime"))
+    assert not prefers_gpu(backends.get("python"))
+
+
+def source(directory: Path, word: str, runtime: str = "", **settings: str) -> ModelSource:
+    given = {key.replace("_", "-"): value for key, value in settings.items()}
+    return ModelSource("m", 1, directory / "m", ModelConfig(name="m", backend=word, runtime=runtime), given)
+
+
+def test_a_python_based_backend_is_found_in_the_version_the_model_and_the_backend_directory(tmp_path: Path) -> None:
+    backends = BackendRegistry()
+    directory = str(tmp_path / "backends")
+    with pytest.raises(InvalidArgument, match="unable to find backend 'echo'"):
+        backends.of(source(tmp_path, "echo", backend_directory=directory))
+    for place in (tmp_path / "backends/echo", tmp_path / "m", tmp_path / "m/1"):
+        place.mkdir(parents=True)
+        (place / "model.py").write_text("")
+        wanted = source(tmp_path, "echo", backend_directory=directory)
+        assert backends.of(wanted) is backends.get("python")
+        assert code_file(wanted) == place / "model.py"
+    assert backends.of(source(tmp_path / "none", "onnxruntime", backend_directory=directory)).name == "onnxruntime"
+
+
+def test_a_runtime_of_python_goes_before_a_native_backend(tmp_path: Path) -> None:
+    backends = BackendRegistry()
+    with pytest.raises(InvalidArgument, match=r"unable to find 'model\.py' of backend 'onnxruntime'"):
+        backends.of(source(tmp_path, "onnxruntime", "model.py"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.py").write_text("")
+    assert backends.of(source(tmp_path, "onnxruntime", "model.py")).name == "python"
+    assert backends.of(source(tmp_path, "onnxruntime")).name == "onnxruntime"
+
+
+def test_a_backend_word_does_not_lead_out_of_the_backend_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    (tmp_path / "backends").mkdir()
+    with pytest.raises(InvalidArgument, match="unable to find backend"):
+        BackendRegistry().of(source(tmp_path, "..", backend_directory=str(tmp_path / "backends")))
+
+
+def test_given_backends_go_first(tmp_path: Path) -> None:
+    mine = BackendRegistry().get("python")
+    backends = BackendRegistry({"onnxruntime": mine})
+    assert backends.of(source(tmp_path, "onnxruntime")) is mine
+    assert backends.made() == [mine]

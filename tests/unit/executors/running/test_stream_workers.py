@@ -1,0 +1,120 @@
+"""Which instances answer requests one by one, and what one that does is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource, ResponseStream
+from charonia.errors import Unsupported
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from charonia.wire import pack_request, request_meta, unpack_request, unpack_response
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+from executors.running.instance_pool import InstancePool
+from executors.running.stream_workers import StreamWorker
+from executors.running.workers import TaskWorker
+
+CONFIG = """
+name: "m" backend: "x" max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: 1 } output { name: "y" data_type: TYPE_INT32 dims: 1 }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true } "
+ORDERED = "dynamic_batching { preserve_ordering: true } "
+SEQUENCES = "sequence_batching { } "
+
+
+class Streaming:
+    """Gives each request its input twice, or once."""
+
+    copies = 2
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        for index, request in enumerate(requests):
+            for number in range(self.copies):
+                (given,) = request.inputs
+                response = ModelResponse([Tensor("y", given.datatype, given.shape, given.data)])
+                responses.send(index, response, final=number == self.copies - 1)
+
+    async def close_instance(self) -> None: ...
+
+
+class Both(Streaming):
+    answers_later = False
+    copies = 1
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        raise NotImplementedError
+
+
+class Late(Both):
+    answers_later = True
+
+
+def pool_of(config: str, instance: object) -> InstancePool:
+    interface = ModelInterface.of(normalise(parse(CONFIG + config)))
+
+    async def create(_: InstanceSpec) -> object:
+        raise NotImplementedError
+
+    pool = InstancePool(interface, 1, create)  # type: ignore[arg-type]
+    source = ModelSource("m", 1, None, parse(CONFIG))  # type: ignore[arg-type]
+    pool.add(InstanceSpec("m_0_0", "CPU", -1, source, interface), instance)  # type: ignore[arg-type]
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("config", "instance", "worker"),
+    [
+        (DECOUPLED, Streaming(), StreamWorker),
+        (DECOUPLED, Both(), StreamWorker),
+        ("", Streaming(), StreamWorker),
+        ("", Both(), TaskWorker),
+        ("", Late(), StreamWorker),
+        (ORDERED, Late(), TaskWorker),
+        (SEQUENCES, Late(), TaskWorker),
+        (SEQUENCES, Streaming(), StreamWorker),
+        (DECOUPLED + ORDERED, Both(), StreamWorker),
+        (DECOUPLED + SEQUENCES, Both(), StreamWorker),
+    ],
+)
+async def test_which_worker_an_instance_gets(config: str, instance: object, worker: type) -> None:
+    pool = pool_of(config, instance)
+    assert type(pool._workers[0]) is worker
+    assert pool.streams is (worker is StreamWorker)
+
+
+async def test_an_instance_that_only_streams_cannot_do_everything() -> None:
+    with pytest.raises(Unsupported, match="which preserve_ordering does not allow"):
+        pool_of(ORDERED, Streaming())
+
+
+@pytest.mark.parametrize("config", [DECOUPLED, ""])
+async def test_a_warm_up_runs_without_a_batcher(config: str) -> None:
+    pool = pool_of(config, Streaming() if config else Late())
+    tensor = Tensor.of("x", np.array([[7]], np.int32))
+    meta = request_meta(1, "", [tensor], (), {})
+    packed = pack_request(b"1" * 16, b"", b"", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=1)
+    async with asyncio.timeout(30):
+        ((_, executed),) = await pool.warm_up([[unpack_request(packed)]])
+    assert executed.failures == []
+    assert len(executed.executions) == 1
+    final = unpack_response(executed.answers[0])
+    assert (final.final, final.place) == (True, (1, 1) if config else None)
+    kinds = {name for counts in executed.responses.values() for name in counts if name.endswith("success_count")}
+    assert kinds == ({"r0_success_count", "r1_success_count"} if config else set()), "X5"
+
+
+async def test_a_worker_ends_although_its_instance_dies_in_the_same_moment() -> None:
+    pool = pool_of(DECOUPLED, Streaming())
+    (worker,) = pool._workers
+    assert isinstance(worker, StreamWorker)
+    pool.start()
+    await asyncio.sleep(0)
+    worker._dead.set()
+    async with asyncio.timeout(30):
+        await pool.close()

@@ -1,0 +1,99 @@
+"""Journals hear of a batch that lasts, and of a short one along with its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.eventlog.port import Fields
+from charonia.facts.journal import JournalFact, read_facts
+from charonia.tensors import Tensor
+from charonia.wire import FLAG_JOURNALLED, BatchHeader, RequestRecord, pack_request, request_meta, unpack_request
+from executors.running.job import Job
+from executors.settling.beginnings import Beginnings
+
+
+def record(number: int, flags: int = FLAG_JOURNALLED) -> RequestRecord:
+    tensor = Tensor.of("x", np.zeros((1, 1), np.float32))
+    meta = request_meta(1, "", [tensor], (), {})
+    name = bytes([number]) * 16
+    return unpack_request(
+        pack_request(
+            name, b"", b"", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=1, deadline_ns=0, flags=flags
+        )
+    )
+
+
+def job_of(*records: RequestRecord) -> Job:
+    header = BatchHeader("batch-1", "m", 1, "h", 1, tuple(range(1, len(records) + 1)), b"f:{m}")
+    return Job(records, lambda _job, _executed: None, header, b"1-0", FLAG_JOURNALLED)
+
+
+def begin(job: Job, *indices: int) -> None:
+    job.planned = [(index, None) for index in indices]  # type: ignore[misc]
+
+
+async def journal(log: MemoryLog) -> list[JournalFact]:
+    return [fact for entry in await log.range(keys.journal("m")) for fact in read_facts(entry.fields)]
+
+
+async def test_a_batch_that_lasts_is_told_of_once() -> None:
+    log = MemoryLog()
+    beginnings = Beginnings(log, "executor-1")
+    job = job_of(record(1), record(2, 0), record(3))
+    beginnings.watch(job)
+    await asyncio.sleep(0.05)  # it waits for its instance
+    assert await journal(log) == []
+    begin(job, 1, 2)
+    async with asyncio.timeout(30):
+        while not (told := await journal(log)):
+            await asyncio.sleep(0.005)
+    assert told == [JournalFact("started", (bytes([3]) * 16,), (3,), (), "executor-1", "batch-1")]
+    assert beginnings.told_with(job, [0, 1, 2]) is None
+    await beginnings.tell(job)
+    assert await journal(log) == told
+    beginnings.close()
+
+
+async def test_the_end_of_a_short_batch_tells_it_for_all_that_began() -> None:
+    beginnings = Beginnings(MemoryLog(), "executor-1")
+    job = job_of(record(1), record(2, 0), record(3))
+    beginnings.watch(job)
+    begin(job, 0, 1, 2)
+    beginnings.forget(job)
+    assert beginnings.told_with(job, [2, 1, 0]) == ("executor-1", "batch-1")
+    assert beginnings.told_with(job, [2, 1, 0]) is None
+    beginnings.close()
+
+
+@pytest.mark.parametrize(("began", "ending"), [((0, 1, 2), (0, 1)), ((0,), (0, 2)), ((), (0, 2)), ((1,), (1,))])
+async def test_an_end_of_others_than_those_that_began_does_not(began: tuple[int, ...], ending: tuple[int, ...]) -> None:
+    log = MemoryLog()
+    beginnings = Beginnings(log, "executor-1")
+    job = job_of(record(1), record(2, 0), record(3))
+    beginnings.watch(job)
+    begin(job, *began)
+    assert beginnings.told_with(job, ending) is None
+    await beginnings.tell(job)
+    expected = [bytes([index + 1]) * 16 for index in began if index != 1]
+    assert [list(fact.ids) for fact in await journal(log)] == ([expected] if expected else [])
+    beginnings.close()
+
+
+async def test_a_log_that_is_away_hears_nothing_later() -> None:
+    class Away(MemoryLog):
+        async def append(self, stream: bytes, fields: Fields) -> bytes:
+            raise LogUnavailable("away")
+
+    beginnings = Beginnings(Away(), "executor-1")
+    job = job_of(record(1))
+    beginnings.watch(job)
+    begin(job, 0)
+    await beginnings.tell(job)
+    assert not job.untold
+    beginnings.close()

@@ -1,0 +1,149 @@
+"""How the end of a batch gets into the log, whatever the log says to the first try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from charonia import keys
+from charonia.errors import LogUnavailable
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
+from charonia.eventlog.port import Limits, Reply, Settled
+from charonia.facts.events import BatchFinished, RequestsRescheduled
+from charonia.facts.journal import read_facts
+from charonia.tensors import Tensor
+from charonia.wire import (
+    FLAG_JOURNALLED,
+    FLAG_REPLY_BY_REFERENCE,
+    BatchHeader,
+    pack_request,
+    pack_response,
+    request_meta,
+    unpack_request,
+)
+from executors.batches.accounting import Executed, Execution
+from executors.batches.assembly import RequestPlan
+from executors.batches.batch_payloads import Payloads
+from executors.metrics import ExecutorMetrics
+from executors.running.incarnation import Incarnation
+from executors.running.job import Job
+from executors.settling.beginnings import Beginnings
+from executors.settling.settler import Outcome, Settler
+
+REQUEST_ID = b"r" * 16
+
+
+class TurnedAway(MemoryLog):
+    """A log that takes no settlement at once, as that of a cluster, or loses the answer to it."""
+
+    def __init__(self, *, loses: bool) -> None:
+        super().__init__()
+        self._loses = loses
+
+    def settle_now(
+        self,
+        model: str,
+        requests: Sequence[tuple[bytes, int]],
+        statistics: tuple[bytes, Mapping[str, int]] | None,
+        replies: Sequence[Reply],
+        facts: Sequence[Reply],
+        done: Settled,
+        **_more: object,
+    ) -> bool:
+        if self._loses:
+            done(LogUnavailable("the connection was lost"))
+        return self._loses
+
+
+async def settle(
+    log: MemoryLog, directory: PayloadDirectory, answer: bytes, flags: int = 0, *, again: bool = False
+) -> None:
+    """As the intake does it."""
+    packed = pack_request(
+        REQUEST_ID,
+        b"gateway-1",
+        b"",
+        request_meta(1, "", [Tensor.of("x", np.zeros((1, 1), np.float32))], (), {}),
+        [b"\0" * 4],
+        rows=1,
+        signature=0,
+        level=0,
+        accepted_ns=1,
+        flags=FLAG_REPLY_BY_REFERENCE | flags,
+    )
+    record = unpack_request(packed)
+    job = Job([record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags)
+    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], again={0} if again else set())
+    incarnation = cast(Incarnation, SimpleNamespace(model="m", version=1, content_hash="h"))
+    beginnings = Beginnings(log, "executor-1")
+    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), beginnings)
+    outcomes: list[Outcome | None] = []
+    if flags & FLAG_JOURNALLED:
+        beginnings.watch(job)
+        job.planned = [(0, cast(RequestPlan, None))]
+    taken = settler.settle_plain(job, executed, incarnation, outcomes.append)
+    while taken and not outcomes:
+        await asyncio.sleep(0)
+    if not taken:
+        await settler.settle(job, executed, incarnation)
+    elif outcomes[0] is not None:
+        await settler.settle(job, executed, incarnation, outcome=outcomes[0])
+    beginnings.close()
+
+
+@pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])
+async def test_a_large_answer_is_put_beside_the_log_once(tmp_path: Path, what: str) -> None:
+    gateway, executor = (PayloadDirectory(str(tmp_path), name) for name in ("gateway-1", "executor-1"))
+    gateway.open()
+    executor.open()
+    log = MemoryLog() if what in ("plain", "fenced") else TurnedAway(loses=what == "lost")
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0))
+    if what == "fenced":
+        await log.settle("m", [(REQUEST_ID, 0)], None, [])
+    data = np.zeros(BY_REFERENCE_BYTES, np.uint8)
+    await settle(log, executor, pack_response(REQUEST_ID, "m", 1, [Tensor.of("y", data)], {}))
+    assert await log.range(keys.replies("gateway-1"))
+    beside = [file for file in (tmp_path / "gateway-1").iterdir() if file.name != "token"]
+    assert len(beside) == 1
+    assert await log.pending("m") == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])
+async def test_the_journal_hears_of_a_short_batch_once(tmp_path: Path, what: str) -> None:
+    log = MemoryLog() if what in ("plain", "fenced") else TurnedAway(loses=what == "lost")
+    requests = [(REQUEST_ID, 4)]
+    await log.accept("m", 0, 0, requests, [b"r", b""], Limits(0, 0), journalled=True)
+    if what == "fenced":
+        await log.settle("m", [(REQUEST_ID, 0)], None, [], outcomes=b"c")
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), FLAG_JOURNALLED)
+    told = [fact for entry in await log.range(keys.journal("m")) for fact in read_facts(entry.fields)]
+    # who comes too late has run all the same
+    expected = ["accepted", "ended", "started"] if what == "fenced" else ["accepted", "started", "ended"]
+    assert [fact.kind for fact in told] == expected
+    assert await log.pending("m") == (0, 0)
+
+
+async def test_what_goes_on_is_told_in_one_entry_with_its_batchs_end(tmp_path: Path) -> None:
+    """Of two entries an owner that is replaced might read the first, and its successor only the second."""
+    log = MemoryLog()
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0))
+    await log.delete_stream(keys.facts("m"))  # that there is a lane
+    await settle(log, directory, b"", again=True)
+    (entry,) = await log.range(keys.facts("m"))
+    assert facts_of(entry) == [
+        RequestsRescheduled("executor-1", "b-1", REQUEST_ID),
+        BatchFinished("executor-1", "b-1"),
+    ]
+    assert await log.unsettled("m", [REQUEST_ID]) == [0]

@@ -1,0 +1,109 @@
+"""What an executor reports of traced requests with their answers (N3-N5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.errors import InvalidArgument
+from charonia.tensors import Tensor
+from charonia.traces.contexts import TENSORS, TIMESTAMPS, Context
+from charonia.traces.reports import Report
+from charonia.wire import (
+    BatchHeader,
+    RequestRecord,
+    pack_failure,
+    pack_request,
+    pack_response,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
+from executors.batches.accounting import OTHER, Executed, Execution, Failure
+from executors.running.job import Job
+from executors.settling.trace_reports import reported
+
+X = Tensor.of("x", np.ones((1, 2), np.float32))
+META = request_meta(3, "abc", [X], (), {})
+
+
+def record(number: int, trace: Context | None, endpoint: bytes = b"g") -> RequestRecord:
+    packed = pack_request(
+        bytes([number]) * 16, endpoint, b"q", META, [X.data], rows=1, signature=1, level=0, accepted_ns=100, trace=trace
+    )
+    return unpack_request(packed)
+
+
+def context(number: int, flags: int = TIMESTAMPS, report_to: str = "") -> Context:
+    return Context(flags, bytes(16), bytes([number]) * 8, report_to=report_to)
+
+
+def batch(*records: RequestRecord) -> Job:
+    header = BatchHeader("b-1", "m", 3, "abc", 7, tuple(range(1, len(records) + 1)), b"f:{m}")
+    return Job(list(records), lambda _job, _executed: None, header)
+
+
+def answer(one: RequestRecord) -> bytes:
+    return pack_response(one.id, "m", 3, [X], {})
+
+
+def run(*indices: int) -> Execution:
+    return Execution(indices, 2, 1000, 1060, 10, 30, 20)
+
+
+def test_the_traced_ones_of_a_batch() -> None:
+    records = [record(1, context(1)), record(2, None), record(3, context(3, TIMESTAMPS | TENSORS))]
+    child = Report(b"children", "callee", 1, "", ())
+    assert records[0].trace is not None
+    records[0].trace.add(child)
+    executed = Executed([answer(one) for one in records], [run(0, 1, 2)])
+    found = [unpack_response(one).report for one in reported(batch(*records), executed, executed.answers, "e-1")]
+    first, none, third = found
+    assert none is None
+    assert first is not None
+    assert third is not None
+    assert first == Report(
+        b"\1" * 8,
+        "m",
+        3,
+        "q",
+        (
+            ("REQUEST_START", 100), ("QUEUE_START", 100), ("COMPUTE_START", 1000), ("COMPUTE_INPUT_END", 1010),
+            ("COMPUTE_OUTPUT_START", 1040), ("COMPUTE_END", 1060), ("REQUEST_END", 1060),
+        ),
+        about=(
+            ("charonia.executor", "e-1"), ("charonia.batch_id", "b-1"), ("charonia.attempt", 1),
+            ("charonia.batch_size", 2),
+        ),
+        children=(child,),
+    )  # fmt: skip
+    assert [(t.activity, t.name, t.data) for t in third.tensors] == [
+        (activity, "x", bytes(X.data))
+        for activity in ("TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT")
+    ]
+
+
+def test_a_failure_and_a_request_without_an_answer() -> None:
+    records = [record(1, context(1)), record(2, context(2))]
+    error = InvalidArgument("no")
+    executed = Executed([pack_failure(records[0].id, "m", 3, error), b""], [], [Failure(0, error, OTHER, 900)])
+    failed, left = reported(batch(*records), executed, executed.answers, "e-1")
+    assert left == b""
+    report = unpack_response(failed).report
+    assert report is not None
+    assert (report.error, report.stamps[-1], len(report.stamps)) == ("no", ("REQUEST_END", 900), 3)
+
+
+def test_what_cannot_be_reported_is_answered_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> bytes:
+        raise ValueError("broken")
+
+    monkeypatch.setattr("executors.settling.trace_reports.report_response", fails)
+    one = record(1, context(1))
+    executed = Executed([answer(one)], [run(0)])
+    assert reported(batch(one), executed, executed.answers, "e-1") == executed.answers
+    assert "cannot be reported" in caplog.text

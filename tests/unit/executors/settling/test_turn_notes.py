@@ -1,0 +1,55 @@
+"""When an executor tells of batches that wait for resources."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+from instance_pool import Doubling, Pool, record
+
+from charonia import keys
+from charonia.eventlog.memory.log import MemoryLog
+from charonia.facts.resource_waits import TurnsNote
+from charonia.models.interface import InstanceGroup, ResourceNeed
+from executors.running.rate_limiter import RateLimiter
+from executors.running.turns import Turnstile
+from executors.settling.turn_notes import TurnNotes
+
+
+async def test_what_waits_at_two_looks_is_told_while_calls_are_open() -> None:
+    gate = threading.Event()
+    turnstile = Turnstile(RateLimiter({(-1, "r"): 2}))
+    group = InstanceGroup("m", 1, "KIND_CPU", resources=(ResourceNeed("r", 2, True),))
+    pools = [Pool(one, group=group, turnstile=turnstile) for one in (Doubling(gate), Doubling())]
+    incarnations = [SimpleNamespace(model=name, version=1, pool=p.pool) for name, p in zip("ab", pools, strict=True)]
+    log = MemoryLog()
+    calls = 1
+    notes = TurnNotes(log, "e", turnstile.limiter, lambda: incarnations, lambda: calls)  # type: ignore[arg-type,return-value]
+
+    async def told() -> TurnsNote | None:
+        await notes.look()
+        (note,) = await log.notes([keys.turns("e")])
+        return TurnsNote.unpack(note) if note is not None else None
+
+    holds, held = pools[0].run_job([record(1)])
+    assert await told() is None
+    waits, answered = pools[1].run_job([record(2)])
+    assert await told() is None, "it has not waited for long"
+    calls = 0
+    assert await told() is None, "nobody waits for anybody"
+    calls = 1
+    note = await told()
+    assert note is not None
+    assert note.counts == {(-1, "r"): 2}
+    executing = {turn.room[0]: turn.running for turn in note.turns}
+    assert executing == {"a": (holds.records[0].id,), "b": ()}
+    assert [batch.ids for batch in note.waiting] == [(waits.records[0].id,)]
+    again = await told()
+    assert again is not None
+    assert again.number == note.number + 1
+    gate.set()
+    await asyncio.gather(held, answered)
+    assert await told() == again, "there is nothing to tell"
+    for one in pools:
+        await one.pool.close()

@@ -1,0 +1,33 @@
+"""Versions as clients write them (E6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia.errors import InvalidArgument
+from charonia.inference import LATEST_VERSION
+from gateway.control.metadata import parse_version
+
+
+@pytest.mark.parametrize(("text", "version"), [("", LATEST_VERSION), ("-1", LATEST_VERSION), ("1", 1), ("0010", 10)])
+def test_versions(text: str, version: int) -> None:
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize("text", ["x", "1.0", "1x", "٣", " 1", "9" * 40])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_version(text)
+    assert caught.value.message == (
+        f"failed to get model version from specified version string '{text}' (details: not a number), version should "
+        "be an integral value > 0"
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-2"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_version(text)
+    assert caught.value.message == (
+        f"invalid model version specified '{text}' , version should be an integral value > 0"
+    )
