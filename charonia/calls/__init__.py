@@ -1,4 +1,5 @@
-"""Calling a served model through the log: what the gateway, ensembles and models that call models have in common.
+"""Calls a served model through the log: what the gateway, ensembles and models that call models have in common.
 
-`admission` checks a request against its model before anything enters the log.
+May import the kernel up to the event log, and no service. Begin reading at `admission`, which checks a request against
+its model before anything enters the log, then at `caller`.
 """

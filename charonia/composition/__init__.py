@@ -1,4 +1,5 @@
 """Composition: one role in this process (`roles`), or all of them on this machine (`supervisor`).
 
-With `charonia.cli` the only kernel code that may import the services.
+May import everything: with `charonia.cli` it is the only kernel code that may import the services. Begin reading at
+`roles`; functions of a user's own program are served by `bound_server`.
 """

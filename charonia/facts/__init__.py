@@ -1,0 +1,4 @@
+"""Facts and records that the log keeps: events, jobs, the journal, sequences.
+
+Pure; may import tensors, data types and errors. Begin reading at `events`.
+"""

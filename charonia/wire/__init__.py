@@ -19,6 +19,8 @@ Tensor bytes over some size may lie elsewhere: then a `Reference` stands in thei
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
 `w` (a wave), `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as
 much as a small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+
+May import tensors, traces and inference, and nothing above. Begin reading at `requests`, then `responses`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Waves in an executor: requests alike run and are answered as columns, without a record of their own.
+"""Waves in an executor: requests alike that were run as columns are answered and settled together.
 
-`wave_execution` runs a batch of waves on an instance, `wave_settler` answers and settles it, `reply_sockets` is the way
-back to gateways of the same machine. May import what `executors` offers for batches of requests; begin with
-`wave_execution`.
+May import `settling`, `running` and below; waves are run by `executors.batches.wave_execution`. Begin reading at
+`wave_settler`.
 """

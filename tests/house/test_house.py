@@ -17,6 +17,20 @@ ROOT = Path(__file__).resolve().parents[2]
 _TEST = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 PACKAGES = ("charonia", "gateway", "batcher", "executors", "protos")
 
+MOST_MODULES = 14
+SHARED_NAMES = {
+    "app": "each service is composed in its own",
+    "service": "each service has one",
+    "metrics": "each service has its own; in the API of python models Triton's word",
+    "log": "adapters of the event log have the same parts",
+    "work": "adapters of the event log have the same parts",
+    "waves": "adapters of the event log have the same parts; on the wire a wave is a record",
+    "jobs": "a fact of the log, what an adapter does with it, and the gateway's use case",
+    "errors": "the kernel's, and those of the API of python models, which imports no kernel",
+    "inference": "the kernel's, and that of the API of python models, which imports no kernel",
+}
+"""Names that several modules have, and why. Twelve at most."""
+
 
 def _modules() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -63,6 +77,39 @@ def test_every_module_says_its_job(path: Path) -> None:
     if path.name.endswith(("_pb2.py", "_pb2_grpc.py")) or not path.read_text().strip():
         pytest.skip("generated or empty")
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+def _folders() -> dict[Path, list[Path]]:
+    """The folders of product code, and the modules in each."""
+    found: dict[Path, list[Path]] = {}
+    for path in _modules():
+        if path.relative_to(ROOT).parts[0] != "protos":
+            found.setdefault(path.parent, []).append(path)
+    return found
+
+
+def test_no_folder_has_more_than_fourteen_modules() -> None:
+    counts = {folder: sum(path.name != "__init__.py" for path in paths) for folder, paths in _folders().items()}
+    assert len(counts) > 50
+    assert not {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_MODULES}
+
+
+def test_every_folder_says_what_lives_there() -> None:
+    """What it holds, what it may import, where to begin reading (docs/adr/0019)."""
+    missing = []
+    for folder in _folders():
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        if not re.search(r"\bimport", text) or "Begin reading at" not in text:
+            missing.append(str(folder.relative_to(ROOT)))
+    assert not missing
+
+
+def test_a_module_name_occurs_twice_only_for_a_reason() -> None:
+    names: dict[str, int] = {}
+    for paths in _folders().values():
+        for path in paths:
+            names[path.stem] = names.get(path.stem, 0) + 1
+    assert {name for name, count in names.items() if count > 1} - {"__init__"} == set(SHARED_NAMES)
 
 
 def test_no_room_is_called_utils() -> None:

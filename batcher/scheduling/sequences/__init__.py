@@ -1,0 +1,4 @@
+"""The scheduler of stateful models: sequences, their slots and their batches.
+
+May import `queues`, `poison`, `deadlock` and the root of `scheduling`. Begin reading at `sequence_scheduler`.
+"""

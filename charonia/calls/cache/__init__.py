@@ -1,0 +1,4 @@
+"""The response cache: answers equal requests once, for all who ask.
+
+May import the rest of `calls`, which does not import it back. Begin reading at `response_cache`.
+"""

@@ -1,12 +1,13 @@
 """The `python` backend: models written as a `TritonPythonModel` class, an instance is a process (section 9).
 
-Two halves that share only `frames`, `exchange` and `startup_arguments`:
+Two halves that share only `protocol`:
 
-    executor side   backend, instance, child_process, output     asyncio; knows the kernel and protobuf
-    model side      stub, model_host, channel, api/              blocking; imports little: NumPy, msgpack, the frames
+    executor side   python_backend, python_instance, child_process    asyncio; knows the kernel and protobuf
+    model side      stub, api                                         blocking; imports little: NumPy, msgpack
 
-The model side runs as `python -m executors.backends.python.stub.model_process`, which imports this package first; so
-the backend class is looked up only when asked for.
+The model side runs as `executors.backends.python.stub.model_process`, which imports this package first; so the backend
+class is looked up only when asked for. May import `configuration`, `repository` and `host`. Begin reading at
+`python_instance`.
 """
 
 from __future__ import annotations
