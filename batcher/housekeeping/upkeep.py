@@ -142,7 +142,7 @@ class Upkeep:
         return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
 
     async def burst_forgotten(self) -> int:
-        """Burst waves that were read and that nobody here knows, once two looks in a row find them; how many.
+        """Burst waves that were read and that this owner does not know, once two looks in a row find them; how many.
 
         Their executor was lost after it had told of their end and before they were deleted, or the log was killed and
         lost the deletion. Most were answered; then their gateway drops what comes of them now. Only the oldest entries
@@ -161,7 +161,7 @@ class Upkeep:
                         found[stream, entry_id] = wave
         again, self._forgotten = found.keys() & self._forgotten, set(found)
         for stream, entry_id in again:
-            _log.warning("a wave of model '%s' is in the log and known to nobody: it is burst", owned.model)
+            _log.warning("a wave of model '%s' is in the log and not known to its owner: it is burst", owned.model)
             await burst_wave(owned.log, owned.model, stream, entry_id, found[stream, entry_id])
         return len(again)
 

@@ -53,7 +53,7 @@ async def restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Request
 
 
 async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry]) -> list[Entry]:
-    """Burst the waves among these entries: nobody knows which an executor has begun. Their requests follow later."""
+    """Burst the waves among these entries: it is not known which an executor has begun. Their requests follow later."""
     plain: list[Entry] = []
     for entry in entries:
         if FIELD_WAVE not in entry.fields:

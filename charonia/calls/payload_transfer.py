@@ -74,7 +74,7 @@ class Payloads:
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that is in it.
 
-        None where there is none. It is free again when no view of it is left and nothing in it is lent.
+        None where there is none. It is free again when no view of it is left and no reader has it.
         """
         slots = self._directory.slots
         return slots.lend(size_bytes, skew=skew) if slots is not None else None

@@ -155,7 +155,7 @@ class _Slot(_Held):
         self.returned.append(self)
 
     def renew(self) -> bool:
-        """Make ready for the next use: whoever comes late finds another generation. False while somebody reads."""
+        """Make ready for the next use: a late reader finds another generation. False while one reads."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -200,7 +200,7 @@ class SlotPool:
         self._free: dict[int, list[_Slot]] = {}
         self._returned: deque[_Slot] = deque()
         self._read: list[_Slot] = []
-        """Slots that their owner has no more use for, and that somebody reads still."""
+        """Slots that their owner has no more use for, and that are still being read."""
         self._kept: dict[str, memoryview] = {}
         self._given: dict[str, _Given] = {}
         self.size_bytes = 0
@@ -254,7 +254,7 @@ class SlotPool:
             self._given[name] = _Given(view, slot, reader, monotonic_ns())
 
     def tidy(self) -> None:
-        """Remove slots that nobody used for a while, and payloads whose readers are gone or take too long."""
+        """Remove slots that were not used for a while, and payloads whose readers are gone or take too long."""
         now_ns = monotonic_ns()
         with self._lock:
             self._collect()
@@ -288,7 +288,7 @@ class SlotPool:
     # -- within the lock ----------------------------------------------------------------------------------------------
 
     def _take(self, capacity: int) -> _Slot | None:
-        if not self._free.get(capacity):  # each look at a slot that somebody may read is a system call
+        if not self._free.get(capacity):  # each look at a slot that may be read is a system call
             self._collect()
         if slots := self._free.get(capacity):
             return slots.pop()

@@ -73,7 +73,7 @@ class Payloads:
     def put(self, record: RequestRecord, answer: bytes, tensors: Sequence[Buffer]) -> bytes | None:
         """Give an answer's large tensors to its reader, in one copy; in any thread (`answers.Put`).
 
-        Of requests that nobody else must look into: a trace reads the tensors, the result of a job stays in the log.
+        Of requests that no other part must look into: a trace reads the tensors, the result of a job stays in the log.
         """
         if record.flags & _DIRECT != FLAG_REPLY_BY_REFERENCE or total_size(tensors) < BY_REFERENCE_BYTES:
             return None

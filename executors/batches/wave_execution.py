@@ -124,7 +124,7 @@ class WaveBatch:
         """A wave that runs goes on: models whose executions are worth stopping get no waves."""
 
     def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
-        """The parts of the batch that one execution can take: all of it, unless the model was loaded anew meanwhile."""
+        """The parts of the batch that one execution can take: all of it, unless the model was loaded again."""
         planned: list[tuple[int, RequestPlan]] = []
         for index, wave in enumerate(self._waves):
             try:

@@ -1,7 +1,7 @@
 """The instances of one loaded model version: all take from one queue, so that none waits beside work.
 
 Running a batch on an instance is `executors.running.workers`'; what a batch's end means for the log is
-`executors.intake`'s. Here a batch that outlasts its ceiling in a thread, which nobody can end, is found and told of.
+`executors.intake`'s. Here a batch that outlasts its ceiling in a thread, which cannot be ended, is found and reported.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The replies of a wave are written first, to its gateway's socket or its stream; then its entry is deleted, which settles
 it. Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
-killed takes no more counts along than it has waves that will run again. Whoever asks for them makes them be written
-first (`fold`).
+killed takes no more counts along than it has waves that will run again. A gateway that asks for statistics makes them
+be written first (`fold`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who may ride: the doors of one gateway, and what closes them.
 
 A door opens for a request that went the full way and was answered; it closes when anything changes that decided about
-it: what is served and by whom, tracing, the log, a drain. Then its signatures are forgotten and learned anew.
+it: what is served and by whom, tracing, the log, a drain. Then its signatures are forgotten and learned again.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Lane:
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def _changed(self, _model: str) -> None:
-        # names of models may lead elsewhere now, too: what changes rarely is learned anew as a whole
+        # names of models may lead elsewhere now, too: what changes rarely is learned again as a whole
         self._learn_anew()
 
     def _learn_anew(self) -> None:

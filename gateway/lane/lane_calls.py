@@ -20,7 +20,7 @@ class Call:
     """A recognised request. `data` holds the raw bytes of its inputs, in the order of the signature.
 
     `deadline_ns` is wall clock, 0 for none.
-    `wave` is None until it has left its door, `index` its place there; `gone` once nobody waits for the answer.
+    `wave` is None until it has left its door, `index` its place there; `gone` once its caller has gone.
     """
 
     __slots__ = ("client_id", "data", "deadline_ns", "gone", "index", "signature", "wave")

@@ -42,7 +42,7 @@ class Lease:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the bounds are so wide that a lease hinders nobody."""
+        """Whether the bounds are so wide that a lease takes no room that others need."""
         limits = self._limits
         return (not limits.requests or limits.requests >= _LEAST_BOUND) and (
             not limits.size_bytes or limits.size_bytes >= _SHARE * _FIRST_BYTES

@@ -324,7 +324,7 @@ class Waves:
         return lease.held_requests > 0 or await lease.grow()
 
     def forget_leases(self) -> None:
-        """This gateway was taken for lost, so its leases were ended: reserve room anew where it is needed."""
+        """This gateway was taken for lost, so its leases were ended: reserve room again where it is needed."""
         for lease in self._leases.values():
             lease.held_requests = lease.held_bytes = 0
 

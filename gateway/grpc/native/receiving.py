@@ -116,7 +116,7 @@ class LargeReader(asyncio.BufferedProtocol):
             return
         self._straight = False
         assembler = self._assembler()
-        if assembler is not None:  # else the call ended in this moment, and what came is for nobody
+        if assembler is not None:  # else the call ended in this moment, and what came is dropped
             self._wrote(assembler, nbytes)
         self._left -= nbytes
         if not self._left:

@@ -128,7 +128,7 @@ class ExecutorSlots:
         return [view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
     def drop(self, index: int) -> None:
-        """Expect no more for a slot: its reply was read, or nobody waits for it."""
+        """Expect no more for a slot: its reply was read, or its caller has gone."""
         self._outputs[index - INPUT_SLOTS].expected = False
 
     def _free(self, slots: Sequence[_Slot], size: int) -> _Slot | None:
