@@ -231,9 +231,8 @@ class OnDemand:
         if incarnation.pool.unfinished:
             return False
         with contextlib.suppress(LogUnavailable):
-            unsettled, _ = await self._log.pending(incarnation.model)
-            waiting = unsettled or await self._log.waves.queued(incarnation.model)
-            return not waiting and not incarnation.pool.unfinished
+            # waves in the queue are not counted: their owner takes them apart and wants the model back
+            return (await self._log.pending(incarnation.model))[0] == 0 and not incarnation.pool.unfinished
         return False
 
     async def _evict(self, key: Key, incarnation: Incarnation) -> None:
