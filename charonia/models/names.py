@@ -20,6 +20,15 @@ def check_model_name(name: str) -> None:
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
+def can_be_model(name: str) -> bool:
+    """Whether `check_model_name` passes a name."""
+    try:
+        check_model_name(name)
+    except InvalidArgument:
+        return False
+    return True
+
+
 def model_key(namespace: str, name: str) -> str:
     """The key of a model in a namespace, "" for none."""
     return f"{namespace}{SEPARATOR}{name}" if namespace else name

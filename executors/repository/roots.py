@@ -13,6 +13,7 @@ from charonia.errors import StartupError, Unavailable
 from . import model_directory
 from .files import is_hidden
 from .model_directory import ModelDirectory
+from .names import can_be_model
 
 
 class Root(Protocol):
@@ -64,7 +65,8 @@ class LocalRoot:
 
     def names(self) -> list[str]:
         try:
-            return sorted(path.name for path in self.path.iterdir() if path.is_dir() and not is_hidden(path.name))
+            found = [path.name for path in self.path.iterdir() if path.is_dir()]
+            return sorted(name for name in found if not is_hidden(name) and can_be_model(name))
         except OSError as error:
             raise Unavailable(f"failed to poll model repository '{self.path}': {error.strerror or error}") from error
 

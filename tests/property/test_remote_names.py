@@ -16,7 +16,7 @@ from executors.repository.remote.root import RemoteRoot
 from executors.repository.remote.store import RemoteError
 
 segments = st.sampled_from(
-    ["m", "1", "2", "..", ".", "", "a", "model.py", "config.pbtxt", ".x", "\0", "\\", "é", "a" * 300]
+    ["m", "1", "2", "..", ".", "", "a", "model.py", "config.pbtxt", ".x", "\0", "\\", "é", " ", "\r", "a" * 300]
 )
 names = st.one_of(
     st.lists(segments, min_size=1, max_size=5).map("/".join),

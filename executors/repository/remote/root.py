@@ -29,6 +29,7 @@ from executors.repository.model_directory import (
     condensed,
     parsed,
 )
+from charonia.models.names import can_be_model
 from protos.model_config_pb2 import ModelConfig
 
 from .copies import Copies, is_safe
@@ -159,7 +160,7 @@ class RemoteRoot:
                     why = f"it holds more than {MOST_OBJECTS} objects"
                     raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}")
                 model, _, name = found.name.partition("/")
-                if not is_safe(model) or is_hidden(model) or "\\" in model:
+                if not is_safe(model) or is_hidden(model) or not can_be_model(model):
                     continue
                 if name:
                     models.setdefault(model, []).append(replace(found, name=name))

@@ -79,6 +79,8 @@ def test_the_layout_is_that_of_a_directory(remote: Any) -> None:
         "empty/",
         "m/3/",
         "../x/1/a",
+        " /1/model.py",
+        "back\\slash/1/model.py",
     ):
         store.put(name)
     scanned = remote.repository().scan()
