@@ -71,6 +71,18 @@ def test_a_wave_is_counted_and_held_until_it_is_answered(bench: LaneBench) -> No
     assert drained.done()
 
 
+def test_every_wave_has_a_name_of_its_own(bench: LaneBench) -> None:
+    front = bench.front()
+    prefixes = set()
+    for value in range(150):  # more than are drawn at once
+        front.send(value)
+        prefixes |= {sent.wave.prefix for sent in bench.sent()}
+        bench.answer()
+    assert len(prefixes) == 150
+    assert {len(prefix) for prefix in prefixes} == {15}
+    assert front.answers == list(range(150))
+
+
 def test_an_answer_waits_until_its_wave_has_reached_its_durability_level(bench: LaneBench) -> None:
     front = bench.front()
     bench.gate.holds = True
@@ -175,6 +187,29 @@ def test_an_error_of_one_request_is_counted_by_its_reason(bench: LaneBench) -> N
     assert (len(front.told), bench.service._dataplane.duplicates) == (3, 1)
 
 
+def test_of_two_answers_to_one_request_the_first_counts(bench: LaneBench) -> None:
+    front = bench.front()
+    front.send(1, 2)
+    ids = bench.sent()[0].wave.ids()
+    bench.settle()
+    for answer in (10, 11):
+        bench.answer_one(ids[0], answer)
+    assert (front.answers, bench.waves.duplicates) == ([10], 1)
+    assert not bench.is_quiet()
+    bench.answer_one(ids[1], 20)
+    assert (front.answers, bench.waves.duplicates) == ([10, 20], 1)
+    assert bench.is_quiet()
+
+
+def test_who_goes_after_the_answer_cancels_nothing(bench: LaneBench) -> None:
+    front = bench.front()
+    calls = front.send(1, 2)
+    bench.answer()
+    bench.now(calls[0].abandon)
+    bench.settle()
+    assert bench.owner_was_told() == []
+
+
 def test_the_answer_to_a_request_that_no_wave_has_is_not_for_waves(bench: LaneBench) -> None:
     front = bench.front()
     front.send(1)
@@ -189,11 +224,13 @@ def test_the_answer_to_a_request_that_no_wave_has_is_not_for_waves(bench: LaneBe
 def test_an_append_that_fails_ends_its_requests_with_the_log_s_words(bench: LaneBench, error: CharoniaError) -> None:
     front = bench.front()
     bench.gate.error = error
+    entries = bench.service._dataplane.counts.entries
     front.send(1, 2)
     bench.settle()
     assert front.answers == [error, error]
     assert front.door.counts.failures["REJECTED"] == 2
     assert bench.is_quiet()
+    assert bench.service._dataplane.counts.entries == entries
     bench.gate.error = None
     front.send(3)
     assert bench.values() == [[3]]
