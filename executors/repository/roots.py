@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from charonia.errors import StartupError, Unavailable
+from charonia.models.names import can_be_model
 
 from . import model_directory
 from .files import is_hidden
 from .model_directory import ModelDirectory
-from .names import can_be_model
 
 
 class Root(Protocol):

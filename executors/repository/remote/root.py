@@ -18,6 +18,7 @@ from pathlib import Path
 
 from charonia.errors import CharoniaError, Unavailable
 from charonia.models.config_errors import StructureError
+from charonia.models.names import can_be_model
 from executors.configuration import autofill
 from executors.repository import versions
 from executors.repository.files import is_hidden
@@ -29,7 +30,6 @@ from executors.repository.model_directory import (
     condensed,
     parsed,
 )
-from charonia.models.names import can_be_model
 from protos.model_config_pb2 import ModelConfig
 
 from .copies import Copies, is_safe
