@@ -160,6 +160,7 @@ class Lane:
             return None
         if len(self._ways) >= _MOST_DOORS:
             self._learn_anew()
+            gathering = None
         if gathering is None:
             block = served.interface.dynamic_batching
             may_gather = block is not None and not block.queue_policy(level).max_queue_size

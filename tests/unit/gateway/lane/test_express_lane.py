@@ -274,6 +274,8 @@ def test_a_gateway_that_ends_answers_what_is_under_way_and_gives_its_leases_back
     bench.settle()
     bench.run(bench.service.lane.close())
     assert [str(error) for error in front.answers] == [SERVER_EXITING]
+    assert front.door.is_closed
+    assert bench.door() is None
     assert bench.run(bench.log.waves.leases(MODEL)) == []
 
 
@@ -296,9 +298,14 @@ def test_there_are_no_more_than_a_thousand_doors(bench: LaneBench) -> None:
     doors = bench.now(lambda: [lane.door_for(bench.request(timeout_us=1 + n)) for n in range(1023)])
     assert closed == []
     assert None not in doors
-    assert bench.door(width=2) is not None
+    found = bench.door(width=2)
+    assert found is not None
     assert len(closed) == 1024
-    assert len(lane._ways) == 1
+    another = bench.door(width=3)
+    assert another is not None
+    assert found.gathering is another.gathering, "they leave together"
+    assert found.gathering is not closed[0].gathering
+    assert len(lane._ways) == 2
 
 
 # -- which are looked at -----------------------------------------------------------------------------------------------
