@@ -32,11 +32,12 @@ class Hung(Disconnected):
 class BinaryClient:
     """One connection to one address (host:port) that asks a model with INPUT0 FP32 [1,16], binary both ways.
 
-    `parameters` are those of each request.
+    It waits `patience_s` for an answer. `parameters` are those of each request.
     """
 
-    def __init__(self, address: str, model: str, **parameters: Any) -> None:
+    def __init__(self, address: str, model: str, *, patience_s: float = DEADLINE_S, **parameters: Any) -> None:
         self._address = address
+        self._patience_s = patience_s
         self._socket: socket.socket | None = None
         tensor: dict[str, Any] = {"name": "INPUT0", "shape": [1, 16], "datatype": "FP32"}
         tensor["parameters"] = {"binary_data_size": 64}
@@ -58,10 +59,10 @@ class BinaryClient:
                 self._socket = socket.create_connection((host, int(port)), DEADLINE_S)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.sendall(self._head + struct.pack("<16f", *values))
-            head, body = self._read(self._socket, lambda: max(called_s, began_s()) + DEADLINE_S)
+            head, body = self._read(self._socket, lambda: max(called_s, began_s()) + self._patience_s)
         except TimeoutError:
             self.close()
-            raise Hung(f"no answer within {DEADLINE_S:.0f} s") from None
+            raise Hung(f"no answer within {self._patience_s:.0f} s") from None
         except (OSError, ValueError, EOFError) as error:
             self.close()
             raise Disconnected(f"{type(error).__name__}: {error}") from None

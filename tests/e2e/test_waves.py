@@ -18,7 +18,7 @@ from e2e_asking import client, inputs, post, statistics, until
 from e2e_models import python
 from e2e_parts import GATEWAY_FLAGS, Part, log_of
 from e2e_server import Server, serving
-from wave_load import DIES, ECHO, ECHO_CONFIG, HANGS, BinaryClient, WaveLoad, is_riding, until_nothing_left
+from wave_load import DIES, ECHO, ECHO_CONFIG, HANGS, PATIENCE_S, BinaryClient, WaveLoad, is_riding, until_nothing_left
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +63,7 @@ def riding(server: Server) -> None:
 def test_a_poison_request_in_a_wave_harms_only_its_caller(deed: float, server: Server) -> None:
     with WaveLoad(server, "echo").running() as load:
         riding(server)
-        with closing(BinaryClient(server.http, "echo")) as caller:
+        with closing(BinaryClient(server.http, "echo", patience_s=PATIENCE_S)) as caller:
             assert caller.ask([0.0] * 16)[0] == 200
             status, _, text = caller.ask([deed] * 16)
         assert status == 500, text

@@ -41,6 +41,8 @@ parameters { key: "charonia.max_execution_s" value { string_value: "1" } }
 """
 """Dies of a request that begins with -1, hangs with one that begins with -2."""
 
+PATIENCE_S = 60.0
+"""Halving a wave around a request that hangs takes a second and a new process for each of up to seven executions."""
 DIES, HANGS = -1.0, -2.0
 
 
@@ -58,7 +60,7 @@ class WaveLoad:
         self.hung = 0
 
     def _ask(self, index: int) -> None:
-        client = BinaryClient(self._server.http, self._model)
+        client = BinaryClient(self._server.http, self._model, patience_s=PATIENCE_S)
         count = 0
         while self._running:
             count += 1
