@@ -76,15 +76,18 @@ class WaveSettler:
         self._quiet: asyncio.Event | None = None
 
     def answer(self, job: Job, executed: ExecutedWaves) -> None:
-        """Answer what can be answered at once, in the thread of the instance; `settle` follows in the event loop."""
+        """Answer over gateways' sockets, in the instance's thread; `settle` follows in the event loop."""
         if job.abandoned:
             return
         failpoints.hit("executor.executed")
         self._uncounted.add(job)
         sent = executed.sent = set()
-        for index, answer in enumerate(executed.answers):
-            if answer and self._sockets.send(job.waves[index].endpoint, answer):
-                sent.add(index)
+        try:
+            for index, answer in enumerate(executed.answers):
+                if answer and self._sockets.send(job.waves[index].endpoint, answer):
+                    sent.add(index)
+        except Exception:  # the thread goes on, and the event loop answers the others
+            _log.exception("waves could not be answered from their instance's thread")
 
     def settle(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
         """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
@@ -139,9 +142,9 @@ class WaveSettler:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
     def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
-        """Settle what was gathered, and waves `answered` by `reply_sockets`, and write what was counted: all in one go.
+        """Settle the gathered waves and those `answered` by `replies`, and write what was counted, all in one go.
 
-        A process that is killed has then settled and counted a wave, or neither.
+        An executor that is killed has then settled and counted a wave, or neither.
         """
         ending = answered or {}
         if self._timer is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from executor_bench import Bench, Follower, expected, linear, running, x
 from wave_senders import SentWave, send_wave
 
@@ -61,6 +63,27 @@ async def test_a_wave_is_answered_and_its_entry_deleted(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, expected(model, np.concatenate(rows)), rtol=1e-5, atol=1e-5)
         assert await bench.log.range(wave.stream) == []
         assert fenced(bench) == 0
+
+
+async def test_a_wave_that_its_instance_s_thread_cannot_answer_is_answered_by_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear(tmp_path / MODEL / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        sockets, loop_thread = bench.service._sockets, threading.current_thread()
+        send = sockets.send
+
+        def fails_in_threads(endpoint: str, reply: bytes) -> bool:
+            if threading.current_thread() is not loop_thread:
+                raise RuntimeError("no")
+            return send(endpoint, reply)
+
+        monkeypatch.setattr(sockets, "send", fails_in_threads)
+        for _ in range(2):  # the thread lives on
+            wave, read = await sent(bench, [x(1, 1)])
+            await run(bench, wave, read)
+        replies = Follower(bench.log, keys.replies("gw"))
+        await replies.until(lambda: len(replies.entries) == 2)
 
 
 async def test_who_asks_for_statistics_finds_what_was_answered(tmp_path: Path) -> None:
