@@ -30,9 +30,9 @@ from executors.configuration.autofill import default_max_batch_size, from_graph
 from executors.configuration.ceilings import max_execution_s
 from executors.configuration.config import normalise, unsupported_features, validate
 from executors.configuration.io_validation import check_reshapes
-from executors.configuration.strategy_checks import check_strategy
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_instance import create_isolated, wants_process
+from executors.loading.strategy_checks import check_strategy
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
