@@ -33,7 +33,8 @@ command or script ever names keys of two slots.
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
-    (`charonia.facts.sequence_states`) st:{m}                   hash of their states: key -> tensors
+                             (`charonia.facts.sequence_states`)
+    st:{m}                   hash of their states: key -> tensors
     gone                     sorted set of streams whose one reader left (`batcher.housekeeping.departed`), by when
     ctl                      control facts
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)

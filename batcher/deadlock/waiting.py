@@ -1,10 +1,10 @@
 """What a batcher tells the others about calls that wait, so that each can find deadlocks among models of several.
 
 The whole of it is one note in the log with a number that grows; a batcher whose calls do not wait for long writes none.
-Executors whose rates are limited write some of their own (`charonia.facts.resource_waits`). What is found in such notes
-is certain once it is found in what held at two looks, in notes that were written between the two: whoever holds an
-instance in both held it throughout, and a call that waits in both waited throughout, so that at the moment between them
-the finding was true, and a deadlock does not pass. Pure.
+Executors whose rates are limited write notes of their own (`charonia.facts.resource_waits`). A deadlock in these notes
+is certain once two looks, with notes written between them, find it: a call that holds an instance at both looks held it
+all the time, and a call that waits at both waited all the time. So the deadlock existed between the looks, and a
+deadlock does not end by itself. Pure.
 """
 
 from __future__ import annotations

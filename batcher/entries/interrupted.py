@@ -1,7 +1,7 @@
 """Requests that had responses and may not be run again: what the log kept of them tells, whoever gave them out before.
 
-An owner is told of first responses (`stateless.model_state`), and a successor finds them marked in the log. What slips
-through for all that is seen by who reads the responses: their attempt is another one. Of jobs the responses are kept.
+Executors tell an owner of first responses (`stateless.model_state`), and its successor finds them marked in the log. A
+reader of responses recognises those of another run by their attempt. The responses of jobs are kept.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Lane:
 
 
 class Windows:
-    """The queue streams of one model. Whoever lets one fall behind sets `catch_up(stream)`, which is to read on."""
+    """The queue streams of one model. `catch_up(stream)` reads on where a stream fell behind; the owner sets it."""
 
     def __init__(self, reader: StreamReader, window_requests: int) -> None:
         self._reader = reader

@@ -1,6 +1,6 @@
 """The parts of a server of bound functions that run in their process: an executor, and a supervisor of the rest.
 
-Both live in the event loop of whoever starts them (`bound_server`); only the gateway and a private log are processes.
+Both run in the event loop of their starter (`bound_server`); only the gateway and a private log are processes.
 """
 
 from __future__ import annotations

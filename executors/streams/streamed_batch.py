@@ -81,7 +81,7 @@ class Answering:
 class Outgoing:
     """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
 
-    An empty record says only that the request has ended: nobody wants its response.
+    An empty record says only that the request has ended: its caller has gone.
     """
 
     batch: StreamedBatch

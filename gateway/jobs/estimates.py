@@ -1,7 +1,6 @@
 """When a job may be expected to end: from what its model's executions took, its instances and how fast it goes lately.
 
-An estimate and nothing more: what is served before a job is `charonia.facts.job_places`', and nobody knows what comes
-meanwhile.
+It is an estimate: `charonia.facts.job_places` counts what is served before a job, and more may come meanwhile.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from .lane_calls import Call
 
 
 class Expiry:
-    """`outstanding` gives the calls that wait for an answer, those without a deadline (0) included; `expire` is told of
-    each whose deadline has passed, once.
+    """Calls `expire` once for each call whose deadline has passed.
+
+    `outstanding` gives the calls that wait for an answer; one without a deadline has `deadline_ns` 0.
     """
 
     def __init__(self, outstanding: Callable[[], Iterable[Call]], expire: Callable[[Call], None]) -> None:

@@ -159,7 +159,7 @@ class Lane:
         if not self._is_reserved(served) or not self._batchers_read_waves():
             return None
         if len(self._ways) >= _MOST_DOORS:
-            self._learn_anew()
+            self._forget_all()
             gathering = None
         if gathering is None:
             block = served.interface.dynamic_batching
@@ -194,9 +194,9 @@ class Lane:
 
     def _changed(self, _model: str) -> None:
         # names of models may lead elsewhere now, too: what changes rarely is learned again as a whole
-        self._learn_anew()
+        self._forget_all()
 
-    def _learn_anew(self) -> None:
+    def _forget_all(self) -> None:
         self.close_all()
         self._gatherings.clear()
         self._shared = None

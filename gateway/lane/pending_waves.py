@@ -47,7 +47,7 @@ _ASK_AGAIN_S = 0.02
 
 
 class Waves:
-    """`on_close` is told of doors whose signatures are to be forgotten; `doors` gives those that are open."""
+    """`on_close(door)` forgets the signatures of a door; `doors()` gives the open ones."""
 
     def __init__(self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits) -> None:
         self._log = log

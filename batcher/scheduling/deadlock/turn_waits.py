@@ -1,6 +1,6 @@
 """Which instances of an executor can never begin, because of who has the resources they need (Q1). Pure.
 
-As `executors.running.rate_limiter` has it: whoever waits for a resource keeps what it needs from those behind it.
+An instance that waits for a resource holds it back from the instances behind it (`executors.running.rate_limiter`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One model process as its executor sees it: spawn, calls over the socket, output, time-outs, death.
 
-What the calls mean is left to `python_instance`. A call ends with its reply frame or with `InstanceDied`; whoever waits
-for it may give up at any time, which disturbs nothing.
+What the calls mean is left to `python_instance`. A call ends with its reply frame or with `InstanceDied`. A waiter
+may give up at any time, and other calls go on.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _idle_buffers: list[bytearray] = []
 
 
 class Connection(Protocol):
-    """The connection that is read (`connection.Connection`): it is told of frames and asked what may come."""
+    """The connection that is read (`connection.Connection`): it handles frames and says what may come."""
 
     calls: Calls
 
