@@ -217,6 +217,8 @@ class Intake:
                 return
             job = _job(records, partial(self._waves_executed, incarnation), header, entry_id)
             job.settler = self.waves
+            job.put_columns = self._payloads.put_columns
+            self._payloads.map_waves(records)
             if entry_id:
                 self._held.add(entry_id)
             self._taken[header.batch_id] = (job, incarnation)
@@ -322,6 +324,8 @@ class Intake:
             if executed.sent is None:
                 failpoints.hit("executor.executed")
             self._forget(job)
+            for wave in job.waves:
+                wave.release()
             if executed.death is not None:
                 self._metrics.died(incarnation.model, incarnation.version)
             self.waves.settle(job, executed, incarnation)

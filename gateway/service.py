@@ -114,6 +114,7 @@ class GatewayService:
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
         self.lane = Lane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation),
+            self.payloads,
             is_on=settings.express_lane,
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError
+from charonia.eventlog.payload_slots import MAX_SLOT_BYTES
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import ProcessJoined
@@ -78,6 +79,19 @@ class Payloads:
         """
         slots = self._directory.slots
         return slots.lend(size_bytes, skew=skew) if slots is not None else None
+
+    def sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:
+        """Whether `lend_slot` is worth trying for so many bytes."""
+        return (
+            BY_REFERENCE_BYTES <= size_bytes < MAX_SLOT_BYTES and bool(self.flags(served)) and self._reads_slots(served)
+        )
+
+    def lend_slot(self, buffers: Sequence[Buffer]) -> Reference | None:
+        """As `lend`, at once, and in a slot or not at all. Give it back with `end_slot`."""
+        return self._directory.lend(buffers)
+
+    def end_slot(self, reference: Reference) -> None:
+        self._directory.remove(reference)
 
     async def lend(
         self, buffers: Sequence[Buffer], flags: int, served: ServedVersion | None = None, *, durable: bool = False

@@ -3,7 +3,8 @@
     wave   header | endpoint | meta of one request | client ids | deadlines | sizes | one column per input
     reply  header | meta [model, version, outputs of one request] | one column per output
 
-A column holds the bytes of all requests, one after the other. Request `i` of a wave has the id `prefix + byte(i)`: the
+A column holds the bytes of all requests, one after the other. A `Reference` may stand in the place of all columns: they
+lie there, one after the other. Request `i` of a wave has the id `prefix + byte(i)`: the
 ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart (docs/adr/0015). A wave
 can always be written as the requests it holds (`Wave.requests`).
 """
@@ -22,7 +23,17 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer, Tensor
 
-from .requests import RequestMeta, RequestRecord, carried_in, meta_of, pack_request, request_meta, unpack_request
+from .references import Reference
+from .requests import (
+    FLAG_REPLY_BY_REFERENCE,
+    RequestMeta,
+    RequestRecord,
+    carried_in,
+    meta_of,
+    pack_request,
+    request_meta,
+    unpack_request,
+)
 from .tensor_places import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, TensorPlace, places_of
 
 MAX_WAVE_REQUESTS = 64
@@ -34,10 +45,16 @@ PREFIX_BYTES = 15
 _WAVE = struct.Struct("<BBHHIIQQQQ15sx")
 # version, flags, requests, meta length, inference ns, prefix
 _REPLY = struct.Struct("<BBHIQ15sx")
+_REPLY_REFERENCE = 1
+"""In a reply's flags: a reference stands in the place of its columns."""
 
 _FLAG_IDS = 1
 _FLAG_DEADLINES = 2
 _FLAG_SIZES = 4
+_FLAG_REFERENCE = 8
+"""A reference stands in the place of the columns."""
+_FLAG_REPLY_BY_REFERENCE = 16
+"""Large answers may lie in the payload directory: the gateway reads it."""
 
 WAVE_BYTE = b"\xff"
 """Stands for the last byte of an id in the id of a wave."""
@@ -48,9 +65,10 @@ _LAST_BYTES = [bytes((last,)) for last in range(MAX_WAVE_REQUESTS)]
 class Wave(Struct, gc=False):
     """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
 
-    `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in length: for each input, the
-    bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none) and `client_ids`
-    are empty where no request has any.
+    With a `reference` the wave is of one request, and `columns` is empty until its tensors were read from there
+    (`read_columns`). `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in length:
+    for each input, the bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for
+    none) and `client_ids` are empty where no request has any.
     """
 
     prefix: bytes
@@ -67,6 +85,8 @@ class Wave(Struct, gc=False):
     client_ids: tuple[str, ...] = ()
     deadlines: tuple[int, ...] = ()
     sizes: tuple[tuple[int, ...], ...] = ()
+    reference: Reference | None = None
+    reply_by_reference: bool = False
 
     @property
     def id(self) -> bytes:
@@ -97,15 +117,26 @@ class Wave(Struct, gc=False):
             return [self.meta.size_bytes] * self.count
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
+    def read_columns(self, data: Buffer) -> None:
+        """Set the columns from what lies at `reference`, whose size `unpack_wave` has checked."""
+        view = memoryview(data)
+        self.columns = tuple([view[p.offset : p.offset + p.size_bytes] for p in self.meta.inputs])
+
+    def release(self) -> None:
+        """Let go of the columns at `reference`, whose memory is its owner's to use again."""
+        if self.reference is not None:
+            self.columns = ()
+
     def requests(self) -> list[RequestRecord]:
         """The same requests as records of their own."""
         endpoint = self.endpoint.encode()
+        flags = FLAG_REPLY_BY_REFERENCE if self.reply_by_reference else 0
         columns = [memoryview(column) for column in self.columns]
         starts = [0] * len(columns)
         found: list[RequestRecord] = []
         for index, request_id in enumerate(self.ids()):
             data: list[Buffer] = []
-            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=True)):
+            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=bool(columns))):
                 start = starts[at]
                 starts[at] = end = start + (self.sizes[at][index] if self.sizes else place.size_bytes)
                 data.append(column[start:end])
@@ -121,8 +152,15 @@ class Wave(Struct, gc=False):
                 accepted_ns=self.accepted_ns,
                 deadline_ns=self.deadlines[index] if self.deadlines else 0,
                 timeout_us=self.timeout_us,
+                flags=flags,
+                reference=self.reference,
             )
-            found.append(unpack_request(record))
+            request = unpack_request(record)
+            if self.reference is not None and len(columns) == 1:
+                request.data = columns[0]
+            elif self.reference is not None:
+                request.data = b"".join(columns)
+            found.append(request)
         return found
 
     def meta_at(self, index: int) -> RequestMeta:
@@ -154,9 +192,14 @@ def wave_head(
     client_ids: Sequence[bytes] = (),
     deadlines: Sequence[int] = (),
     sizes: Sequence[Sequence[int]] = (),
+    reference: Reference | None = None,
+    reply_by_reference: bool = False,
 ) -> bytes:
-    """Everything of a wave before its columns, which follow: for each input the bytes of all requests."""
-    flags = 0
+    """Everything of a wave before its columns, which follow: for each input the bytes of all requests.
+
+    With a `reference` to the tensors of its only request this is the whole wave.
+    """
+    flags = _FLAG_REPLY_BY_REFERENCE if reply_by_reference else 0
     more = b""
     if client_ids:
         flags |= _FLAG_IDS
@@ -167,6 +210,9 @@ def wave_head(
     if sizes:
         flags |= _FLAG_SIZES
         more += b"".join([struct.pack(f"<{count}I", *of_input) for of_input in sizes])
+    if reference is not None:
+        flags |= _FLAG_REFERENCE
+        more += reference.pack()
     packed = meta.packed
     header = _WAVE.pack(
         *(WIRE_VERSION, flags, len(endpoint), count, rows, len(packed)),
@@ -227,6 +273,17 @@ def unpack_wave(record: Buffer) -> Wave:
             sizes = tuple(every)
     except (UnicodeDecodeError, struct.error) as error:
         raise InvalidRecord(f"wave cannot be read: {error}") from None
+    reply_by_reference = bool(flags & _FLAG_REPLY_BY_REFERENCE)
+    if flags & _FLAG_REFERENCE:
+        reference = Reference.unpack(view[at:])
+        if count != 1 or flags & _FLAG_SIZES or reference.size_bytes != meta.size_bytes:
+            raise InvalidRecord(
+                f"wave of {count} requests refers to {reference.size_bytes} bytes, expected one of {meta.size_bytes}"
+            )
+        return Wave(
+            *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
+            *((), record, client_ids, deadlines, (), reference, reply_by_reference),
+        )
     columns: list[Buffer] = []
     for number, place in enumerate(meta.inputs):
         end = at + (sum(sizes[number]) if sizes else count * place.size_bytes)
@@ -236,7 +293,7 @@ def unpack_wave(record: Buffer) -> Wave:
         raise InvalidRecord(f"wave holds {len(view)} bytes, its header describes {at}")
     return Wave(
         *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
-        *(tuple(columns), record, client_ids, deadlines, sizes),
+        *(tuple(columns), record, client_ids, deadlines, sizes, None, reply_by_reference),
     )
 
 
@@ -262,7 +319,8 @@ OutputPlaces = tuple[tuple[str, DataType, tuple[int, ...], int], ...]
 class WaveReply(Struct, gc=False):
     """The answers to all requests of a wave: `columns[k]` holds output `outputs[k]` of every request, in order.
 
-    `infer_ns` is how long the model took for the execution the wave was in.
+    With a `reference` they lie there, and `columns` is empty until they were read (`read_columns`). `infer_ns` is how
+    long the model took for the execution the wave was in.
     """
 
     prefix: bytes
@@ -270,8 +328,13 @@ class WaveReply(Struct, gc=False):
     model: str
     version: int
     outputs: tuple[TensorPlace, ...]
-    columns: tuple[bytes, ...]
+    columns: tuple[Buffer, ...]
     infer_ns: int
+    reference: Reference | None = None
+
+    def read_columns(self, data: Buffer) -> None:
+        """Set the columns from what lies at `reference`, whose size `unpack_wave_reply` has checked."""
+        self.columns = _columns_in(data, self.outputs, self.count)
 
 
 @lru_cache(maxsize=META_CACHE_LIMIT)
@@ -280,9 +343,22 @@ def reply_meta(model: str, version: int, outputs: OutputPlaces) -> bytes:
     return bytes(msgpack.packb([model, version, [[name, t.number, shape, size] for name, t, shape, size in outputs]]))
 
 
-def pack_wave_reply(prefix: bytes, count: int, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
-    """The answers to a wave; `meta` is `reply_meta`'s, `columns` the bytes of each output of all requests."""
-    return b"".join((_REPLY.pack(WIRE_VERSION, 0, count, len(meta), infer_ns, prefix), meta, *columns))
+def pack_wave_reply(
+    prefix: bytes,
+    count: int,
+    meta: bytes,
+    columns: Sequence[Buffer],
+    infer_ns: int,
+    reference: Reference | None = None,
+) -> bytes:
+    """The answers to a wave; `meta` is `reply_meta`'s, `columns` the bytes of each output of all requests.
+
+    With a `reference` those bytes lie there already, and `columns` is not looked at.
+    """
+    if reference is None:
+        return b"".join((_REPLY.pack(WIRE_VERSION, 0, count, len(meta), infer_ns, prefix), meta, *columns))
+    head = _REPLY.pack(WIRE_VERSION, _REPLY_REFERENCE, count, len(meta), infer_ns, prefix)
+    return b"".join((head, meta, reference.pack()))
 
 
 def unpack_wave_reply(record: Buffer) -> WaveReply:
@@ -290,7 +366,7 @@ def unpack_wave_reply(record: Buffer) -> WaveReply:
     if type(record) is not bytes:
         record = bytes(record)
     try:
-        wire_version, _, count, meta_length, infer_ns, prefix = _REPLY.unpack_from(record)
+        wire_version, flags, count, meta_length, infer_ns, prefix = _REPLY.unpack_from(record)
     except struct.error as error:
         raise InvalidRecord(f"reply of {len(record)} bytes to a wave is too short: {error}") from None
     if wire_version != WIRE_VERSION or not 0 < count <= MAX_WAVE_REQUESTS:
@@ -305,18 +381,27 @@ def unpack_wave_reply(record: Buffer) -> WaveReply:
                 _REPLY_METAS.clear()
             _REPLY_METAS[packed] = known
     model, version, outputs, size_bytes = known
+    if flags & _REPLY_REFERENCE:
+        reference = Reference.unpack(record[at:])
+        if reference.size_bytes != count * size_bytes:
+            raise InvalidRecord(f"reply refers to {reference.size_bytes} bytes, expected {count} times {size_bytes}")
+        return WaveReply(prefix, count, model, version, outputs, (), infer_ns, reference)
     if len(record) - at != count * size_bytes:
         raise InvalidRecord(f"reply holds {len(record) - at} tensor bytes, expected {count} times {size_bytes}")
+    return WaveReply(prefix, count, model, version, outputs, _columns_in(record[at:], outputs, count), infer_ns)
+
+
+def _columns_in(data: Buffer, outputs: tuple[TensorPlace, ...], count: int) -> tuple[Buffer, ...]:
+    """What lies one behind the other, the outputs of all requests, each by itself."""
     if len(outputs) == 1:
-        columns: tuple[bytes, ...] = (record[at:],)
-    else:
-        parts = []
-        for place in outputs:
-            end = at + count * place.size_bytes
-            parts.append(record[at:end])
-            at = end
-        columns = tuple(parts)
-    return WaveReply(prefix, count, model, version, outputs, columns, infer_ns)
+        return (data,)
+    parts = []
+    at = 0
+    for place in outputs:
+        end = at + count * place.size_bytes
+        parts.append(data[at:end])
+        at = end
+    return tuple(parts)
 
 
 _REPLY_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], int]] = {}

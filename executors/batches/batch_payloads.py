@@ -19,7 +19,9 @@ from charonia.wire import (
     FLAG_REFERENCE,
     FLAG_REPLY_BY_REFERENCE,
     FLAG_TRACED,
+    Reference,
     RequestRecord,
+    Wave,
     refer_response,
     response_data,
 )
@@ -51,6 +53,16 @@ class Payloads:
                 _log.warning("a request's payload is gone: %s", error)
         return blobs
 
+    def map_waves(self, waves: Sequence[Wave]) -> None:
+        """Map the tensors of waves that lie in files."""
+        for wave in waves:
+            if wave.reference is None or wave.columns:
+                continue
+            try:
+                wave.read_columns(self._directory.read(wave.reference))
+            except InvalidRecord as error:
+                _log.warning("the payload of a wave is gone: %s", error)
+
     async def fetch(self, records: Sequence[RequestRecord]) -> None:
         """Fetch the blobs of these records."""
         for record in records:
@@ -79,6 +91,12 @@ class Payloads:
             return None
         reference = self._directory.give(tensors, record.endpoint)
         return None if reference is None else refer_response(answer, reference)
+
+    def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
+        """Give the large answers to a wave to its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
+        if not wave.reply_by_reference or total_size(columns) < BY_REFERENCE_BYTES * wave.count:
+            return None
+        return self._directory.give(columns, wave.endpoint)
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:

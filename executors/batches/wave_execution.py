@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeGuard, cast
@@ -27,14 +27,18 @@ from charonia.backend import (
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.tensors import Buffer, Tensor, check_bytes_elements, split_bytes_elements
 from charonia.wire import (
+    Reference,
     RequestRecord,
     Wave,
     pack_failure,
     pack_response,
     pack_wave_reply,
+    refer_response,
     reply_meta,
+    response_data,
     unpack_response,
 )
 
@@ -47,6 +51,10 @@ _log = logging.getLogger(__name__)
 
 _WORTH_COLUMNS_BYTES = 32_768
 _MOST_TOGETHER_BYTES = 262_144
+
+
+PutColumns = Callable[[Wave, Sequence[Buffer]], Reference | None]
+"""Puts large answers to a wave where its gateway finds them; None where they are to be in its reply."""
 
 
 @dataclass(slots=True)
@@ -76,8 +84,9 @@ class WaveBatch:
 
     planned = ()
 
-    def __init__(self, planner: Planner, version: int, waves: Sequence[Wave]) -> None:
+    def __init__(self, planner: Planner, version: int, waves: Sequence[Wave], put: PutColumns | None = None) -> None:
         self._planner = planner
+        self._put = put
         self._interface = planner.interface
         self._version = version
         self._waves = waves
@@ -127,6 +136,9 @@ class WaveBatch:
         """The parts of the batch that one execution can take: all of it, unless the model was loaded again."""
         planned: list[tuple[int, RequestPlan]] = []
         for index, wave in enumerate(self._waves):
+            if wave.reference is not None and not wave.columns:
+                self._fail([index], InternalError("the tensors of the request are gone"), OTHER)
+                continue
             try:
                 planned.append((index, self._planner.plan(wave)))
             except CharoniaError as error:
@@ -224,14 +236,26 @@ class WaveBatch:
             end = start + plan.rows * wave.count
             if any(part.elements is not None for part in parts):
                 self.executed.singly[index] = [
-                    part_record(name, version, request_id, parts, at, at + plan.rows)
+                    self._referred(wave, part_record(name, version, request_id, parts, at, at + plan.rows))
                     for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)
                 ]
             else:
                 meta = reply_meta(name, version, tuple([part.described(plan.rows) for part in parts]))
                 columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
-                self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+                self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
             start = end
+
+    def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
+        """The answers to a wave; large ones are put where its gateway finds them."""
+        reference = self._put(wave, columns) if self._put is not None and wave.reply_by_reference else None
+        return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
+
+    def _referred(self, wave: Wave, answer: bytes) -> bytes:
+        """The same for the answer to one request of a wave."""
+        if self._put is None or len(answer) < BY_REFERENCE_BYTES:
+            return answer
+        reference = self._put(wave, [response_data(answer)])
+        return answer if reference is None else refer_response(answer, reference)
 
     def _run_singly(
         self,
@@ -340,7 +364,7 @@ class WaveBatch:
         for (index, _), wave in zip(run, waves, strict=True):
             end = start + wave.count
             columns = [by_name[t.name].data[start * len(t.data) : end * len(t.data)] for t in chosen]
-            self.executed.answers[index] = pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
+            self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
             start = end
 
     def _requests_of(self, run: list[tuple[int, RequestPlan]]) -> Batch:
@@ -360,11 +384,11 @@ class WaveBatch:
             at += count
             if all(answers):
                 infer_ns = executed.executions[0].infer_ns if executed.executions else 0
-                together = _together(self._waves[index], answers, infer_ns)
+                together = self._together(self._waves[index], answers, infer_ns)
                 if together:
                     self.executed.answers[index] = together
                 else:
-                    self.executed.singly[index] = answers
+                    self.executed.singly[index] = [self._referred(self._waves[index], answer) for answer in answers]
         for failure in executed.failures:
             index = wave_of[failure.index]
             self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
@@ -374,6 +398,28 @@ class WaveBatch:
             execution.indices = tuple(shares)
             self.executed.shares[len(self.executed.executions)] = shares
             self.executed.executions.append(execution)
+
+    def _together(self, wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:
+        """The responses to all requests of a wave as one reply; b"" where more of them differs than tensors' bytes."""
+        if sum(map(len, answers)) > _MOST_TOGETHER_BYTES and len(answers) > 1:
+            return b""
+        try:
+            responses = [unpack_response(answer) for answer in answers]
+        except InvalidRecord:  # by reference
+            return b""
+        first = responses[0]
+        outputs = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in first.outputs])
+        if not outputs or any(datatype is DataType.BYTES for _, datatype, _, _ in outputs):
+            return b""
+        for response in responses:
+            if response.error is not None or response.parameters or response.times or response.report:
+                return b""
+            if tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in response.outputs]) != outputs:
+                return b""
+        columns: list[Buffer] = [tensor.data for tensor in first.outputs]
+        if len(responses) > 1:
+            columns = [b"".join([r.outputs[number].data for r in responses]) for number in range(len(columns))]
+        return self._reply(wave, reply_meta(first.model, first.version, outputs), columns, infer_ns)
 
     def _fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
         end = wall_ns()
@@ -395,28 +441,6 @@ def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
     if known is None:
         known = _HAS_COLUMNS[type(instance)] = isinstance(instance, ColumnInstance)
     return known
-
-
-def _together(wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:
-    """The responses to all requests of a wave as one reply; b"" where they differ in more than their tensors' bytes."""
-    if sum(map(len, answers)) > _MOST_TOGETHER_BYTES:
-        return b""
-    try:
-        responses = [unpack_response(answer) for answer in answers]
-    except InvalidRecord:  # by reference
-        return b""
-    first = responses[0]
-    outputs = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in first.outputs])
-    if not outputs or any(datatype is DataType.BYTES for _, datatype, _, _ in outputs):
-        return b""
-    for response in responses:
-        if response.error is not None or response.parameters or response.times or response.report:
-            return b""
-        if tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in response.outputs]) != outputs:
-            return b""
-    columns = [b"".join([response.outputs[i].data for response in responses]) for i in range(len(outputs))]
-    meta = reply_meta(first.model, first.version, outputs)
-    return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns)
 
 
 def part_record(

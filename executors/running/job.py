@@ -21,7 +21,7 @@ from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Remembered
 
 if TYPE_CHECKING:
-    from executors.batches.wave_execution import ExecutedWaves, WaveBatch
+    from executors.batches.wave_execution import ExecutedWaves, PutColumns, WaveBatch
     from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
 
@@ -94,6 +94,8 @@ class Job(Struct, eq=False):
     """A settlement of it went unanswered: it may have been the one that counted."""
     put: Put | None = None
     """Where large answers go, unless they travel in their records."""
+    put_columns: PutColumns | None = None
+    """The same for waves."""
     referred: Sequence[bytes] | None = None
     """Its answers as they travel, once the large ones among them were put beside the log."""
     abandoned: bool = False

@@ -132,7 +132,7 @@ class Worker(ABC):
     def _batch(self, job: Job) -> Batch | WaveBatch:
         job.life = self.life
         if job.waves:
-            return WaveBatch(self._pool.planner, self._pool.version, job.waves)
+            return WaveBatch(self._pool.planner, self._pool.version, job.waves, job.put_columns)
         job.steps = self._pool.steps(job, self.life)
         return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps, job.put)
 

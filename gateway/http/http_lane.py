@@ -76,7 +76,7 @@ class HttpSignature:
         self._fixed: list[bytes] = []
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
-        if not self._form.all_binary:  # text is as long as its numbers
+        if not self._form.all_binary or reply.reference is not None:  # text is as long as its numbers
             for index, call in enumerate(calls, start):
                 if not call.gone:
                     self.respond(call, response_in(reply, index))

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from charonia import failpoints
+from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.tensors import Buffer
-from charonia.wire import MAX_WAVE_REQUESTS, WaveReply, wave_head
+from charonia.wire import MAX_WAVE_REQUESTS, Reference, WaveReply, wave_head
 
 from .expiry import Expiry
 from .gathering import Gathering
@@ -29,8 +31,11 @@ class Waves(Protocol):
     endpoint: bytes
     expiry: Expiry
     touched: list[Door]
+    payloads: Payloads | None
 
-    def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None: ...
+    def begin(
+        self, door: Door, calls: list[Call], size_bytes: int, reference: Reference | None
+    ) -> PendingWave | None: ...
 
     def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool: ...
 
@@ -48,8 +53,10 @@ class Door:
 
     __slots__ = (
         "_admitted",
+        "_by_reference",
         "_level",
         "_meta",
+        "_reply_by_reference",
         "_timeout_us",
         "_varies",
         "counts",
@@ -93,6 +100,12 @@ class Door:
         most = 1
         if served.interface.dynamic_batching is not None:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
+        self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
+        """Their tensors travel beside the log, each request in a wave of its own (docs/adr/0017)."""
+        if self._by_reference:
+            most = 1
+        payloads = waves.payloads
+        self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
         self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
         """Requests of a wave."""
 
@@ -113,7 +126,13 @@ class Door:
         else:
             size_bytes = count * self._meta.size_bytes
         waves = self.waves
-        wave = waves.begin(self, calls, size_bytes)
+        reference = None
+        if self._by_reference:
+            reference = waves.payloads.lend_slot(calls[0].data) if waves.payloads is not None else None
+            if reference is None:
+                calls[0].signature.leave(calls[0])
+                return False
+        wave = waves.begin(self, calls, size_bytes, reference)
         if wave is None:
             for call in calls:
                 call.signature.leave(call)
@@ -134,9 +153,13 @@ class Door:
             client_ids=client_ids if any(client_ids) else (),
             deadlines=deadlines if any(deadlines) else (),
             sizes=[[len(part) for part in column] for column in _columns(calls)] if self._varies else (),
+            reference=reference,
+            reply_by_reference=self._reply_by_reference,
         )
-        if len(meta.inputs) == 1:
-            pieces: list[Buffer] = [head, *[call.data[0] for call in calls]]
+        if reference is not None:
+            pieces: list[Buffer] = [head]
+        elif len(meta.inputs) == 1:
+            pieces = [head, *[call.data[0] for call in calls]]
         else:
             pieces = [head]
             for column in _columns(calls):

@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from charonia import keys
 from charonia.calls.admission import Admitted
+from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.catalog import Catalog
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
@@ -32,7 +34,7 @@ from .gathering import Gathering, Round
 from .pending_waves import ReplyServer, Waves
 
 MAX_REQUEST_BYTES = 16_384
-"""Larger requests gain little by sharing an entry, and travel beside the log from 32 KB on."""
+"""Larger requests are not recognised by their bytes: they gain little by sharing an entry."""
 _MOST_DOORS = 1024
 _TRIES = 16
 _TRIES_NS = 100_000_000
@@ -51,6 +53,7 @@ class Lane:
         terms: TermsBook,
         tracer: Tracer,
         endpoint: str,
+        payloads: Payloads | None = None,
         *,
         is_on: bool = True,
     ) -> None:
@@ -59,13 +62,15 @@ class Lane:
         self._entrances = entrances
         self._tracer = tracer
         self._terms = terms.default
-        self.waves = Waves(log, dataplane, endpoint, terms.default.limits)
+        self._payloads = payloads
+        self.waves = Waves(log, dataplane, endpoint, terms.default.limits, payloads)
         self.waves.on_close = self._forget
         self.waves.doors = self._doors
         self.replies = ReplyServer(self.waves)
         self.fronts: list[Callable[[Door], None]] = []
         self._ways: dict[object, Awaited] = {}
-        self._gatherings: dict[bytes, Gathering] = {}
+        self._gatherings: dict[tuple[bytes, bool], Gathering] = {}
+        """By stream, those of large requests apart: they do not wait for one another."""
         self._shared: Round | None = None
         """Of the queues of quick models."""
         self._tried: dict[tuple[str, int], tuple[int, int]] = {}
@@ -107,6 +112,8 @@ class Lane:
         """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""
         if self._tracer.on or request.deadline_ns or request.sequence_id or not request.inputs:
             return None
+        if sum([len(tensor.data) for tensor in request.inputs]) > MAX_REQUEST_BYTES:
+            return None
         try:
             served = self._catalog.find(request.model, request.version)
             counts, admission = self._entrances.entrance(served)
@@ -127,7 +134,10 @@ class Lane:
         meta = admitted.meta
         if not served.takes_waves or self._is_closed or admitted.sequential:
             return None
-        if not 0 < meta.size_bytes <= MAX_REQUEST_BYTES:
+        if not meta.size_bytes:
+            return None
+        is_large = meta.size_bytes >= BY_REFERENCE_BYTES
+        if is_large and (admitted.bytes_inputs or not self._sends_in_slots(served, meta.size_bytes)):
             return None
         key: tuple[object, ...]
         if admitted.bytes_inputs:  # all of it but the sizes, which differ from request to request
@@ -138,7 +148,10 @@ class Lane:
         way = self._ways.get(key)
         if way is not None and way.door.served is served:
             return way
-        return self._open(key, served, counts, admitted, level, timeout_us)
+        return self._open(key, served, counts, admitted, level, timeout_us, is_large=is_large)
+
+    def _sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:
+        return self._payloads is not None and self._payloads.sends_in_slots(served, size_bytes)
 
     def _open(
         self,
@@ -148,12 +161,14 @@ class Lane:
         admitted: Admitted,
         level: int,
         timeout_us: int,
+        *,
+        is_large: bool,
     ) -> Awaited | None:
         lane = self._terms.lane
         if (served.model, level, lane) not in self._dataplane.counts.lanes:
             return None
         stream = keys.queue(served.model, level, lane)
-        gathering = self._gatherings.get(stream)
+        gathering = self._gatherings.get((stream, is_large))
         if gathering is not None and gathering.closed_until_ns > monotonic_ns():
             return None  # its model takes its time
         if not self._is_reserved(served) or not self._batchers_read_waves():
@@ -163,11 +178,11 @@ class Lane:
             gathering = None
         if gathering is None:
             block = served.interface.dynamic_batching
-            may_gather = block is not None and not block.queue_policy(level).max_queue_size
+            may_gather = not is_large and block is not None and not block.queue_policy(level).max_queue_size
             instances = sum(served.slots.values())
             self._shared = self._shared or Round(self.waves, is_shared=True)
             gathering = Gathering(self.waves, stream, instances, self._shared, may_gather=may_gather)
-            self._gatherings[stream] = gathering
+            self._gatherings[stream, is_large] = gathering
         door = Door(self.waves, gathering, key, served, admitted, counts, level=level, timeout_us=timeout_us)
         way = self._ways[key] = Awaited(door)
         return way

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from charonia.catalog.served import ServedVersion
     from charonia.errors import CharoniaError
     from charonia.tensors import Buffer
-    from charonia.wire import ResponseRecord, WaveReply
+    from charonia.wire import Reference, ResponseRecord, WaveReply
     from gateway.metrics import RequestCounts
 
 
@@ -91,6 +91,7 @@ class PendingWave:
         "model",
         "pieces",
         "prefix",
+        "reference",
         "reply",
         "sent_ns",
         "size_bytes",
@@ -98,8 +99,12 @@ class PendingWave:
         "was_missing",
     )
 
-    def __init__(self, prefix: bytes, door: Entrance, calls: list[Call], size_bytes: int) -> None:
+    def __init__(
+        self, prefix: bytes, door: Entrance, calls: list[Call], size_bytes: int, reference: Reference | None
+    ) -> None:
         self.prefix = prefix
+        self.reference = reference
+        """Where its tensors lie, unless they are in its record."""
         self.door = door
         self.model = door.served.model
         self.calls = calls

@@ -12,6 +12,7 @@ _FIRST_REQUESTS = 256
 _FIRST_BYTES = 1 << 20
 _SHARE = 8
 """No lease is more than this part of a bound: the others' requests must find room."""
+_FEW = 4
 _LEAST_BOUND = 4096
 """Where fewer requests may wait, each is counted by itself."""
 
@@ -70,15 +71,21 @@ class Lease:
             return True
         return 2 * self.used_requests > self.held_requests or 2 * self.used_bytes > self.held_bytes
 
+    def is_short_of(self, size_bytes: int) -> bool:
+        """Whether room for a wave of so many bytes, which there was none for, may be reserved."""
+        return self.is_short or (not self._asking and size_bytes > self.held_bytes)
+
     @property
     def is_idle(self) -> bool:
         return not self.used_requests and not self._asking
 
-    async def grow(self) -> bool:
-        """Reserve room, or twice as much; False when there is none, or the log cannot say."""
+    async def grow(self, least_bytes: int = 0) -> bool:
+        """Reserve room, or twice as much, and for a few waves of `least_bytes`; False when there is none, or the log
+        cannot say.
+        """
         limits = self._limits
         requests = max(_FIRST_REQUESTS, 2 * self.held_requests)
-        size_bytes = max(_FIRST_BYTES, 2 * self.held_bytes)
+        size_bytes = max(_FIRST_BYTES, 2 * self.held_bytes, _FEW * least_bytes)
         if limits.requests:
             requests = min(requests, limits.requests // _SHARE)
         if limits.size_bytes:

@@ -15,6 +15,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints, keys
+from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import failure_reason
 from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.clock import monotonic_ns
@@ -22,7 +23,15 @@ from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogU
 from charonia.eventlog.port import EventLog, Limits
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.tensors import Buffer, Tensor
-from charonia.wire import PREFIX_BYTES, ResponseRecord, WaveReply, record_fields, unpack_wave, unpack_wave_reply
+from charonia.wire import (
+    PREFIX_BYTES,
+    Reference,
+    ResponseRecord,
+    WaveReply,
+    record_fields,
+    unpack_wave,
+    unpack_wave_reply,
+)
 from gateway.dataplane.deadlines import EXPIRED
 from gateway.dataplane.job_outcomes import DEADLINE_EXCEEDED
 from gateway.dataplane.request_endings import end_requests
@@ -49,8 +58,11 @@ _ASK_AGAIN_S = 0.02
 class Waves:
     """`on_close(door)` forgets the signatures of a door; `doors()` gives the open ones."""
 
-    def __init__(self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits) -> None:
+    def __init__(
+        self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits, payloads: Payloads | None
+    ) -> None:
         self._log = log
+        self.payloads = payloads
         self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
         self._dataplane = dataplane
         self._pending = dataplane.pending
@@ -78,27 +90,43 @@ class Waves:
             door.touched = False
             door.gathering.came(door)
 
-    def begin(self, door: Door, calls: list[Call], size_bytes: int) -> PendingWave | None:
-        """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why."""
+    def begin(
+        self, door: Door, calls: list[Call], size_bytes: int, reference: Reference | None = None
+    ) -> PendingWave | None:
+        """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why.
+
+        The payload at `reference` ends with the wave, or now.
+        """
         count = len(calls)
-        lease = self._leases.get(door.served.model)
-        if lease is None or not lease.take(count, size_bytes):
-            if lease is not None and lease.is_short:
-                self._dataplane.spawn(lease.grow())
+        if not self._has_room(door.served.model, count, size_bytes):
+            self._end_payload(reference)
             return None
+        wave = PendingWave(self._next_prefix(), door, calls, size_bytes, reference)
+        for index, call in enumerate(calls):
+            call.wave = wave
+            call.index = index
+        self._under_way[wave.prefix] = wave
+        return wave
+
+    def _has_room(self, model: str, count: int, size_bytes: int) -> bool:
+        """Count so many requests, if there is room for them."""
+        lease = self._leases.get(model)
+        if lease is None or not lease.take(count, size_bytes):
+            if lease is not None and lease.is_short_of(size_bytes):
+                self._dataplane.spawn(lease.grow(size_bytes))
+            return False
         if lease.is_short:
             self._dataplane.spawn(lease.grow())
         try:
             self._pending.hold(size_bytes)
         except ResourceExhausted:
             lease.give_back(count, size_bytes)
-            return None
-        wave = PendingWave(self._next_prefix(), door, calls, size_bytes)
-        for index, call in enumerate(calls):
-            call.wave = wave
-            call.index = index
-        self._under_way[wave.prefix] = wave
-        return wave
+            return False
+        return True
+
+    def _end_payload(self, reference: Reference | None) -> None:
+        if reference is not None and self.payloads is not None:
+            self.payloads.end_slot(reference)
 
     def _next_prefix(self) -> bytes:
         at = self._ids_at
@@ -148,6 +176,8 @@ class Waves:
         """The answers to a wave."""
         try:
             reply = unpack_wave_reply(record)
+            if reply.reference is not None and self.payloads is not None:
+                reply.read_columns(self.payloads.take(reply.reference))
         except InvalidRecord as error:
             _log.error("dropped an unreadable reply: %s", error)
             return
@@ -290,6 +320,7 @@ class Waves:
     def _forget(self, wave: PendingWave) -> None:
         if self._under_way.pop(wave.prefix, None) is None:
             return
+        self._end_payload(wave.reference)
         self._pending.release(wave.size_bytes)
         lease = self._leases.get(wave.model)
         if lease is not None:

@@ -24,6 +24,7 @@ from gateway.lane.door import Door
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
 from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.layout import Layout, protobuf_layout
+from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
@@ -118,6 +119,11 @@ class GrpcSignature:
         self._write: Callable[[int, tuple[bytes, ...]], bytes] = _nothing
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        if reply.reference is not None:  # large
+            for index, call in enumerate(calls, start):
+                if not call.gone:
+                    self.respond(call, response_in(reply, index))
+            return
         if reply.outputs is not self._outputs or reply.version != self._version:
             self._prepare(reply)
         write, whole = self._write, self._whole
