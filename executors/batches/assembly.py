@@ -35,7 +35,7 @@ _PLAN_LIMIT = 4096
 _KEEP_BYTES = 64 * 1024 * 1024
 """A buffer above this is made for one batch and given back: one large batch must not be held for ever."""
 
-_JOINED_BYTES = 65_536
+JOINED_BYTES = 65_536
 
 _ALIGNMENT = 64
 """Bytes; what vectorised kernels want of an input's first element."""
@@ -280,7 +280,7 @@ def join(
             total_bytes = rows * (place.size_bytes // first.rows)
         flat = workspace.flat(place.name, total_bytes)
         target = flat.data
-        if len(first.inputs) == 1 and total_bytes <= _JOINED_BYTES:  # two copies of little cost less than many of less
+        if len(first.inputs) == 1 and total_bytes <= JOINED_BYTES:
             target[:] = b"".join([record.data for _, record in run])
             arrays[place.name] = flat.view(place.dtype).reshape(shape)
             continue

@@ -44,7 +44,7 @@ from charonia.wire import (
 
 from .accounting import BACKEND, OTHER, Executed, Execution, Failure
 from .answers import OutputPart, request_outputs
-from .assembly import InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
+from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
 from .execution import Batch
 
 _log = logging.getLogger(__name__)
@@ -221,8 +221,16 @@ class WaveBatch:
             return objects_of(elements, shape)
         if len(columns) == 1:
             return array_of(columns[0], place.dtype, shape)
-        flat = workspace.flat(place.name, sum(map(len, columns)))
-        flat.data[:] = b"".join(columns)
+        total_bytes = sum(map(len, columns))
+        flat = workspace.flat(place.name, total_bytes)
+        target = flat.data
+        if total_bytes <= JOINED_BYTES:
+            target[:] = b"".join(columns)
+        else:
+            at = 0
+            for column in columns:
+                target[at : at + len(column)] = column
+                at += len(column)
         return flat.view(place.dtype).reshape(shape)
 
     # -- answering ----------------------------------------------------------------------------------------------------
