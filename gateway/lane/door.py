@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 MOST_WAVE_BYTES = 262_144
+_MOST_LARGE = 8
 
 
 class Waves(Protocol):
@@ -54,6 +55,7 @@ class Door:
     __slots__ = (
         "_admitted",
         "_by_reference",
+        "_each",
         "_level",
         "_meta",
         "_reply_by_reference",
@@ -102,20 +104,22 @@ class Door:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
         self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
         """Their tensors travel beside the log, each request in a wave of its own (docs/adr/0017)."""
-        if self._by_reference:
-            most = 1
         payloads = waves.payloads
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
         self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
+        """So many requests need not wait for more."""
+        self._each = self.most
         """Requests of a wave."""
+        if self._by_reference:
+            self.most, self._each = _MOST_LARGE, 1
 
     def send(self, *, full_only: bool = False) -> int:
         """Send what waits, or as many full waves as it makes; how many waves left. `Waves.flush` follows."""
         count = 0
         waiting = self.waiting
         while len(waiting) >= (self.most if full_only else 1):
-            calls = waiting[: self.most]
-            del waiting[: self.most]
+            calls = waiting[: self._each]
+            del waiting[: self._each]
             count += self._send(calls)
         return count
 

@@ -178,7 +178,7 @@ class Lane:
             gathering = None
         if gathering is None:
             block = served.interface.dynamic_batching
-            may_gather = not is_large and block is not None and not block.queue_policy(level).max_queue_size
+            may_gather = block is not None and not block.queue_policy(level).max_queue_size
             instances = sum(served.slots.values())
             self._shared = self._shared or Round(self.waves, is_shared=True)
             gathering = Gathering(self.waves, stream, instances, self._shared, may_gather=may_gather)
