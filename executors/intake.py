@@ -325,7 +325,7 @@ class Intake:
                 failpoints.hit("executor.executed")
             self._forget(job)
             for wave in job.waves:
-                wave.release()
+                wave.payloads = ()  # their owner needs the memory
             if executed.death is not None:
                 self._metrics.died(incarnation.model, incarnation.version)
             self.waves.settle(job, executed, incarnation)

@@ -3,10 +3,10 @@
     wave   header | endpoint | meta of one request | client ids | deadlines | sizes | one column per input
     reply  header | meta [model, version, outputs of one request] | one column per output
 
-A column holds the bytes of all requests, one after the other. A `Reference` may stand in the place of all columns: they
-lie there, one after the other. Request `i` of a wave has the id `prefix + byte(i)`: the
-ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart (docs/adr/0015). A wave
-can always be written as the requests it holds (`Wave.requests`).
+A column holds the bytes of all requests, one after the other. In the place of the columns there may be a `Reference`
+for each request, to all its tensors; in a reply, one to all columns. Request `i` of a wave has the id `prefix +
+byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart
+(docs/adr/0015). A wave can always be written as the requests it holds (`Wave.requests`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ PREFIX_BYTES = 15
 _WAVE = struct.Struct("<BBHHIIQQQQ15sx")
 # version, flags, requests, meta length, inference ns, prefix
 _REPLY = struct.Struct("<BBHIQ15sx")
+_LENGTH = struct.Struct("<H")
 _REPLY_REFERENCE = 1
 """In a reply's flags: a reference stands in the place of its columns."""
 
 _FLAG_IDS = 1
 _FLAG_DEADLINES = 2
 _FLAG_SIZES = 4
-_FLAG_REFERENCE = 8
-"""A reference stands in the place of the columns."""
+_FLAG_REFERENCES = 8
+"""References stand in the place of the columns."""
 _FLAG_REPLY_BY_REFERENCE = 16
 """Large answers may lie in the payload directory: the gateway reads it."""
 
@@ -65,10 +66,10 @@ _LAST_BYTES = [bytes((last,)) for last in range(MAX_WAVE_REQUESTS)]
 class Wave(Struct, gc=False):
     """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
 
-    With a `reference` the wave is of one request, and `columns` is empty until its tensors were read from there
-    (`read_columns`). `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in length:
-    for each input, the bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for
-    none) and `client_ids` are empty where no request has any.
+    With `references`, one for each request, there are no columns: the tensors of each request are in `payloads`, once
+    they were read from there. `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in
+    length: for each input, the bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0
+    for none) and `client_ids` are empty where no request has any.
     """
 
     prefix: bytes
@@ -85,7 +86,8 @@ class Wave(Struct, gc=False):
     client_ids: tuple[str, ...] = ()
     deadlines: tuple[int, ...] = ()
     sizes: tuple[tuple[int, ...], ...] = ()
-    reference: Reference | None = None
+    references: tuple[Reference, ...] = ()
+    payloads: tuple[Buffer, ...] = ()
     reply_by_reference: bool = False
 
     @property
@@ -117,15 +119,12 @@ class Wave(Struct, gc=False):
             return [self.meta.size_bytes] * self.count
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
-    def read_columns(self, data: Buffer) -> None:
-        """Set the columns from what lies at `reference`, whose size `unpack_wave` has checked."""
-        view = memoryview(data)
-        self.columns = tuple([view[p.offset : p.offset + p.size_bytes] for p in self.meta.inputs])
-
-    def release(self) -> None:
-        """Let go of the columns at `reference`, whose memory is its owner's to use again."""
-        if self.reference is not None:
-            self.columns = ()
+    def parts(self, number: int) -> list[Buffer]:
+        """The bytes of an input of all requests, in order, in one part or several."""
+        if not self.references:
+            return [self.columns[number]]
+        place = self.meta.inputs[number]
+        return [payload[place.offset : place.offset + place.size_bytes] for payload in self.payloads]
 
     def requests(self) -> list[RequestRecord]:
         """The same requests as records of their own."""
@@ -136,7 +135,7 @@ class Wave(Struct, gc=False):
         found: list[RequestRecord] = []
         for index, request_id in enumerate(self.ids()):
             data: list[Buffer] = []
-            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=bool(columns))):
+            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=not self.references)):
                 start = starts[at]
                 starts[at] = end = start + (self.sizes[at][index] if self.sizes else place.size_bytes)
                 data.append(column[start:end])
@@ -153,13 +152,11 @@ class Wave(Struct, gc=False):
                 deadline_ns=self.deadlines[index] if self.deadlines else 0,
                 timeout_us=self.timeout_us,
                 flags=flags,
-                reference=self.reference,
+                reference=self.references[index] if self.references else None,
             )
             request = unpack_request(record)
-            if self.reference is not None and len(columns) == 1:
-                request.data = columns[0]
-            elif self.reference is not None:
-                request.data = b"".join(columns)
+            if self.payloads:
+                request.data = self.payloads[index]
             found.append(request)
         return found
 
@@ -192,12 +189,12 @@ def wave_head(
     client_ids: Sequence[bytes] = (),
     deadlines: Sequence[int] = (),
     sizes: Sequence[Sequence[int]] = (),
-    reference: Reference | None = None,
+    references: Sequence[Reference] = (),
     reply_by_reference: bool = False,
 ) -> bytes:
     """Everything of a wave before its columns, which follow: for each input the bytes of all requests.
 
-    With a `reference` to the tensors of its only request this is the whole wave.
+    With `references` to the tensors of each request this is the whole wave.
     """
     flags = _FLAG_REPLY_BY_REFERENCE if reply_by_reference else 0
     more = b""
@@ -210,9 +207,11 @@ def wave_head(
     if sizes:
         flags |= _FLAG_SIZES
         more += b"".join([struct.pack(f"<{count}I", *of_input) for of_input in sizes])
-    if reference is not None:
-        flags |= _FLAG_REFERENCE
-        more += reference.pack()
+    if references:
+        flags |= _FLAG_REFERENCES
+        for reference in references:
+            where = reference.pack()
+            more += _LENGTH.pack(len(where)) + where
     packed = meta.packed
     header = _WAVE.pack(
         *(WIRE_VERSION, flags, len(endpoint), count, rows, len(packed)),
@@ -274,15 +273,11 @@ def unpack_wave(record: Buffer) -> Wave:
     except (UnicodeDecodeError, struct.error) as error:
         raise InvalidRecord(f"wave cannot be read: {error}") from None
     reply_by_reference = bool(flags & _FLAG_REPLY_BY_REFERENCE)
-    if flags & _FLAG_REFERENCE:
-        reference = Reference.unpack(view[at:])
-        if count != 1 or flags & _FLAG_SIZES or reference.size_bytes != meta.size_bytes:
-            raise InvalidRecord(
-                f"wave of {count} requests refers to {reference.size_bytes} bytes, expected one of {meta.size_bytes}"
-            )
+    if flags & _FLAG_REFERENCES:
         return Wave(
             *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
-            *((), record, client_ids, deadlines, (), reference, reply_by_reference),
+            *((), record, client_ids, deadlines, (), _references_in(view, at, count, meta.size_bytes), ()),
+            reply_by_reference,
         )
     columns: list[Buffer] = []
     for number, place in enumerate(meta.inputs):
@@ -293,8 +288,25 @@ def unpack_wave(record: Buffer) -> Wave:
         raise InvalidRecord(f"wave holds {len(view)} bytes, its header describes {at}")
     return Wave(
         *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
-        *(tuple(columns), record, client_ids, deadlines, sizes, None, reply_by_reference),
+        *(tuple(columns), record, client_ids, deadlines, sizes, (), (), reply_by_reference),
     )
+
+
+def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tuple[Reference, ...]:
+    """References to so many payloads of so many bytes each, which end a record. Raises `InvalidRecord`."""
+    found = []
+    for _ in range(count):
+        start = at + _LENGTH.size
+        if start > len(view):
+            raise InvalidRecord(f"wave of {len(view)} bytes is cut short in its references")
+        at = start + _LENGTH.unpack_from(view, at)[0]
+        reference = Reference.unpack(view[start:at])
+        if reference.size_bytes != size_bytes:
+            raise InvalidRecord(f"a request of a wave refers to {reference.size_bytes} bytes, expected {size_bytes}")
+        found.append(reference)
+    if at != len(view):
+        raise InvalidRecord(f"wave holds {len(view)} bytes, its references end at {at}")
+    return tuple(found)
 
 
 def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:

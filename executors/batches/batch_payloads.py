@@ -56,10 +56,10 @@ class Payloads:
     def map_waves(self, waves: Sequence[Wave]) -> None:
         """Map the tensors of waves that lie in files."""
         for wave in waves:
-            if wave.reference is None or wave.columns:
+            if not wave.references or wave.payloads:
                 continue
             try:
-                wave.read_columns(self._directory.read(wave.reference))
+                wave.payloads = tuple([self._directory.read(reference) for reference in wave.references])
             except InvalidRecord as error:
                 _log.warning("the payload of a wave is gone: %s", error)
 

@@ -136,7 +136,7 @@ class WaveBatch:
         """The parts of the batch that one execution can take: all of it, unless the model was loaded again."""
         planned: list[tuple[int, RequestPlan]] = []
         for index, wave in enumerate(self._waves):
-            if wave.reference is not None and not wave.columns:
+            if wave.references and not wave.payloads:
                 self._fail([index], InternalError("the tensors of the request are gone"), OTHER)
                 continue
             try:
@@ -211,7 +211,7 @@ class WaveBatch:
     ) -> Array:
         """One input of all waves as the model sees it. Raises `InvalidArgument` for malformed BYTES."""
         shape = (rows, *place.tail) if self._interface.batching else place.shape
-        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        columns = _parts(run, waves, position)
         if place.datatype is DataType.BYTES:
             elements: list[bytes] = []
             for column, (_, plan), wave in zip(columns, run, waves, strict=True):
@@ -342,7 +342,7 @@ class WaveBatch:
         self, position: int, place: InputPlan, run: list[tuple[int, RequestPlan]], waves: list[Wave]
     ) -> ColumnInput:
         """One input of all requests. Raises `InvalidArgument` for malformed BYTES."""
-        columns = [_column(wave, plan, position) for (_, plan), wave in zip(run, waves, strict=True)]
+        columns = _parts(run, waves, position)
         sizes: list[int] | None = None
         if place.datatype is DataType.BYTES:
             sizes = []
@@ -458,13 +458,21 @@ def part_record(
     return pack_response(request_id, model, version, [part.tensor(start, end) for part in parts], {})
 
 
-def _column(wave: Wave, plan: RequestPlan, position: int) -> Buffer:
-    """The column of an input: plans have inputs by name, waves in the order they were sent."""
-    name = plan.inputs[position].name
-    for column, place in zip(wave.columns, wave.meta.inputs, strict=True):
-        if place.name == name:
-            return column
-    raise InternalError(f"a wave without input '{name}'")
+def _parts(run: list[tuple[int, RequestPlan]], waves: list[Wave], position: int) -> list[Buffer]:
+    """The bytes of an input of all waves, in order; one part for each wave whose tensors came with it.
+
+    Plans have inputs by name, waves in the order they were sent.
+    """
+    parts: list[Buffer] = []
+    for (_, plan), wave in zip(run, waves, strict=True):
+        name = plan.inputs[position].name
+        for number, place in enumerate(wave.meta.inputs):
+            if place.name == name:
+                parts += wave.parts(number)
+                break
+        else:
+            raise InternalError(f"a wave without input '{name}'")
+    return parts
 
 
 def _sizes(wave: Wave, name: str) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from charonia import failpoints
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 MOST_WAVE_BYTES = 262_144
-_MOST_LARGE = 8
+_MOST_LARGE = 4
+"""Large requests of a wave: to join more in one batch costs more than it saves."""
 
 
 class Waves(Protocol):
@@ -35,8 +36,10 @@ class Waves(Protocol):
     payloads: Payloads | None
 
     def begin(
-        self, door: Door, calls: list[Call], size_bytes: int, reference: Reference | None
+        self, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference]
     ) -> PendingWave | None: ...
+
+    def end_payloads(self, references: Sequence[Reference]) -> None: ...
 
     def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool: ...
 
@@ -55,7 +58,6 @@ class Door:
     __slots__ = (
         "_admitted",
         "_by_reference",
-        "_each",
         "_level",
         "_meta",
         "_reply_by_reference",
@@ -103,23 +105,21 @@ class Door:
         if served.interface.dynamic_batching is not None:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
         self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
-        """Their tensors travel beside the log, each request in a wave of its own (docs/adr/0017)."""
+        """Their tensors travel beside the log (docs/adr/0017)."""
         payloads = waves.payloads
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
         self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
-        """So many requests need not wait for more."""
-        self._each = self.most
-        """Requests of a wave."""
         if self._by_reference:
-            self.most, self._each = _MOST_LARGE, 1
+            self.most = min(most, _MOST_LARGE)
+        """Requests of a wave."""
 
     def send(self, *, full_only: bool = False) -> int:
         """Send what waits, or as many full waves as it makes; how many waves left. `Waves.flush` follows."""
         count = 0
         waiting = self.waiting
         while len(waiting) >= (self.most if full_only else 1):
-            calls = waiting[: self._each]
-            del waiting[: self._each]
+            calls = waiting[: self.most]
+            del waiting[: self.most]
             count += self._send(calls)
         return count
 
@@ -130,13 +130,8 @@ class Door:
         else:
             size_bytes = count * self._meta.size_bytes
         waves = self.waves
-        reference = None
-        if self._by_reference:
-            reference = waves.payloads.lend_slot(calls[0].data) if waves.payloads is not None else None
-            if reference is None:
-                calls[0].signature.leave(calls[0])
-                return False
-        wave = waves.begin(self, calls, size_bytes, reference)
+        references = self._lend(calls) if self._by_reference else []
+        wave = waves.begin(self, calls, size_bytes, references) if references or not self._by_reference else None
         if wave is None:
             for call in calls:
                 call.signature.leave(call)
@@ -157,10 +152,10 @@ class Door:
             client_ids=client_ids if any(client_ids) else (),
             deadlines=deadlines if any(deadlines) else (),
             sizes=[[len(part) for part in column] for column in _columns(calls)] if self._varies else (),
-            reference=reference,
+            references=references,
             reply_by_reference=self._reply_by_reference,
         )
-        if reference is not None:
+        if references:
             pieces: list[Buffer] = [head]
         elif len(meta.inputs) == 1:
             pieces = [head, *[call.data[0] for call in calls]]
@@ -177,6 +172,18 @@ class Door:
             call.wave = None
             call.signature.leave(call)
         return False
+
+    def _lend(self, calls: list[Call]) -> list[Reference]:
+        """Put the tensors of these calls into slots; nothing where there is no room for all of them."""
+        payloads = self.waves.payloads
+        references: list[Reference] = []
+        for call in calls:
+            reference = payloads.lend_slot(call.data) if payloads is not None else None
+            if reference is None:
+                self.waves.end_payloads(references)
+                return []
+            references.append(reference)
+        return references
 
     def abandoned(self, call: Call) -> None:
         """A caller has gone."""

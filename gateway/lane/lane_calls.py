@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from charonia.clock import monotonic_ns
@@ -91,7 +91,7 @@ class PendingWave:
         "model",
         "pieces",
         "prefix",
-        "reference",
+        "references",
         "reply",
         "sent_ns",
         "size_bytes",
@@ -100,11 +100,11 @@ class PendingWave:
     )
 
     def __init__(
-        self, prefix: bytes, door: Entrance, calls: list[Call], size_bytes: int, reference: Reference | None
+        self, prefix: bytes, door: Entrance, calls: list[Call], size_bytes: int, references: Sequence[Reference]
     ) -> None:
         self.prefix = prefix
-        self.reference = reference
-        """Where its tensors lie, unless they are in its record."""
+        self.references = references
+        """Where the tensors of its requests lie, unless they are in its record."""
         self.door = door
         self.model = door.served.model
         self.calls = calls

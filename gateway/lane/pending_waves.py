@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -91,17 +91,17 @@ class Waves:
             door.gathering.came(door)
 
     def begin(
-        self, door: Door, calls: list[Call], size_bytes: int, reference: Reference | None = None
+        self, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference] = ()
     ) -> PendingWave | None:
         """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why.
 
-        The payload at `reference` ends with the wave, or now.
+        The payloads at `references` end with the wave, or now.
         """
         count = len(calls)
         if not self._has_room(door.served.model, count, size_bytes):
-            self._end_payload(reference)
+            self.end_payloads(references)
             return None
-        wave = PendingWave(self._next_prefix(), door, calls, size_bytes, reference)
+        wave = PendingWave(self._next_prefix(), door, calls, size_bytes, references)
         for index, call in enumerate(calls):
             call.wave = wave
             call.index = index
@@ -124,8 +124,10 @@ class Waves:
             return False
         return True
 
-    def _end_payload(self, reference: Reference | None) -> None:
-        if reference is not None and self.payloads is not None:
+    def end_payloads(self, references: Iterable[Reference]) -> None:
+        """Let go of what was lent with a wave."""
+        for reference in references:
+            assert self.payloads is not None
             self.payloads.end_slot(reference)
 
     def _next_prefix(self) -> bytes:
@@ -320,7 +322,7 @@ class Waves:
     def _forget(self, wave: PendingWave) -> None:
         if self._under_way.pop(wave.prefix, None) is None:
             return
-        self._end_payload(wave.reference)
+        self.end_payloads(wave.references)
         self._pending.release(wave.size_bytes)
         lease = self._leases.get(wave.model)
         if lease is not None:
