@@ -60,6 +60,8 @@ from charonia.traces.reports import BACKEND_OUTPUT, Report, ReportedTensor
 from charonia.wire import (
     FILE,
     FLAG_JOB,
+    FLAG_REFERENCE,
+    FLAG_REPLY_BY_REFERENCE,
     BatchHeader,
     BatchPlaces,
     Lineage,
@@ -164,6 +166,8 @@ WITH_WAVES: dict[str, Fact] = {
 """Kinds of an earlier release with what was added to them."""
 
 
+WAVE_REFERENCES = (Reference(FILE, "g-1/s1-2-1000", 16), Reference(FILE, "g-1/s2-f-1040", 16))
+WAVE_ANSWER = Reference(FILE, "e-1/s1-3-1000", 21)
 ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
 STATE = SequenceState(ID, 4, (OUTPUT,))
 
@@ -190,9 +194,16 @@ def whole_wave() -> bytes:
     return wave(sizes=[[16] * 3, [len(text) for text in STRINGS]], **about)
 
 
-def wave_reply() -> bytes:
-    columns = [bytes(range(18)), b"\x01\x02\x03"]
-    return pack_wave_reply(PREFIX, 3, reply_meta("m", 3, WAVE_OUTPUTS), columns, 2**40)
+def wave_by_reference() -> bytes:
+    """A wave of two requests whose tensors lie elsewhere."""
+    meta = request_meta(3, "abc", INPUTS[:1], ("y",), PARAMETERS)
+    about = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11, "reply_by_reference": True}
+    return wave_head(PREFIX, 2, b"g-1", meta, **about, references=WAVE_REFERENCES)
+
+
+def wave_reply(reference: Reference | None = None) -> bytes:
+    columns = [bytes(range(18)), b"\x01\x02\x03"] if reference is None else []
+    return pack_wave_reply(PREFIX, 3, reply_meta("m", 3, WAVE_OUTPUTS), columns, 2**40, reference)
 
 
 def written() -> dict[str, bytes]:
@@ -226,7 +237,9 @@ def written() -> dict[str, bytes]:
         "wire/v1-batch-header.hex": HEADER.pack(),
         "wire/v1-wave.hex": wave(),
         "wire/v1-wave-whole.hex": whole_wave(),
+        "wire/v1-wave-by-reference.hex": wave_by_reference(),
         "wire/v1-wave-reply.hex": wave_reply(),
+        "wire/v1-wave-reply-by-reference.hex": wave_reply(WAVE_ANSWER),
         "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
         "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
@@ -358,6 +371,23 @@ def test_a_wave_with_ids_deadlines_and_sizes_is_read() -> None:
     assert {(record.meta.content_hash, record.meta.outputs, record.timeout_us) for record in records} == {
         ("abc", ("y",), 13)
     }
+
+
+def test_a_wave_by_reference_is_read() -> None:
+    found = unpack_wave(kept("wire/v1-wave-by-reference.hex"))
+    assert (found.count, found.columns, found.references) == (2, (), WAVE_REFERENCES)
+    assert found.reply_by_reference
+    records = found.requests()
+    assert [record.reference for record in records] == list(WAVE_REFERENCES)
+    assert all(record.flags == FLAG_REFERENCE | FLAG_REPLY_BY_REFERENCE for record in records)
+    assert not unpack_wave(kept("wire/v1-wave.hex")).reply_by_reference
+
+
+def test_a_reply_by_reference_to_a_wave_is_read() -> None:
+    reply = unpack_wave_reply(kept("wire/v1-wave-reply-by-reference.hex"))
+    assert (reply.count, reply.reference, reply.columns) == (3, WAVE_ANSWER, ())
+    reply.read_columns(bytes(range(21)))
+    assert reply.columns == (bytes(range(18)), bytes(range(18, 21)))
 
 
 def test_the_reply_to_a_wave_is_read() -> None:

@@ -15,9 +15,12 @@ from instance_pool import BROKEN, DEADLY, MODEL, WRONG, Doubling, DoublingReques
 
 from charonia.backend import InstanceDied
 from charonia.datatypes import DataType
+from charonia.errors import ErrorCode
 from charonia.models.interface import TensorSpec
-from charonia.tensors import Tensor, join_bytes_elements
+from charonia.tensors import Buffer, Tensor, join_bytes_elements
 from charonia.wire import (
+    FILE,
+    Reference,
     RequestRecord,
     ResponseRecord,
     Wave,
@@ -62,27 +65,52 @@ class Echo:
     def close(self) -> None: ...
 
 
-def wave_of(number: int, columns: list[list[Tensor]], outputs: tuple[str, ...] = ()) -> Wave:
+PLACES: dict[str, bytes] = {}
+"""What lies beside the log, by name."""
+
+
+def put(wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
+    """Put answers beside the log whose gateway reads them there, whatever their size."""
+    if not wave.reply_by_reference:
+        return None
+    reference = Reference(FILE, f"e/{len(PLACES)}", sum(map(len, columns)))
+    PLACES[reference.name] = b"".join(columns)
+    return reference
+
+
+def fetch(reference: Reference) -> bytes:
+    return PLACES[reference.name]
+
+
+def wave_of(
+    number: int, columns: list[list[Tensor]], outputs: tuple[str, ...] = (), *, by_reference: bool = False
+) -> Wave:
     """A wave of one-row requests; `columns` are by input."""
     count = len(columns[0])
     meta = request_meta(1, "", [column[0] for column in columns], outputs, {})
     strings = any(tensor.datatype is DataType.BYTES for tensor in (column[0] for column in columns))
+    about = {"rows": 1, "signature": 7, "level": 0, "accepted_ns": number}
+    if by_reference:
+        references = [Reference(FILE, "g/s1-1-1000", meta.size_bytes)] * count
+        head = wave_head(
+            *(bytes([number]) * 15, count, b"gw", meta), **about, references=references, reply_by_reference=True
+        )
+        wave = unpack_wave(head)
+        wave.payloads = tuple([b"".join([bytes(t.data) for t in inputs]) for inputs in zip(*columns, strict=True)])
+        return wave
     head = wave_head(
-        bytes([number]) * 15,
-        count,
-        b"gw",
-        meta,
-        rows=1,
-        signature=7,
-        level=0,
-        accepted_ns=number,
+        *(bytes([number]) * 15, count, b"gw", meta),
+        **about,
         sizes=[[len(tensor.data) for tensor in column] for column in columns] if strings else (),
     )
     return unpack_wave(b"".join([head, *[bytes(tensor.data) for column in columns for tensor in column]]))
 
 
-def numbers_wave(number: int, values: list[float], outputs: tuple[str, ...] = ()) -> Wave:
-    return wave_of(number, [[Tensor.of("x", np.full((1, 1), value, np.float32)) for value in values]], outputs)
+def numbers_wave(
+    number: int, values: list[float], outputs: tuple[str, ...] = (), *, by_reference: bool = False
+) -> Wave:
+    tensors = [Tensor.of("x", np.full((1, 1), value, np.float32)) for value in values]
+    return wave_of(number, [tensors], outputs, by_reference=by_reference)
 
 
 def strings_wave(number: int, values: list[bytes]) -> Wave:
@@ -107,6 +135,9 @@ def answers_of(waves: list[Wave], executed: ExecutedWaves) -> list[list[tuple[ob
             assert index not in executed.singly
             reply = unpack_wave_reply(answer)
             assert (reply.prefix, reply.count) == (wave.prefix, wave.count)
+            assert (reply.reference is not None) == wave.reply_by_reference
+            if reply.reference is not None:
+                reply.read_columns(fetch(reply.reference))
             for at, request_id in enumerate(wave.ids()):
                 outputs = [
                     Tensor(p.name, p.datatype, p.shape, column[at * p.size_bytes : (at + 1) * p.size_bytes])
@@ -114,7 +145,7 @@ def answers_of(waves: list[Wave], executed: ExecutedWaves) -> list[list[tuple[ob
                 ]
                 told.append(said(ResponseRecord(request_id, reply.model, reply.version, outputs, {}, None)))
         else:
-            told = [said(unpack_response(record)) for record in executed.singly.get(index, [])]
+            told = [said(unpack_response(record, fetch)) for record in executed.singly.get(index, [])]
         found.append(told)
     return found
 
@@ -128,12 +159,15 @@ _values = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, WRONG, BROKEN]), min_siz
 _outputs = st.sampled_from([(), ("y",)])
 
 
-@given(st.lists(st.tuples(_values, _outputs), min_size=1, max_size=4))
-def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...]]]) -> None:
+@given(st.lists(st.tuples(_values, _outputs, st.booleans()), min_size=1, max_size=4))
+def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...], bool]]) -> None:
     """What waves share a run is told by what went wrong there: those that run together fail together."""
     planner = Planner(SIX)
-    waves = [numbers_wave(number + 1, values, outputs) for number, (values, outputs) in enumerate(made)]
-    batch = WaveBatch(planner, 1, waves)
+    waves = [
+        numbers_wave(number + 1, values, outputs, by_reference=by_reference)
+        for number, (values, outputs, by_reference) in enumerate(made)
+    ]
+    batch = WaveBatch(planner, 1, waves, put)
     executed = batch.run_on(Doubling(), Workspace())
     assert isinstance(executed, ExecutedWaves)
     runs: list[list[Wave]] = []
@@ -155,6 +189,16 @@ def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...]]]) -> Non
             totals[name] = totals.get(name, 0) + amount
     assert [one for told in answers_of(waves, executed) for one in told] == expected
     assert counted(wave_increments(waves, executed)) == totals
+
+
+def test_a_wave_whose_tensors_are_gone_fails_and_no_other() -> None:
+    waves = [numbers_wave(1, [1.0, 2.0], by_reference=True), numbers_wave(2, [3.0])]
+    waves[0].payloads = ()
+    executed = WaveBatch(Planner(SIX), 1, waves, put).run_on(Doubling(), Workspace())
+    assert isinstance(executed, ExecutedWaves)
+    gone, other = answers_of(waves, executed)
+    assert [error for *_, error in gone] == [(ErrorCode.INTERNAL, "the tensors of the request are gone")] * 2
+    assert [error for *_, error in other] == [None]
 
 
 _strings = st.lists(

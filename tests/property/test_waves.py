@@ -14,7 +14,10 @@ from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import (
     FIELD_RECORD,
     FIELD_WAVE,
+    FILE,
+    FLAG_REPLY_BY_REFERENCE,
     MAX_WAVE_REQUESTS,
+    Reference,
     pack_request,
     pack_wave_reply,
     reply_meta,
@@ -113,6 +116,50 @@ def test_bytes_that_are_no_wave_are_refused(made: tuple[bytes, list[bytes]], dat
         assert len(wave.requests()) == wave.count
     except InvalidRecord:
         pass
+
+
+_PLACES = st.from_regex(r"[a-z]{1,9}/s[0-9a-f]-[0-9a-f]{1,4}-[0-9a-f]{1,4}", fullmatch=True)
+
+
+@given(st.lists(_PLACES, min_size=1, max_size=8), st.booleans(), st.booleans(), st.data())
+def test_a_wave_by_reference_stands_for_requests_by_reference(
+    places: list[str], named: bool, shares: bool, data: st.DataObject
+) -> None:
+    inputs = [Tensor("a", DataType.INT8, (2,), b"ab"), Tensor("b", DataType.FP32, (1,), b"0123")]
+    meta = request_meta(3, "hash", inputs, (), {})
+    references = [Reference(FILE, place, 6) for place in places]
+    client_ids = [b"%d" % number for number in range(len(places))] if named else []
+    about = {"rows": 1, "signature": 5, "level": 0, "accepted_ns": 7}
+    packed = wave_head(
+        *(PREFIX, len(places), b"g", meta),
+        **about,
+        client_ids=client_ids,
+        references=references,
+        reply_by_reference=shares,
+    )
+    wave = unpack_wave(packed)
+    flags = FLAG_REPLY_BY_REFERENCE if shares else 0
+    expected = [
+        pack_request(
+            *(PREFIX + bytes((index,)), b"g", client_ids[index] if named else b"", meta, []),
+            **about,
+            flags=flags,
+            reference=reference,
+        )
+        for index, reference in enumerate(references)
+    ]
+    assert [bytes(request.record) for request in wave.requests()] == expected
+    wave.payloads = tuple([b"%02d" % number + b"0123" for number in range(len(places))])
+    assert wave.parts(0) == [b"%02d" % number for number in range(len(places))]
+    assert wave.parts(1) == [b"0123"] * len(places)
+    assert [bytes(r.inputs()[0].data) for r in wave.requests()] == wave.parts(0)
+    with pytest.raises(InvalidRecord):
+        unpack_wave(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    with pytest.raises(InvalidRecord):
+        unpack_wave(packed + b"/")
+    wrong = [Reference(FILE, places[0], 5), *references[1:]]
+    with pytest.raises(InvalidRecord, match="refers to 5 bytes, expected 6"):
+        unpack_wave(wave_head(PREFIX, len(places), b"g", meta, **about, references=wrong))
 
 
 @given(

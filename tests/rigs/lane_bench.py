@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.memory.waves import MemoryWaves
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, Sent
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.inference import InferenceRequest
@@ -177,7 +179,10 @@ class GatedWaves(MemoryWaves):
 
 
 class LaneBench:
-    """A context. `service` has the lane, `stream` is the queue of `level`; `ready` once waves may be sent there."""
+    """A context. `service` has the lane, `stream` is the queue of `level`; `ready` once waves may be sent there.
+
+    With `shared` the gateway and the executor share this directory for large tensors.
+    """
 
     def __init__(
         self,
@@ -189,6 +194,7 @@ class LaneBench:
         inputs: int = 1,
         level: int = 0,
         ready: bool = True,
+        shared: Path | None = None,
         **settings: Any,
     ) -> None:
         self._block, self._rows, self._slots, self._datatype, self._ready = block, rows, slots, datatype, ready
@@ -198,6 +204,13 @@ class LaneBench:
         self.loop = VirtualLoop()
         self.log = MemoryLog()
         self.gate = self.log.waves = GatedWaves(self.log)
+        self.directories: dict[str, PayloadDirectory] = {}
+        """By incarnation."""
+        if shared is not None:  # of so long a name that the gateway has no socket there
+            root = shared / ("d" * 100)
+            self.directories = {name: PayloadDirectory(str(root), name) for name in (GATEWAY, "e")}
+            for directory in self.directories.values():
+                directory.open()
 
     def __enter__(self) -> LaneBench:
         self.run(self._start())
@@ -236,7 +249,9 @@ class LaneBench:
     async def _start(self) -> None:
         self.control = ControlPlane(self.log, check_interval_ms=_NEVER_MS, incarnation=GATEWAY)
         await self.control.start()
-        self.service = GatewayService(self.log, self.control, self.settings, traces=trace_writer(self.settings))
+        directory = self.directories.get(GATEWAY)
+        traces = trace_writer(self.settings)
+        self.service = GatewayService(self.log, self.control, self.settings, directory, traces=traces)
         await self.service.start()
         if self._ready:
             await self.tell(*self.facts())
@@ -246,6 +261,8 @@ class LaneBench:
     async def _close(self) -> None:
         await self.service.close()
         await self.control.close()
+        for directory in self.directories.values():
+            directory.close()
 
     def loaded(self, content_hash: str = "h", *, takes_waves: bool = True) -> VersionLoaded:
         names = _INPUTS[: self.inputs]
@@ -263,7 +280,8 @@ class LaneBench:
         """That a batcher which reads waves and an executor of the model are there."""
         scanned = RepositoryScanned("e", (MODEL,), "explicit", ready=True)
         batcher = ProcessJoined("batcher", "b", reads_waves=True)
-        return [batcher, ProcessJoined("executor", "e"), self.loaded(), scanned]
+        token = self.directories["e"].token if self.directories else ""
+        return [batcher, ProcessJoined("executor", "e", payload_token=token), self.loaded(), scanned]
 
     async def tell(self, *facts: Fact) -> None:
         """Facts that the gateway has heard once this returns."""

@@ -1,0 +1,178 @@
+"""Large requests in waves: their tensors lie in slots of the gateway, their answers in a slot of the executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lane_bench import GATEWAY, MODEL, LaneBench, SentWave
+
+from charonia import keys
+from charonia.datatypes import DataType
+from charonia.errors import DeadlineExceeded, LogUnavailable
+from charonia.eventlog.payload_slots import SlotPool
+from charonia.eventlog.port import Reply
+from charonia.inference import InferenceResponse
+from charonia.wire import FIELD_WAVE, pack_wave_reply, records_of, reply_meta, unpack_request
+
+WIDTH = 10_000
+"""Elements: 40,000 bytes."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[LaneBench]:
+    with LaneBench(shared=tmp_path) as bench:
+        reserve(bench)
+        yield bench
+
+
+def reserve(bench: LaneBench) -> None:
+    bench.run(bench.lease.grow(1 << 20))
+
+
+def pool(bench: LaneBench, name: str = GATEWAY) -> SlotPool:
+    slots = bench.directories[name].slots
+    assert slots is not None
+    return slots
+
+
+def ask(bench: LaneBench, *values: int, width: int = WIDTH) -> list[asyncio.Task[InferenceResponse]]:
+    """Ask in one tick, one after the other."""
+    asked = [bench.begin(bench.service.infer(bench.request(value, width=width))) for value in values]
+    bench.settle()
+    return asked
+
+
+def execute(bench: LaneBench, sent: SentWave) -> None:
+    """Read the tensors of a wave as an executor does, and answer with them, in a slot."""
+    wave, directory = sent.wave, bench.directories["e"]
+    data = [directory.read(reference) for reference in wave.references]
+    place = wave.meta.inputs[0]
+    reference = directory.give(data, wave.endpoint)
+    assert reference is not None
+    meta = reply_meta(MODEL, 1, (("y", DataType.INT32, place.shape, place.size_bytes),))
+    reply = pack_wave_reply(wave.prefix, wave.count, meta, [], 1000, reference)
+
+    async def end() -> None:
+        replies = [Reply(keys.replies(GATEWAY), [FIELD_WAVE, reply])]
+        assert bench.log.waves.end(sent.stream, [sent.entry_id], replies, lambda _: None)
+
+    bench.run(end())
+    bench.settle()
+
+
+def value_of(task: asyncio.Task[InferenceResponse]) -> int:
+    """Which request an answer is to."""
+    array = task.result().outputs[0].array()
+    assert (array.shape, len(np.unique(array))) == ((1, WIDTH), 1)
+    return int(array[0, 0])
+
+
+def test_large_requests_share_a_wave_and_each_gets_its_own_answer(bench: LaneBench) -> None:
+    asked = ask(bench, 1)  # while one is under way, others gather
+    (first,) = bench.sent()
+    execute(bench, first)
+    more = ask(bench, 2, 3, 4)
+    waves = bench.sent()
+    assert sum(sent.wave.count for sent in waves) == 3
+    assert all(not sent.wave.columns and sent.wave.reply_by_reference for sent in waves)
+    assert all(len(sent.wave.record) < 1000 for sent in waves)
+    for sent in waves:
+        execute(bench, sent)
+    assert [value_of(task) for task in asked + more] == [1, 2, 3, 4]
+
+
+def test_slots_are_free_again_once_waves_are_answered_and_answers_let_go(bench: LaneBench) -> None:
+    for value in range(12):
+        (asked,) = ask(bench, value)
+        for sent in bench.sent():
+            execute(bench, sent)
+        assert value_of(asked) == value
+        del asked
+    assert bench.is_quiet()
+    assert pool(bench).outstanding == 0
+    assert pool(bench).size_bytes <= 3 * 65_536, "used again and again"
+    assert pool(bench, "e").size_bytes <= 3 * 65_536
+
+
+def test_a_wave_by_reference_can_be_taken_apart(bench: LaneBench) -> None:
+    (asked,) = ask(bench, 7)
+    (sent,) = bench.sent()
+    (request,) = sent.wave.requests()
+    assert unpack_request(request.record).reference == sent.wave.references[0]
+    data = np.frombuffer(bench.directories["e"].read(sent.wave.references[0]), np.int32)
+    assert set(data.tolist()) == {7}
+    bench.answer_one(request.id, 70)
+    assert asked.result().outputs[0].array()[0, 0] == 70
+    assert pool(bench).outstanding == 0
+
+
+def test_without_a_slot_a_large_request_goes_the_full_way(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotPool, "lend", lambda *_, **__: None)
+    ask(bench, 1)
+    assert bench.sent() == []
+    (entry,) = bench.run(bench.log.range(bench.stream))
+    (record,) = records_of(entry.fields)
+    assert unpack_request(record).reference is not None, "a file"
+    assert pool(bench).outstanding == 0
+
+
+def test_without_room_a_large_request_goes_the_full_way_and_keeps_no_slot(bench: LaneBench) -> None:
+    bench.lease.held_bytes = 0
+    ask(bench, 1)
+    assert bench.sent() == []
+    assert pool(bench).outstanding == 1, "that of the request on the full way"
+
+
+def test_a_wave_that_the_log_does_not_take_keeps_no_slot(bench: LaneBench) -> None:
+    bench.gate.error = LogUnavailable("not now")
+    (asked,) = ask(bench, 1)
+    with pytest.raises(LogUnavailable):
+        asked.result()
+    assert pool(bench).outstanding == 0
+    assert bench.is_quiet()
+
+
+def test_a_late_request_is_ended_and_its_slot_with_it(bench: LaneBench) -> None:
+    deadline_ns = 1  # long past
+    with pytest.raises(DeadlineExceeded):
+        bench.run(bench.service.infer(bench.request(1, width=WIDTH, deadline_ns=deadline_ns)))
+    assert pool(bench).outstanding == 0
+
+
+def test_a_duplicate_answer_frees_the_slot_of_the_executor(bench: LaneBench) -> None:
+    (asked,) = ask(bench, 5)
+    (sent,) = bench.sent()
+    again = SentWave(sent.entry_id, sent.stream, sent.wave)
+    directory = bench.directories["e"]
+    data = [directory.read(reference) for reference in sent.wave.references]
+    execute(bench, sent)
+    assert value_of(asked) == 5
+    reference = directory.give(data, GATEWAY)
+    assert reference is not None
+    place = again.wave.meta.inputs[0]
+    meta = reply_meta(MODEL, 1, (("y", DataType.INT32, place.shape, place.size_bytes),))
+    before = bench.waves.duplicates
+    bench.now(lambda: bench.waves.on_reply(pack_wave_reply(again.wave.prefix, 1, meta, [], 1, reference)))
+    assert bench.waves.duplicates == before + 1
+    del asked, data
+    pool(bench, "e").tidy()
+    assert pool(bench, "e").outstanding == 0
+
+
+def test_requests_between_the_bounds_travel_in_their_waves(bench: LaneBench) -> None:
+    (asked,) = ask(bench, 3, width=6000)
+    (sent,) = bench.sent()
+    assert (sent.wave.references, len(sent.wave.columns[0])) == ((), 24_000)
+    bench.answer()
+    assert asked.result().outputs[0].array()[0, 0] == 3
+
+
+def test_without_a_shared_directory_large_requests_go_the_full_way() -> None:
+    with LaneBench() as bench:
+        reserve(bench)
+        ask(bench, 1)
+        assert bench.sent() == []
