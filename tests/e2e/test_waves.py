@@ -55,8 +55,9 @@ def server(models: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def riding(server: Server) -> None:
+    """Returns once requests ride: a gateway gives a model that was slow of late no waves for a while."""
     with server.log_client() as log:
-        assert is_riding(log, "echo")
+        until("requests ride in waves", lambda: is_riding(log, "echo"))
 
 
 @pytest.mark.parametrize("deed", [DIES, HANGS], ids=["dies", "hangs"])
@@ -103,7 +104,7 @@ def test_calls_that_wait_for_their_wave_at_a_reload_are_served_all_the_same(serv
     with ThreadPoolExecutor(12) as pool:
         asking = [pool.submit(ask, index) for index in range(12)]
         try:
-            until("requests ride in waves", lambda: _rides(server))
+            riding(server)
             for _ in range(10):
                 assert post(server, "/v2/repository/models/echo/load")[0] == 200
         finally:
@@ -147,15 +148,10 @@ def test_a_log_that_is_emptied_costs_outcomes_but_keeps_nobody_waiting(server: S
         with server.log_client() as log:
             log.flushall()
         load.until_more(500)
-        until("requests ride in waves again", lambda: _rides(server))
+        riding(server)
     # an instance that is not said anew yet is not known: its model is not either, for a moment
     assert {status for status, _ in load.failures} <= {UNKNOWN, 400, 404}, load.failures
     until_nothing_left(lambda: server.log_url)
-
-
-def _rides(server: Server) -> bool:
-    with server.log_client() as log:
-        return is_riding(log, "echo")
 
 
 def test_parts_of_their_own_take_over_waves_of_those_that_are_killed(models: Path, tmp_path: Path) -> None:
