@@ -143,10 +143,8 @@ class SequenceBatches(SequenceSlots):
 
     def _seen(self, event: ResponsesSeen, now_ns: int, decisions: list[Decision]) -> None:
         """Of these a response is visible; the run of those that wait went with a predecessor."""
-        for request_id in event.ids:
-            request, sequence = self._known.get(request_id, (None, None))
-            if request is None or sequence is None:
-                continue
+        seen = [self._known[i] for i in event.ids if i in self._known]
+        for request, sequence in sorted(seen, key=lambda one: one[0].order):
             request.responding = True
             if request.state is QUEUED:
                 self._cut(sequence, request, cut_short(LOST_UNSEEN), now_ns, decisions)

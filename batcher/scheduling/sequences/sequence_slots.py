@@ -112,7 +112,7 @@ class SequenceSlots(SequenceBook):
                 self._time(request, sequence)
         for version in self._versions.values():
             if rules is not None:
-                for executor in {instance.executor for instance in version.instances.all()}:
+                for executor in dict.fromkeys(instance.executor for instance in version.instances.all()):
                     mine = [i for i in version.instances.all() if i.executor == executor]
                     event = VersionServed(executor, version.number, mine[0].content_hash, len(mine))
                     self._serve(event, now_ns, decisions)
@@ -124,7 +124,7 @@ class SequenceSlots(SequenceBook):
             version = self._versions[number]
             message = NOT_READY.format(model=self._model, version=number)
             bound = [sequence for instance in version.instances.all() for sequence in instance.slots.values()]
-            for sequence in {*version.live.values(), *version.backlog, *bound}:
+            for sequence in dict.fromkeys((*version.live.values(), *version.backlog, *bound)):
                 for request in sequence.queue:
                     self._unqueue(request)
                     self._refuse(request, (ErrorCode.UNAVAILABLE, message, "REJECTED"), decisions)

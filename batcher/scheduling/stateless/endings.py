@@ -38,7 +38,7 @@ class Endings:
     def seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
         """Responses of these were visible before; those that wait are not run again."""
         known = self._state.ledger.known
-        for request in [known[i] for i in event.ids if i in known]:
+        for request in sorted([known[i] for i in event.ids if i in known], key=lambda request: request.order):
             request.responding = True
             if request.state is not DISPATCHED:
                 self.end_one(request.id, *cut_short("its executor was lost"), decisions)
