@@ -35,10 +35,7 @@ from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import errors
 from charonia.facts.sequence_states import SequenceAbout
-from charonia.models.ensemble import EnsembleGraph, Step
-from charonia.models.interface import ModelInterface
-from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from charonia.models.sequence_batcher import SequenceBatching
+from charonia.models import ensemble, interface, scheduling, sequence_batcher
 from charonia.wire import PREFIX_BYTES, BatchPlaces, SequenceMark, SequencePlace
 
 _UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
@@ -59,16 +56,10 @@ _SCHEDULERS: dict[str, Callable[..., Any]] = {
 }
 _KNOWN: dict[str, Any] = {
     name: value
-    for module in (observations, decisions, ensemble_planner, errors)
+    for module in (observations, decisions, ensemble_planner, errors, ensemble, interface, scheduling, sequence_batcher)
     for name, value in vars(module).items()
     if isinstance(value, type)
-} | {
-    one.__name__: one
-    for one in (
-        *(BatchPlaces, Delays, DynamicBatching, EnsembleGraph, ModelInterface, QueuePolicy, SequenceAbout),
-        *(SequenceBatching, SequenceMark, SequencePlace, Step, TimeoutAction),
-    )
-}
+} | {one.__name__: one for one in (BatchPlaces, Delays, SequenceAbout, SequenceMark, SequencePlace)}
 _LEADING = {"id", "batch_id", "executor", "request", "name", "correlation_id", "interface", "graph", "about"}
 """Fields that are written without their names."""
 _USUAL: dict[str, Any] = {
