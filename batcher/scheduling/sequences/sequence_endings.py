@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import QueuedRequest, VersionsAbandoned
 from batcher.scheduling.queues.due_times import NEVER_NS
-from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NOT_READY
+from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, abandoned
 from charonia.errors import ErrorCode
 
 from .sequence_instances import LiveSequence
@@ -32,15 +32,15 @@ class SequenceEndings:
         else:
             self._ledger.cut(sequence, request, how, now_ns, decisions)
 
-    def abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
+    def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
         """Refuse what waits for versions that nobody serves any more."""
         ledger = self._ledger
-        for number in [number for number in ledger.versions if number not in kept]:
+        for number in [number for number in ledger.versions if number not in event.kept]:
             version = ledger.versions[number]
-            message = NOT_READY.format(model=ledger.model, version=number)
+            how = abandoned(ledger.model, number, event.failures)
             bound = [sequence for instance in version.instances.all() for sequence in instance.slots.values()]
             for sequence in dict.fromkeys((*version.live.values(), *version.backlog, *bound)):
-                ledger.refuse_all(sequence, (ErrorCode.UNAVAILABLE, message, "REJECTED"), decisions)
+                ledger.refuse_all(sequence, how, decisions)
                 if sequence.running is None:
                     ledger.end(sequence, decisions)
                 else:

@@ -222,7 +222,7 @@ class SequenceScheduler:
             case QueueHeld():
                 self._dispatching.is_held = event.held
             case VersionsAbandoned():
-                self._endings.abandon(event.kept, decisions)
+                self._endings.abandon(event, decisions)
             case VersionServed():
                 self._slots.serve(event, now_ns, decisions)
             case VersionWithdrawn():
