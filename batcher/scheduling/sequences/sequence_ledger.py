@@ -177,7 +177,7 @@ class SequenceLedger:
     def cut_if_seen(
         self, sequence: LiveSequence, request: QueuedRequest, why: str, now_ns: int, decisions: list[Decision]
     ) -> None:
-        """The run of a request that waits again was lost: the next one begins anew, unless responses were seen."""
+        """The run of a request that waits again was lost: it is run from its start, unless responses were seen."""
         if request.responding and not self.repeatable:
             self.cut(sequence, request, cut_short(why), now_ns, decisions)
 

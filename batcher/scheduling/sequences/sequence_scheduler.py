@@ -1,10 +1,10 @@
-"""The scheduler of a model with a sequence batcher (S30-S43): the verbs and queries of `scheduler`, other rules. Pure.
+"""The scheduler of a model with a sequence batcher (S30-S43), with the verbs of every scheduler (`verbs`). Pure.
 
 - A sequence begins with START and is bound to one slot of one instance until its END, or until it has been idle for
   too long (S34, S38). Of its requests one runs at a time, in order.
 - Sequences without a slot wait, whole, first come first served (S37).
-- When its executor goes, a sequence gets another place, before those that have had none. Whether its state can
-  follow is for the executor to find out that gets it (`charonia.facts.sequence_states`).
+- When its executor goes, a sequence gets another place, before those that have had none. The
+  executor that gets it finds out whether its state can follow (`charonia.facts.sequence_states`).
 - A request that is taken out of the middle takes the rest of its sequence's queue with it (I10): what follows was
   meant to come after it.
 - What was aboard when an instance or executor ended runs alone the next time; a request that ends one alone is

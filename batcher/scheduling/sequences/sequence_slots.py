@@ -1,6 +1,6 @@
-"""Who has a slot: sequences get one in turn, keep it, and are moved when an instance goes (S34, S37). Pure.
+"""Allocates slots: sequences get one in turn, keep it, and are moved when an instance goes (S34, S37). Pure.
 
-Where a new owner finds sequences bound, they stay.
+Sequences that a new owner finds bound keep their slots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SequenceSlots:
         self._binding = first_binding
 
     def fill(self, version: VersionSequences) -> None:
-        """Give free slots to who waits, in order (S37)."""
+        """Give free slots to the sequences that wait, in order (S37)."""
         if not version.backlog or version.instances.roomiest() is None:
             return
         placed: list[LiveSequence] = []
@@ -109,7 +109,7 @@ class SequenceSlots:
             self._ledger.touch(sequence, now_ns)
 
     def _lose_turn(self, sequence: LiveSequence, now_ns: int, decisions: list[Decision]) -> None:
-        """What a request that waits for another turn (S41) had done was in the instance: it begins anew."""
+        """What a request that waits for another turn (S41) had done was in the instance: it is run from its start."""
         request, sequence.again = sequence.again, None
         if request is not None and request.state is QUEUED:
             request.attempt += 1  # the one that goes on no more
