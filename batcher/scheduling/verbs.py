@@ -1,4 +1,4 @@
-"""What an owner needs of whoever decides for its model: the verbs, and what statistics and repairs ask."""
+"""The interface of a scheduler to its owner: the verbs, and what statistics and repairs ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .observations import Observation, QueuedRequest
 
 
 class Scheduler(Protocol):
-    """A `ModelScheduler`, or the planner of an ensemble. Decisions are for the owner that chose it."""
+    """A `ModelScheduler`, a `SequenceScheduler` or an `EnsembleScheduler`, which has decisions of its own.
+
+    How to drive one: `docs/howto/scheduler.md`.
+    """
 
     def observe(self, event: Observation, now_ns: int) -> list[Any]: ...
 

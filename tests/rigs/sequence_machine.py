@@ -358,7 +358,7 @@ class Sequences(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_whole(self) -> None:
-        version = self.scheduler._versions.get(1)
+        version = self.scheduler._ledger.versions.get(1)
         if version is None:
             return
         seen: set[int] = set()
@@ -395,6 +395,6 @@ class Sequences(RuleBasedStateMachine):
             self.see(BatchFinished(batch_id, batch.executor))
         assert all(sent.outcome for sent in self.sent.values())
         assert self.scheduler.live_sequences() == 0
-        assert all(not i.slots for v in self.scheduler._versions.values() for i in v.instances.all())
+        assert all(not i.slots for v in self.scheduler._ledger.versions.values() for i in v.instances.all())
         assert not self.world.records
         assert self.scheduler.next_wakeup() is None

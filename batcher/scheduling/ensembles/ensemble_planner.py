@@ -29,7 +29,7 @@ from batcher.scheduling.observations import (
     RequestState,
     VersionsAbandoned,
 )
-from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NOT_READY
+from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, abandoned
 from charonia.errors import CharoniaError, ErrorCode, InternalError
 from charonia.models.ensemble import EnsembleGraph, Step
 
@@ -287,7 +287,7 @@ class EnsembleScheduler:
             case GraphKnown():
                 self._graphs[event.version] = event.graph
             case VersionsAbandoned():
-                self._abandon(event.kept, decisions)
+                self._abandon(event, decisions)
             case QueueHeld():
                 self._paused = event.held
             case _:
@@ -395,15 +395,14 @@ class EnsembleScheduler:
                 if place != but:
                     decisions.append(CancelStep(request, known.run.graph.steps[place[0]], place[1]))
 
-    def _abandon(self, kept: frozenset[int], decisions: list[EnsembleDecision]) -> None:
+    def _abandon(self, event: VersionsAbandoned, decisions: list[EnsembleDecision]) -> None:
         """Versions that are gone: their graphs, and what waits for them (R27)."""
-        for version in [version for version in self._graphs if version not in kept]:
+        for version in [version for version in self._graphs if version not in event.kept]:
             del self._graphs[version]
         for known in list(self._known.values()):
             request = known.request
-            if request.state is QUEUED and request.version not in kept:
-                message = NOT_READY.format(model=self._name, version=request.version)
-                self._reject(request.id, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
+            if request.state is QUEUED and request.version not in event.kept:
+                self._reject(request.id, *abandoned(self._name, request.version, event.failures), decisions)
 
     def _expire(self, now_ns: int, decisions: list[EnsembleDecision]) -> None:
         while self._deadlines and self._deadlines[0][0] <= now_ns:

@@ -5,6 +5,8 @@ Counts are over all versions of the model (S7). The queues themselves are `queue
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from batcher.scheduling.decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
 from batcher.scheduling.observations import QueuedRequest, RequestState
 from charonia.batch_strategies import BatchStrategy
@@ -30,6 +32,14 @@ DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
     """How a request ends that had responses and may not be run again."""
     return (ErrorCode.UNAVAILABLE, StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message, "BACKEND")
+
+
+def abandoned(model: str, version: int, failures: Mapping[int, str]) -> tuple[ErrorCode, str, RejectReason]:
+    """How a request ends that waits for a version that will not be served."""
+    message = NOT_READY.format(model=model, version=version)
+    if failure := failures.get(version):
+        message = LOAD_FAILED.format(model=model, version=version, reason=failure)
+    return (ErrorCode.UNAVAILABLE, message, "REJECTED")
 
 
 _MOST_ADMITTED = 4096

@@ -16,7 +16,7 @@ from charonia.facts.sequence_states import SequenceAbout, sequence_key
 class LiveSequence:
     """From its START to its end. Of its requests one runs at a time, the others wait in `queue`, in order.
 
-    `run` is the id of the request that started it, b"" before that was given out; `former` those that the log may
+    `run` is the id of the request that started it, b"" before that was dispatched; `former` those that the log may
     know instead, because the request that began the present run has not been answered. `closed`: its END has come, so
     that the id is free for another. `predecessor` is the sequence of the same id that has to be over before.
     `binding` is the number of its present place; `wanted` where a new owner found it: executor, instance, slot,
@@ -66,7 +66,7 @@ class LiveSequence:
         return sequence
 
     def begin(self, run: bytes) -> None:
-        """A START is given out."""
+        """A START is dispatched."""
         if run != self.run:
             if self.run:
                 self.former = (*self.former, self.run)
@@ -93,7 +93,7 @@ class LiveSequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request of it may be given out."""
+        """Whether a request of it may be dispatched."""
         return self.running is None and bool(self.queue) and self.instance is not None
 
     @property
@@ -167,9 +167,6 @@ class SequenceInstances:
 
     def __init__(self) -> None:
         self._by_place: dict[tuple[str, int], SequenceInstance] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_place)
 
     def all(self) -> list[SequenceInstance]:
         return list(self._by_place.values())

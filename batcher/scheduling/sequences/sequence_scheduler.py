@@ -1,21 +1,25 @@
-"""The scheduler of a model with a sequence batcher (S30-S43): the verbs and queries of `scheduler`, other rules. Pure.
+"""The scheduler of a model with a sequence batcher (S30-S43), with the verbs of every scheduler (`verbs`). Pure.
 
 - A sequence begins with START and is bound to one slot of one instance until its END, or until it has been idle for
   too long (S34, S38). Of its requests one runs at a time, in order.
 - Sequences without a slot wait, whole, first come first served (S37).
-- When its executor goes, a sequence gets another place, before those that have had none. Whether its state can
-  follow is for the executor to find out that gets it (`charonia.facts.sequence_states`).
+- When its executor goes, a sequence gets another place, before those that have had none. The
+  executor that gets it finds out whether its state can follow (`charonia.facts.sequence_states`).
 - A request that is taken out of the middle takes the rest of its sequence's queue with it (I10): what follows was
   meant to come after it.
 - What was aboard when an instance or executor ended runs alone the next time; a request that ends one alone is
   condemned.
+
+The parts share one `SequenceLedger`: `SequenceSlots` says who has a slot, `SequenceDispatching` what runs next,
+`SequenceBatches` what becomes of batches, `SequenceEndings` how requests end that do not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
+from batcher.scheduling.deadlock.waits import SlotGroup, Step
+from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -33,7 +37,6 @@ from batcher.scheduling.observations import (
     RequestQueued,
     RequestSettled,
     RequestsRescheduled,
-    RequestState,
     ResponsesBegun,
     ResponsesSeen,
     SequenceFound,
@@ -43,14 +46,16 @@ from batcher.scheduling.observations import (
     VersionWithdrawn,
 )
 from batcher.scheduling.queues.due_times import NEVER_NS
-from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING
 from charonia.errors import ErrorCode
+from charonia.models.interface import ModelInterface
 
 from .sequence_batches import SequenceBatches
-from .sequence_book import CANCELLED, NO_DELAYS, Cut, Delays
-from .sequence_instances import LiveSequence
-
-DISPATCHED = RequestState.DISPATCHED
+from .sequence_batching import SequenceRules
+from .sequence_dispatch import NO_DELAYS, Delays, SequenceDispatching
+from .sequence_endings import SequenceEndings
+from .sequence_instances import LiveSequence, SequenceInstance
+from .sequence_ledger import CANCELLED, QUEUED, Cut, SequenceLedger
+from .sequence_slots import SequenceSlots
 
 NOT_STARTED = (
     "inference request for sequence {id} to model '{model}' must specify the START flag on the first request of the "
@@ -60,12 +65,24 @@ CONFLICT = (
     "sequence {id} for model '{model}' has a conflict. The previous sequence did not end before this sequence start. "
     "Previous sequence will be terminated early."
 )
-TIMED_OUT = "timeout of the corresponding sequence has been expired"
 NO_ID = "inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
 
 
-class SequenceScheduler(SequenceBatches):
-    """Decides for one model with a sequence batcher; see the module's head."""
+class SequenceScheduler:
+    """Decides for one model with a sequence batcher; see the module's head.
+
+    `batch_prefix` makes batch ids unique over owners, `first_binding` the numbers of places. `delays` are for tests.
+    """
+
+    def __init__(self, batch_prefix: str, first_binding: int = 0, delays: Delays = NO_DELAYS) -> None:
+        self._ledger = SequenceLedger()
+        self._slots = SequenceSlots(self._ledger, first_binding)
+        self._dispatching = SequenceDispatching(self._ledger, batch_prefix, delays)
+        self._batches = SequenceBatches(self._ledger, self._slots)
+        self._endings = SequenceEndings(self._ledger)
+        self._next_order = 0
+        self.on_conflict: Callable[[str], None] | None = None
+        """Called with the words to log when a sequence is begun anew before it has ended (S33)."""
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
@@ -76,10 +93,12 @@ class SequenceScheduler(SequenceBatches):
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:
         """Several facts arrived together: decide once, after the last."""
         decisions: list[Decision] = []
-        self._expire(now_ns, decisions)
+        self._endings.expire(now_ns, decisions)
         for event in events:
             self._fold(event, now_ns, decisions)
-        self._decide(now_ns, decisions)
+        for version in self._ledger.versions.values():
+            self._slots.fill(version)
+        self._dispatching.decide(now_ns, decisions)
         return decisions
 
     def advance(self, now_ns: int) -> list[Decision]:
@@ -88,9 +107,90 @@ class SequenceScheduler(SequenceBatches):
 
     def next_wakeup(self) -> int | None:
         """The instant `advance` is due, None when only a fact can change anything."""
-        instants = [self._due.next_ns() or NEVER_NS, self._look_ns, next(iter(self._idle.values()), NEVER_NS)]
-        wakeup_ns = min(instants)
+        wakeup_ns = min(self._endings.next_ns(), self._dispatching.next_check_ns)
         return wakeup_ns if wakeup_ns < NEVER_NS else None
+
+    # -- what statistics ask -------------------------------------------------------------------------------------------
+
+    def pending_count(self) -> int:
+        """Requests that wait, not those given to executors (M2)."""
+        return self._ledger.queued
+
+    def queued_by_version(self) -> dict[int, int]:
+        """The waiting requests of each version that has any."""
+        counts: dict[int, int] = {}
+        for request in self.waiting():
+            counts[request.version] = counts.get(request.version, 0) + 1
+        return counts
+
+    def find(self, request_id: bytes) -> QueuedRequest | None:
+        """A request that has not ended."""
+        found = self._ledger.known.get(request_id)
+        return found[0] if found is not None else None
+
+    def waiting(self) -> list[QueuedRequest]:
+        """The requests that wait, in no particular order."""
+        return [request for request, _ in self._ledger.known.values() if request.state is QUEUED]
+
+    def unended(self) -> list[QueuedRequest]:
+        """All requests that have not ended, in no particular order."""
+        return [request for request, _ in self._ledger.known.values()]
+
+    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+        """(executor, version, requests) of the batches that hold an instance; no executor with those that let it go."""
+        return [("" if b.freed else b.executor, b.version, b.requests) for b in self._ledger.batches.values()]
+
+    def step(self, request_id: bytes) -> Step | None:
+        """What a request waits for in its queue; None for one that is not in it."""
+        request, sequence = self._ledger.known.get(request_id, (None, None))
+        if request is None or request.state is not QUEUED:
+            return None
+        before: list[bytes] = []
+        instance: list[bytes] = []
+        has_slot = True
+        while sequence is not None:
+            if sequence.running is not None:
+                before.append(sequence.running.id)
+            if sequence.queue:  # else its last request runs, and it needs neither a slot nor its instance any more
+                if sequence.instance is None:
+                    has_slot = False
+                else:
+                    instance += self._keep_busy(sequence.instance)
+            sequence = sequence.waits_for()
+        return Step(tuple(before), tuple(instance), has_slot)
+
+    def slot_groups(self, number: int) -> tuple[SlotGroup, ...]:
+        """The instances of a version and who has their slots."""
+        version = self._ledger.versions.get(number)
+        return tuple(
+            [
+                SlotGroup(
+                    instance.executor,
+                    instance.index,
+                    instance.size,
+                    self._keep_busy(instance),
+                    tuple([s.running.id for s in instance.slots.values() if s.running is not None]),
+                )
+                for instance in (version.instances.all() if version is not None else ())
+            ]
+        )
+
+    def _keep_busy(self, instance: SequenceInstance) -> tuple[bytes, ...]:
+        """A request of each batch that has to end before the instance gets another."""
+        ledger = self._ledger
+        batches = [ledger.batches[instance.batch]] if instance.batch in ledger.batches else []
+        if ledger.alone and any(sequence.queue[0].id in ledger.alone for sequence in instance.ready):
+            place = (instance.executor, instance.index)
+            batches = [batch for batch in ledger.batches.values() if (batch.executor, batch.instance) == place]
+        return tuple([batch.requests[0].id for batch in batches if batch.requests])
+
+    def outstanding_requests(self) -> int:
+        """Requests in batches that executors were given and have not finished or returned."""
+        return len(self._ledger.known) - self._ledger.queued
+
+    def live_sequences(self) -> int:
+        """Sequences that have begun or wait to, and have not ended."""
+        return sum(len(version.live) for version in self._ledger.versions.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -99,138 +199,90 @@ class SequenceScheduler(SequenceBatches):
             case RequestQueued():
                 self._enqueue(event, now_ns, decisions)
             case BatchFinished():
-                self._finish(event, now_ns, decisions)
+                self._batches.finish(event, now_ns, decisions)
             case RequestsRescheduled():
-                self._reschedule(event)
+                self._batches.reschedule(event)
             case SlotFreed():
-                self._free(event)
+                self._batches.free_instance(event)
             case ResponsesBegun():
-                self._begin_responses(event)
+                self._batches.begin_responses(event)
             case ResponsesSeen():
-                self._seen(event, now_ns, decisions)
+                self._batches.seen(event, now_ns, decisions)
             case BatchReturned():
-                batch = self._batches.get(event.batch_id)
-                if batch is not None and batch.executor == event.executor:
-                    self._take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
+                self._batches.give_back(event, now_ns, decisions)
             case BatchDied():
-                self._die(event, now_ns, decisions)
+                self._batches.die(event, now_ns, decisions)
             case RequestCancelled():
-                self._end_one(event.id, CANCELLED, now_ns, decisions)
+                self._endings.end_one(event.id, CANCELLED, now_ns, decisions)
             case CallRefused():
-                self._end_one(event.id, (ErrorCode.UNAVAILABLE, event.message, "REJECTED"), now_ns, decisions)
+                refused: Cut = (ErrorCode.UNAVAILABLE, event.message, "REJECTED")
+                self._endings.end_one(event.id, refused, now_ns, decisions)
             case RequestSettled():
-                self._drop(event.id, now_ns, decisions)
+                self._endings.end_one(event.id, None, now_ns, decisions)
             case QueueHeld():
-                self._held = event.held
+                self._dispatching.is_held = event.held
             case VersionsAbandoned():
-                self._abandon(event.kept, decisions)
+                self._endings.abandon(event, decisions)
             case VersionServed():
-                self._serve(event, now_ns, decisions)
+                self._slots.serve(event, now_ns, decisions)
             case VersionWithdrawn():
-                version = self._versions.get(event.version)
-                if version is not None:
-                    self._displace(version, version.instances.withdraw(event.executor), now_ns, decisions)
+                if (version := self._ledger.versions.get(event.version)) is not None:
+                    self._slots.withdraw(version, event.executor, now_ns, decisions)
             case ExecutorLost():
-                self._lose(event, now_ns, decisions)
+                self._batches.lose(event, now_ns, decisions)
             case ExecutorReturned():
-                self._blame.returned(event.executor)
+                self._batches.returned(event.executor)
             case SequenceFound():
-                self._found(event, now_ns)
+                self._slots.found(event, now_ns)
             case BatchRunning():
-                self._adopt(event)
+                self._batches.adopt(event)
             case BatchLost():
-                for request in event.requests:
-                    self._alone.add(request.id)
+                self._ledger.alone.update(request.id for request in event.requests)
             case PolicyChanged():
                 self._change_policy(event.interface, now_ns, decisions)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
     def _enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
-        if request.id in self._known:
+        ledger = self._ledger
+        if request.id in ledger.known:
             return
         request.order = self._next_order
         self._next_order += 1
         mark = request.sequence
         if mark is None:  # its gateway knew another configuration of the model
-            self._refuse(
-                request, (ErrorCode.INVALID_ARG, NO_ID.format(model=self._model), "OTHER"), decisions, bare=True
-            )
+            text = NO_ID.format(model=ledger.model)
+            ledger.refuse(request, (ErrorCode.INVALID_ARG, text, "OTHER"), decisions, bare=True)
             return
-        version = self._version(request.version)
+        version = ledger.version(request.version)
         sequence = version.live.get(mark.key)
         if mark.start and (sequence is None or sequence.closed):
             sequence = version.live[mark.key] = LiveSequence(version.number, mark.key, sequence)
             version.backlog[sequence] = None
         elif sequence is None or sequence.closed:
-            text = NOT_STARTED.format(id=mark.correlation_id, model=self._model)
-            self._refuse(request, (ErrorCode.INVALID_ARG, text, "OTHER"), decisions, bare=True)
+            text = NOT_STARTED.format(id=mark.correlation_id, model=ledger.model)
+            ledger.refuse(request, (ErrorCode.INVALID_ARG, text, "OTHER"), decisions, bare=True)
             return
         elif mark.start and self.on_conflict is not None:
-            self.on_conflict(CONFLICT.format(id=mark.correlation_id, model=self._model))
+            self.on_conflict(CONFLICT.format(id=mark.correlation_id, model=ledger.model))
         # S33: a START on a live sequence ends what was before and goes on in its place
         sequence.closed = mark.end
-        sequence.queue.append(request)
-        self._wait(request, sequence)
-        self._time(request, sequence)
-        self._touch(sequence, now_ns)
+        ledger.queue(request, sequence)
+        ledger.touch(sequence, now_ns)
 
-    def _end_one(self, request_id: bytes, how: Cut, now_ns: int, decisions: list[Decision]) -> None:
-        request, sequence = self._known.get(request_id, (None, None))
-        if request is None or sequence is None:
+    def _change_policy(self, interface: ModelInterface, now_ns: int, decisions: list[Decision]) -> None:
+        ledger = self._ledger
+        ledger.model, ledger.repeatable = interface.name, interface.repeatable
+        rules, before = SequenceRules.of(interface), ledger.rules
+        if rules == before:
             return
-        if request.state is DISPATCHED:
-            self._end_running(request, how, decisions)
-        else:
-            self._cut(sequence, request, how, now_ns, decisions)
-
-    def _drop(self, request_id: bytes, now_ns: int, decisions: list[Decision]) -> None:
-        request, sequence = self._known.get(request_id, (None, None))
-        if request is None or sequence is None:
-            return
-        if request.state is DISPATCHED:
-            self._stop(request, decisions)
-        else:
-            self._cut(sequence, request, None, now_ns, decisions)
-
-    def _end_running(self, request: QueuedRequest, how: Cut, decisions: list[Decision]) -> None:
-        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
-        if not request.settled:
-            decisions.append(RejectRequest(request, *how))
-            self._stop(request, decisions)
-
-    def _stop(self, request: QueuedRequest, decisions: list[Decision]) -> None:
-        if not request.settled:
-            request.settled = True
-            if request.due_ns:
-                self._due.disarm(request)
-            batch_id, batch = next((i, b) for i, b in self._batches.items() if request in b.requests)
-            decisions.append(StopExecution(request, batch_id, batch.executor))
-
-    def _expire(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Requests whose deadline has come, sequences that waited (S37) or rested (S38) too long."""
-        while (request := self._due.pop(now_ns)) is not None:
-            _, sequence = self._known[request.id]
-            if request.state is DISPATCHED:
-                how: Cut = (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING, "OTHER")
-                self._end_running(request, how, decisions)
-            elif 0 < request.deadline_ns <= now_ns:
-                how = (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED")
-                self._cut(sequence, request, how, now_ns, decisions)
-            elif sequence.instance is None and sequence.running is None:
-                for waiting in list(sequence.queue):
-                    self._unqueue(waiting)
-                    self._refuse(waiting, (ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED"), decisions)
-                sequence.queue.clear()
-                self._end(sequence, decisions)
-            else:  # it has its slot by now
-                request.timeout_ns = 0
-                self._due.arm(request)
-        while self._idle:
-            sequence, due_ns = next(iter(self._idle.items()))
-            if due_ns > now_ns:
-                break
-            self._end(sequence, decisions)
+        ledger.rules = rules
+        for request, sequence in ledger.known.values() if before is None else ():
+            if request.state is QUEUED and not request.due_ns:
+                ledger.time(request, sequence)
+        if rules is not None:
+            self._slots.resize(now_ns, decisions)
+        for version in ledger.versions.values():
+            for sequence in version.live.values():
+                ledger.touch(sequence, now_ns)
 
 
 __all__ = ["NO_DELAYS", "Delays", "SequenceScheduler"]

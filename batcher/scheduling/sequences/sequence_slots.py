@@ -1,34 +1,28 @@
-"""Who has a slot: sequences get one in turn, keep it, and are moved when an instance goes (S34, S37). Pure.
+"""Allocates slots: sequences get one in turn, keep it, and are moved when an instance goes (S34, S37). Pure.
 
-Where a new owner finds sequences bound, they stay.
+Sequences that a new owner finds bound keep their slots.
 """
 
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import SequenceFound, VersionServed
-from batcher.scheduling.queues.ledger import NOT_READY
-from charonia.errors import ErrorCode
-from charonia.models.interface import ModelInterface
 
-from .sequence_batching import SequenceRules
-from .sequence_book import QUEUED, SequenceBook, VersionSequences
 from .sequence_instances import LiveSequence, SequenceInstance
+from .sequence_ledger import QUEUED, SequenceLedger, VersionSequences
 
 
-class SequenceSlots(SequenceBook):
-    """The slots of all instances of one model."""
+class SequenceSlots:
+    """The slots of all instances of one model. `first_binding` makes the numbers of places unique over owners."""
 
-    def _bind(self, sequence: LiveSequence, instance: SequenceInstance, slot: int = -1) -> bool:
-        """Give a sequence a slot; what it had elsewhere is stale from now on."""
-        if not instance.take(sequence, slot):
-            return False
-        self._binding += 1
-        sequence.binding = self._binding
-        return True
+    __slots__ = ("_binding", "_ledger")
 
-    def _fill(self, version: VersionSequences) -> None:
-        """Give free slots to who waits, in order (S37)."""
+    def __init__(self, ledger: SequenceLedger, first_binding: int) -> None:
+        self._ledger = ledger
+        self._binding = first_binding
+
+    def fill(self, version: VersionSequences) -> None:
+        """Give free slots to the sequences that wait, in order (S37)."""
         if not version.backlog or version.instances.roomiest() is None:
             return
         placed: list[LiveSequence] = []
@@ -37,8 +31,68 @@ class SequenceSlots(SequenceBook):
                 instance = version.instances.roomiest()
                 if instance is None:
                     break
-                self._bind(sequence, instance)
+                instance.take(sequence)
+                self._renumber(sequence)
                 placed.append(sequence)
+        for sequence in placed:
+            del version.backlog[sequence]
+
+    def serve(self, event: VersionServed, now_ns: int, decisions: list[Decision]) -> None:
+        """An executor has instances of a version, perhaps others than before."""
+        ledger = self._ledger
+        version = ledger.version(event.version)
+        slots = ledger.rules.slots if ledger.rules is not None else 0
+        new, displaced = version.instances.serve(event.executor, event.content_hash, event.slots, slots)
+        running = {
+            (b.executor, b.instance): i
+            for i, b in ledger.batches.items()
+            if b.version == version.number and not b.freed
+        }
+        for instance in new:
+            instance.batch = running.get((instance.executor, instance.index), "")
+            for sequence in list(instance.slots.values()):  # another incarnation remembers nothing of them
+                self._renumber(sequence)
+                self._lose_turn(sequence, now_ns, decisions)
+            self._reclaim(version, instance)
+        self._displace(version, displaced, now_ns, decisions)
+
+    def resize(self, now_ns: int, decisions: list[Decision]) -> None:
+        """Instances may have another number of slots, by the rules of now."""
+        for version in self._ledger.versions.values():
+            for executor in dict.fromkeys(instance.executor for instance in version.instances.all()):
+                mine = [i for i in version.instances.all() if i.executor == executor]
+                event = VersionServed(executor, version.number, mine[0].content_hash, len(mine))
+                self.serve(event, now_ns, decisions)
+
+    def withdraw(self, version: VersionSequences, executor: str, now_ns: int, decisions: list[Decision]) -> None:
+        """An executor's instances of a version are no more."""
+        self._displace(version, version.instances.withdraw(executor), now_ns, decisions)
+
+    def found(self, event: SequenceFound, now_ns: int) -> None:
+        """A predecessor's sequence waits for the slot that it had."""
+        about = event.about
+        version = self._ledger.version(about.version)
+        key = about.key[len(b"%d:" % about.version) :]
+        if key not in version.live:
+            sequence = version.live[key] = LiveSequence.found(about, key)
+            version.backlog[sequence] = None
+            self._ledger.touch(sequence, now_ns)
+
+    def _renumber(self, sequence: LiveSequence) -> None:
+        """A sequence has a new place; what it had elsewhere is stale from now on."""
+        self._binding += 1
+        sequence.binding = self._binding
+
+    def _reclaim(self, version: VersionSequences, instance: SequenceInstance) -> None:
+        """What a predecessor had bound to this instance stays there."""
+        here = (instance.executor, instance.index)
+        placed: list[LiveSequence] = []
+        for sequence in version.backlog:
+            wanted = sequence.wanted
+            if wanted is not None and wanted[:2] == here and instance.take(sequence, wanted[2]):
+                placed.append(sequence)
+                if wanted[3] != instance.content_hash:
+                    self._renumber(sequence)
         for sequence in placed:
             del version.backlog[sequence]
 
@@ -52,84 +106,11 @@ class SequenceSlots(SequenceBook):
             version.backlog.move_to_end(sequence, last=False)
         for sequence in sequences:
             self._lose_turn(sequence, now_ns, decisions)
-            self._touch(sequence, now_ns)
+            self._ledger.touch(sequence, now_ns)
 
     def _lose_turn(self, sequence: LiveSequence, now_ns: int, decisions: list[Decision]) -> None:
-        """What a request that waits for another turn (S41) had done was in the instance: it begins anew."""
+        """What a request that waits for another turn (S41) had done was in the instance: it is run from its start."""
         request, sequence.again = sequence.again, None
         if request is not None and request.state is QUEUED:
             request.attempt += 1  # the one that goes on no more
-            self._again_or_cut(sequence, request, "its instance is gone", now_ns, decisions)
-
-    def _found(self, event: SequenceFound, now_ns: int) -> None:
-        about = event.about
-        version = self._version(about.version)
-        key = about.key[len(b"%d:" % about.version) :]
-        if key not in version.live:
-            sequence = version.live[key] = LiveSequence.found(about, key)
-            version.backlog[sequence] = None
-            self._touch(sequence, now_ns)
-
-    def _serve(self, event: VersionServed, now_ns: int, decisions: list[Decision]) -> None:
-        version = self._version(event.version)
-        slots = self._rules.slots if self._rules is not None else 0
-        new, displaced = version.instances.serve(event.executor, event.content_hash, event.slots, slots)
-        running = {
-            (b.executor, b.instance): i for i, b in self._batches.items() if b.version == version.number and not b.freed
-        }
-        for instance in new:
-            instance.batch = running.get((instance.executor, instance.index), "")
-            for sequence in list(instance.slots.values()):  # another incarnation remembers nothing of them
-                self._binding += 1
-                sequence.binding = self._binding
-                self._lose_turn(sequence, now_ns, decisions)
-            self._reclaim(version, instance)
-        self._displace(version, displaced, now_ns, decisions)
-
-    def _reclaim(self, version: VersionSequences, instance: SequenceInstance) -> None:
-        """What a predecessor had bound to this instance stays there."""
-        here = (instance.executor, instance.index)
-        placed: list[LiveSequence] = []
-        for sequence in version.backlog:
-            wanted = sequence.wanted
-            if wanted is not None and wanted[:2] == here and instance.take(sequence, wanted[2]):
-                placed.append(sequence)
-                if wanted[3] != instance.content_hash:
-                    self._binding += 1
-                    sequence.binding = self._binding
-        for sequence in placed:
-            del version.backlog[sequence]
-
-    def _change_policy(self, interface: ModelInterface, now_ns: int, decisions: list[Decision]) -> None:
-        self._model = interface.name
-        self._repeatable = interface.repeatable
-        rules = SequenceRules.of(interface)
-        if rules == self._rules:
-            return
-        first, self._rules = self._rules is None, rules
-        for request, sequence in list(self._known.values()) if first else ():
-            if request.state is QUEUED and not request.due_ns:
-                self._time(request, sequence)
-        for version in self._versions.values():
-            if rules is not None:
-                for executor in {instance.executor for instance in version.instances.all()}:
-                    mine = [i for i in version.instances.all() if i.executor == executor]
-                    event = VersionServed(executor, version.number, mine[0].content_hash, len(mine))
-                    self._serve(event, now_ns, decisions)
-            for sequence in version.live.values():
-                self._touch(sequence, now_ns)
-
-    def _abandon(self, kept: frozenset[int], decisions: list[Decision]) -> None:
-        for number in [number for number in self._versions if number not in kept]:
-            version = self._versions[number]
-            message = NOT_READY.format(model=self._model, version=number)
-            bound = [sequence for instance in version.instances.all() for sequence in instance.slots.values()]
-            for sequence in {*version.live.values(), *version.backlog, *bound}:
-                for request in sequence.queue:
-                    self._unqueue(request)
-                    self._refuse(request, (ErrorCode.UNAVAILABLE, message, "REJECTED"), decisions)
-                sequence.queue.clear()
-                if sequence.running is None:
-                    self._end(sequence, decisions)
-                else:
-                    sequence.closed = True
+            self._ledger.cut_if_seen(sequence, request, "its instance is gone", now_ns, decisions)

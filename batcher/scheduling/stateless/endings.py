@@ -11,9 +11,8 @@ from batcher.scheduling.queues.due_times import NEVER_NS
 from batcher.scheduling.queues.ledger import (
     DEADLINE_PASSED,
     DEADLINE_PASSED_RUNNING,
-    LOAD_FAILED,
-    NOT_READY,
     TIMED_OUT,
+    abandoned,
     cut_short,
 )
 from batcher.scheduling.queues.queueing import delays
@@ -38,7 +37,7 @@ class Endings:
     def seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
         """Responses of these were visible before; those that wait are not run again."""
         known = self._state.ledger.known
-        for request in [known[i] for i in event.ids if i in known]:
+        for request in sorted([known[i] for i in event.ids if i in known], key=lambda request: request.order):
             request.responding = True
             if request.state is not DISPATCHED:
                 self.end_one(request.id, *cut_short("its executor was lost"), decisions)
@@ -110,11 +109,8 @@ class Endings:
                 self._burst(request, decisions)  # its requests are refused one by one
                 continue
             self._state.remove(request)
-            model = self._state.ledger.model
-            message = NOT_READY.format(model=model, version=request.version)
-            if failure := event.failures.get(request.version):
-                message = LOAD_FAILED.format(model=model, version=request.version, reason=failure)
-            self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, message, "REJECTED", decisions)
+            how = abandoned(self._state.ledger.model, request.version, event.failures)
+            self._state.ledger.reject(request, *how, decisions)
 
     def expire(self, now_ns: int, decisions: list[Decision]) -> None:
         """Requests whose time-out or deadline has come (S21-S23)."""

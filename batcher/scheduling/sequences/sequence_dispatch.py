@@ -1,0 +1,119 @@
+"""From ready sequences and free instances to batches: what a `SequenceScheduler` decides once facts are folded. Pure.
+
+Which sequences go together is `sequence_batching`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batcher.scheduling.decisions import Decision, DispatchBatch
+from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.queues.due_times import NEVER_NS
+from charonia.wire import BatchPlaces, SequencePlace
+
+from .sequence_batching import SequenceRules, choose
+from .sequence_instances import LiveSequence, SequenceInstance
+from .sequence_ledger import DispatchedBatch, SequenceLedger, mark_of
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """For tests (S43): nothing is dispatched before so many requests wait in slots and, of them, in the backlog."""
+
+    requests: int = 0
+    backlog_requests: int = 0
+
+
+NO_DELAYS = Delays()
+
+
+class SequenceDispatching:
+    """Dispatches the batches of one model. `is_held`: it dispatches none. `next_check_ns`: an instance waits until then
+    for more of its sequences.
+    """
+
+    __slots__ = ("_batch_prefix", "_delays", "_ledger", "_next_batch", "is_held", "next_check_ns")
+
+    def __init__(self, ledger: SequenceLedger, batch_prefix: str, delays: Delays) -> None:
+        self._ledger = ledger
+        self._batch_prefix = batch_prefix
+        self._next_batch = 0
+        self._delays = delays
+        self.is_held = False
+        self.next_check_ns = NEVER_NS
+
+    def decide(self, now_ns: int, decisions: list[Decision]) -> None:
+        """Give each free instance a batch, where one is due."""
+        self.next_check_ns = NEVER_NS
+        rules = self._ledger.rules
+        if self.is_held or rules is None or self._delayed():
+            return
+        for version in self._ledger.versions.values():
+            for instance in version.instances.all():
+                if instance.ready and not instance.batch:
+                    self._dispatch_to(instance, rules, now_ns, decisions)
+
+    def _delayed(self) -> bool:
+        """S43: whether to wait for more requests before the first batch."""
+        if not self._delays.requests:
+            return False
+        ledger = self._ledger
+        backlog = sum(len(sequence.queue) for version in ledger.versions.values() for sequence in version.backlog)
+        if ledger.queued - backlog < self._delays.requests or backlog < self._delays.backlog_requests:
+            return True
+        self._delays = NO_DELAYS
+        return False
+
+    def _dispatch_to(
+        self, instance: SequenceInstance, rules: SequenceRules, now_ns: int, decisions: list[Decision]
+    ) -> None:
+        ledger = self._ledger
+        alone = ledger.alone
+        suspects = [sequence for sequence in instance.ready if sequence.queue[0].id in alone] if alone else []
+        if suspects:
+            if any(instance is ledger.instance_of(batch) for batch in ledger.batches.values()):
+                return  # what ends an instance now must have been this
+            chosen = [min(suspects, key=lambda sequence: sequence.queue[0].order)]
+        else:
+            chosen, until_ns = choose(instance, rules, now_ns)
+            if not chosen:
+                self.next_check_ns = min(self.next_check_ns, until_ns)
+                return
+        decisions.append(self._batch(instance, chosen, rules, is_suspect=bool(suspects)))
+
+    def _batch(
+        self, instance: SequenceInstance, chosen: list[LiveSequence], rules: SequenceRules, *, is_suspect: bool
+    ) -> DispatchBatch:
+        """The next requests of these sequences, as one batch."""
+        self._next_batch += 1
+        batch_id = f"{self._batch_prefix}-{self._next_batch}"
+        requests: list[QueuedRequest] = []
+        places: list[SequencePlace] = []
+        for sequence in chosen:
+            request = sequence.queue[0]
+            again, sequence.again = sequence.again is request, None
+            if mark_of(request).start and not again:
+                sequence.begin(request.id)
+            request.timeout_ns = 0
+            self._ledger.dispatch(request, sequence)
+            instance.refresh(sequence)
+            request.attempt += 1
+            requests.append(request)
+            places.append(SequencePlace(sequence.slot, sequence.run, sequence.binding, again))
+        instance.batch = batch_id
+        executor, version = instance.executor, chosen[0].version
+        batch = DispatchedBatch(executor, version, instance.index, requests, chosen, is_suspect)
+        self._ledger.batches[batch_id] = batch
+        rows = instance.rows if rules.block.direct and rules.batching else 0
+        return DispatchBatch(
+            batch_id,
+            executor,
+            version,
+            instance.content_hash,
+            requests,
+            tuple([request.attempt for request in requests]),
+            False,
+            "group" if is_suspect else "",
+            BatchPlaces(instance.index, rows, tuple(places)),
+        )

@@ -1,0 +1,86 @@
+"""How requests of sequences end that do not run: cancelled, settled by others, out of time, refused. Pure."""
+
+from __future__ import annotations
+
+from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
+from batcher.scheduling.observations import QueuedRequest, VersionsAbandoned
+from batcher.scheduling.queues.due_times import NEVER_NS
+from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, abandoned
+from charonia.errors import ErrorCode
+
+from .sequence_instances import LiveSequence
+from .sequence_ledger import DISPATCHED, Cut, SequenceLedger
+
+TIMED_OUT = "timeout of the corresponding sequence has been expired"
+
+
+class SequenceEndings:
+    """Ends requests and sequences of one model."""
+
+    __slots__ = ("_ledger",)
+
+    def __init__(self, ledger: SequenceLedger) -> None:
+        self._ledger = ledger
+
+    def end_one(self, request_id: bytes, how: Cut | None, now_ns: int, decisions: list[Decision]) -> None:
+        """End a request wherever it is (`how` None: somebody else has settled it)."""
+        request, sequence = self._ledger.known.get(request_id, (None, None))
+        if request is None or sequence is None:
+            return
+        if request.state is DISPATCHED:
+            self._end_running(request, how, decisions)
+        else:
+            self._ledger.cut(sequence, request, how, now_ns, decisions)
+
+    def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
+        """Refuse what waits for versions that nobody serves any more."""
+        ledger = self._ledger
+        for number in [number for number in ledger.versions if number not in event.kept]:
+            version = ledger.versions[number]
+            how = abandoned(ledger.model, number, event.failures)
+            bound = [sequence for instance in version.instances.all() for sequence in instance.slots.values()]
+            for sequence in dict.fromkeys((*version.live.values(), *version.backlog, *bound)):
+                ledger.refuse_all(sequence, how, decisions)
+                if sequence.running is None:
+                    ledger.end(sequence, decisions)
+                else:
+                    sequence.closed = True
+
+    def next_ns(self) -> int:
+        """When `expire` is due next."""
+        return min(self._ledger.due.next_ns() or NEVER_NS, next(iter(self._ledger.idle.values()), NEVER_NS))
+
+    def expire(self, now_ns: int, decisions: list[Decision]) -> None:
+        """Requests whose deadline has come, sequences that waited (S37) or rested (S38) too long."""
+        ledger = self._ledger
+        while (request := ledger.due.pop(now_ns)) is not None:
+            _, sequence = ledger.known[request.id]
+            if request.state is DISPATCHED:
+                self._end_running(request, (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING, "OTHER"), decisions)
+            elif 0 < request.deadline_ns <= now_ns:
+                how: Cut = (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED")
+                ledger.cut(sequence, request, how, now_ns, decisions)
+            elif sequence.instance is None and sequence.running is None:
+                ledger.refuse_all(sequence, (ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED"), decisions)
+                ledger.end(sequence, decisions)
+            else:  # it has its slot by now
+                request.timeout_ns = 0
+                ledger.due.arm(request)
+        while (resting := self._rested_until(now_ns)) is not None:
+            ledger.end(resting, decisions)
+
+    def _rested_until(self, now_ns: int) -> LiveSequence | None:
+        """A sequence that has rested too long by now."""
+        sequence, due_ns = next(iter(self._ledger.idle.items()), (None, NEVER_NS))
+        return sequence if due_ns <= now_ns else None
+
+    def _end_running(self, request: QueuedRequest, how: Cut | None, decisions: list[Decision]) -> None:
+        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
+        if request.settled:
+            return
+        if how is not None:
+            decisions.append(RejectRequest(request, *how))
+        request.settled = True
+        self._ledger.due.disarm(request)
+        batch_id, batch = next((i, b) for i, b in self._ledger.batches.items() if request in b.requests)
+        decisions.append(StopExecution(request, batch_id, batch.executor))
