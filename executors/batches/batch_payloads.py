@@ -94,9 +94,7 @@ class Payloads:
 
     def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
         """Give the large answers to a wave to its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
-        if not wave.reply_by_reference or total_size(columns) < BY_REFERENCE_BYTES * wave.count:
-            return None
-        return self._directory.give(columns, wave.endpoint)
+        return self._directory.give(columns, wave.endpoint) if wave.reply_by_reference else None
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:

@@ -255,7 +255,10 @@ class WaveBatch:
 
     def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
         """The answers to a wave; large ones are put where its gateway finds them."""
-        reference = self._put(wave, columns) if self._put is not None and wave.reply_by_reference else None
+        reference = None
+        is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
+        if is_large and wave.reply_by_reference and self._put is not None:
+            reference = self._put(wave, columns)
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from charonia.wire import (
     unpack_wave_reply,
     wave_head,
 )
+from executors.batches import wave_execution
 from executors.batches.accounting import increments
 from executors.batches.assembly import Planner, Workspace
 from executors.batches.execution import Batch
@@ -70,7 +72,7 @@ PLACES: dict[str, bytes] = {}
 
 
 def put(wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
-    """Put answers beside the log whose gateway reads them there, whatever their size."""
+    """Put answers beside the log whose gateway reads them there."""
     if not wave.reply_by_reference:
         return None
     reference = Reference(FILE, f"e/{len(PLACES)}", sum(map(len, columns)))
@@ -168,7 +170,8 @@ def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...], bool]]) 
         for number, (values, outputs, by_reference) in enumerate(made)
     ]
     batch = WaveBatch(planner, 1, waves, put)
-    executed = batch.run_on(Doubling(), Workspace())
+    with patch.object(wave_execution, "BY_REFERENCE_BYTES", 1):
+        executed = batch.run_on(Doubling(), Workspace())
     assert isinstance(executed, ExecutedWaves)
     runs: list[list[Wave]] = []
     rows = 0
