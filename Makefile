@@ -7,6 +7,7 @@ DRILL_FLAGS ?=
 STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
+WALK_FLAGS ?=
 BASE ?= HEAD~1
 SERVER ?= redis-server
 PEERS ?=
@@ -15,7 +16,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
+.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -48,11 +49,15 @@ serve: models    ## set everything up and serve the example models until Ctrl-C
 	$(BIN)/charonia serve --model-repository examples/models $(SERVE_FLAGS)
 
 test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore=tests/e2e -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --durations=10
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses
+check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server
+	@$(MAKE) --no-print-directory lint types contracts
+	$(BIN)/python -m pytest tests/unit tests/property tests/replay tests/golden tests/house -n 2 --dist loadfile
+
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 2 --dist loadfile
 
@@ -92,8 +97,8 @@ bench-peers: $(VENV)/.tested models ## measure them beside this checkout and wri
 	@$(NO_PEERS)
 	$(BIN)/python -m loadtest.peers run $(PEER_FLAGS) --page docs/performance.md $(BENCH_FLAGS)
 
-walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP request passes
-	$(BIN)/python -m loadtest.walk
+walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
+	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)

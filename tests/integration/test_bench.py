@@ -58,6 +58,13 @@ def test_counts_of_a_server(tmp_path: Path) -> None:
     assert log["requests_per_entry"] == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.parametrize("kind", ["job", "stream"])
+def test_jobs_and_streams_have_walks(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert walk(["--kind", kind, "--requests", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= {"gateway", "batcher", "executors", "charonia"}
+
+
 def test_a_walk_is_printed_by_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert walk(["--requests", "50", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
