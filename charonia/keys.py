@@ -49,9 +49,6 @@ command or script ever names keys of two slots.
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`EventLog.keep_recent`)
     ce                       sorted set of cached responses by when they expire
-
-Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`); in `local:x:` a
-record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +66,6 @@ _REMEMBERED = 4096
 CONTROL = b"ctl"
 DEPARTED = b"gone"
 EPOCH = b"epoch"
-LOCAL = b"local:"
 PASSING = "m-"
 """What the names of blobs begin with that only work at the level `memory` needs."""
 

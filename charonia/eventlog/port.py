@@ -1,8 +1,8 @@
 """The log as services see it: streams, settled work, leases and projections. Pure interface, no I/O.
 
-Adapters: `charonia.eventlog.memory.log` (complete, in one process), `charonia.eventlog.redis` (Redis or Valkey >= 7.0)
-and `charonia.eventlog.colocated` (a shared log plus streams that never leave the process). One contract suite
-(tests/contract) runs over all. Every method that cannot reach the log raises `charonia.errors.LogUnavailable`.
+Adapters: `charonia.eventlog.memory.log` (complete, in one process) and `charonia.eventlog.redis` (Redis or Valkey >=
+7.0, one server or a cluster). One contract suite (tests/contract) runs over all. Every method that cannot reach the
+log raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
 There are no consumer groups: the single owner of a model (design section 2) makes pending lists a second truth.
