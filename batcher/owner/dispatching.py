@@ -15,7 +15,7 @@ from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, QueueLog
 from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
@@ -27,7 +27,7 @@ _RECORDED = FLAG_JOB | FLAG_JOURNALLED
 class Dispatcher:
     """One owner's way to the executors. `link` leads to the one in this process, if there is one."""
 
-    def __init__(self, log: EventLog, model: str, token: int, link: LocalLink | None) -> None:
+    def __init__(self, log: QueueLog, model: str, token: int, link: LocalLink | None) -> None:
         self._log = log
         self._model = model
         self._token = token

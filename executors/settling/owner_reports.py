@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import EventLog, Fields
+from charonia.eventlog.port import Fields, Streams
 from charonia.wire import BatchHeader
 from executors.announcing import insist
 
@@ -11,7 +11,7 @@ from executors.announcing import insist
 class OwnerReports:
     """The reports of one executor. `link` leads to the batcher in this process, if there is one."""
 
-    def __init__(self, log: EventLog, link: LocalLink | None) -> None:
+    def __init__(self, log: Streams, link: LocalLink | None) -> None:
         self._log = log
         self._link = link
 

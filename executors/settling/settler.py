@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 from executors.announcing import insist
@@ -55,7 +55,7 @@ class Settler:
 
     def __init__(
         self,
-        log: EventLog,
+        log: SettlementLog,
         executor: str,
         metrics: ExecutorMetrics,
         payloads: Payloads,

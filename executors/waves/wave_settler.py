@@ -15,7 +15,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
@@ -47,7 +47,7 @@ class WaveSettler:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         executor: str,
         metrics: ExecutorMetrics,
         sockets: ReplySockets,
