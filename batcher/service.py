@@ -17,6 +17,7 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
 from charonia.metrics.latencies import Latencies
@@ -43,7 +44,7 @@ _News = TypeVar("_News")
 
 
 class BatcherService:
-    """`local_executor` is the incarnation of an executor in this process, "" in a batcher of its own."""
+    """`link` leads to the executor in this process; None in a batcher of its own."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class BatcherService:
         control: ControlPlane,
         settings: BatcherSettings,
         *,
-        local_executor: str = "",
+        link: LocalLink | None = None,
         delays: Delays = NO_DELAYS,
         cache_log: EventLog | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class BatcherService:
         self._control = control
         self._catalog = control.catalog
         self._settings = settings
-        self._local_executor = local_executor
+        self._link = link
         self._reader = log.reader()
         self._owned: dict[str, OwnedModel] = {}
         self._routes: dict[bytes, OwnedModel] = {}
@@ -188,7 +189,8 @@ class BatcherService:
     async def _restore(self, model: str, token: int) -> None:
         news = await newcomers(self._control)
         owned = self._owner(model, token)
-        known = [e for e in self._catalog.live_executors() if e != self._local_executor]
+        here = self._link.executor if self._link is not None else ""
+        known = [e for e in self._catalog.live_executors() if e != here]
         for stream in owned.fact_streams:
             self._routes[stream] = owned
         try:
@@ -232,7 +234,7 @@ class BatcherService:
             model,
             token,
             self._settings.incarnation,
-            local_executor=self._local_executor,
+            link=self._link,
             prefetch=self._settings.prefetch,
             window_requests=self._settings.window_requests,
             lane_weights=self._catalog.lane_weights,

@@ -47,11 +47,8 @@ command or script ever names keys of two slots.
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
     c:<hash>                 a cached response (`charonia.calls.cache.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
-                             (`EventLog.keep_recent`)
+                             (`Notes.keep_recent`)
     ce                       sorted set of cached responses by when they expire
-
-Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`); in `local:x:` a
-record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +66,6 @@ _REMEMBERED = 4096
 CONTROL = b"ctl"
 DEPARTED = b"gone"
 EPOCH = b"epoch"
-LOCAL = b"local:"
 PASSING = "m-"
 """What the names of blobs begin with that only work at the level `memory` needs."""
 
@@ -263,5 +259,5 @@ def cached(digest: bytes) -> bytes:
 
 
 def sizes(key: bytes) -> bytes:
-    """Beside a set of `EventLog.keep_recent`, whose name has a hash tag: its members' sizes."""
+    """Beside a set of `Notes.keep_recent`, whose name has a hash tag: its members' sizes."""
     return key + b":sizes"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDescribed,
@@ -48,7 +48,7 @@ async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
 class Announcer:
     """Control facts of one process, in the order of the calls. It remembers what still holds, for another log."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Streams) -> None:
         self._log = log
         self._scan: RepositoryScanned | None = None
         self._described: ExecutorDescribed | None = None

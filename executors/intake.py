@@ -16,13 +16,14 @@ from typing import Any
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
 from charonia.facts.events import (
     FIELD_FACT,
     BatchReturned,
     ExecutionUnwanted,
+    Fact,
     OwnerChanged,
     ResponsesWanted,
     StatisticsWanted,
@@ -48,6 +49,7 @@ from .running.incarnation import Incarnation
 from .running.job import Job, Responses, decoded
 from .settling.beginnings import Beginnings
 from .settling.checkpoints import comes_late, restore
+from .settling.owner_reports import OwnerReports
 from .settling.responding import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import Outcome, Settler
@@ -71,20 +73,20 @@ class Intake:
         metrics: ExecutorMetrics,
         payloads: Payloads,
         sockets: ReplySockets,
-        *,
-        local: bool,
+        link: LocalLink | None,
     ) -> None:
         self._log = log
         self._payloads = payloads
         self._executor = executor
         self._find = find
         self._metrics = metrics
-        self._local = local
-        self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
+        self._link = link
+        self.stream = keys.batches(executor)
         self._beginnings = Beginnings(log, executor)
-        self._settler = Settler(log, executor, metrics, payloads, self._beginnings)
-        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn)
-        self._responses = ResponseWriter(log, executor, payloads, self._cancel)
+        self._reports = OwnerReports(log, link)
+        self._settler = Settler(log, executor, metrics, payloads, self._beginnings, self._reports)
+        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn, self._reports)
+        self._responses = ResponseWriter(log, executor, payloads, self._cancel, self._reports)
         if metrics.measures:
             self._responses.on_first = self._responded
         self._reader = log.reader()
@@ -105,13 +107,13 @@ class Intake:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Take batches from now on. A local stream's entries are gone once they are handed over."""
+        """Take batches from now on. Beside a batcher, which uses the link, what the stream brings goes when read."""
         self._reader.start(self._on_entries)
-        self._reader.add(self.stream, consume=self._local)
-        if self._local:  # where processes other than the batcher in this one reach it
-            self._reader.add(keys.batches(self._executor), consume=True)
-        if isinstance(self._log, ColocatedLog):
-            self._log.take_over(self.stream, self._take)
+        self._reader.add(self.stream, consume=self._link is not None)
+        if self._link is not None:
+            loop = asyncio.get_running_loop()
+            self._link.batches.follow(self._take)
+            self._link.facts.follow(lambda fact: loop.call_soon(self._on_fact, fact))
 
     async def stop(self) -> None:
         """Take no more batches: those not yet read, and those that come from now on, go back to the batcher.
@@ -119,8 +121,8 @@ class Intake:
         The stream is read on: what runs waits for words about it, as how many of its responses are wanted.
         """
         self._stopped = True
-        if isinstance(self._log, ColocatedLog):
-            self._log.take_over(self.stream, None)
+        if self._link is not None:
+            return  # nothing waits to be read
         for entry in await self._log.range(self.stream):
             entry_id = bytes(entry.id)
             if entry_id in self._held:
@@ -161,6 +163,9 @@ class Intake:
     async def close(self) -> None:
         """Give up what the log would not take."""
         self._closed = True
+        if self._link is not None:
+            self._link.batches.follow(None)
+            self._link.facts.follow(None)
         await self._reader.close()
         for task in self._tasks:
             task.cancel()
@@ -180,7 +185,9 @@ class Intake:
         for entry in entries:
             entry_id = bytes(entry.id)
             if entry.fields and entry.fields[0] == FIELD_FACT:
-                self._on_facts(entry, entry_id)
+                for fact in facts_of(entry):
+                    self._on_fact(fact)
+                self._spawn(self._delete(entry_id))
                 continue
             try:
                 header, records = decoded(entry)
@@ -260,26 +267,20 @@ class Intake:
         else:
             incarnation.pool.submit(job)
 
-    def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
-        for fact in facts_of(entry):
-            if isinstance(fact, VersionWanted):
-                if self.on_wanted is not None and not self._stopped:
-                    self.on_wanted(fact.model, fact.version)
-                continue
-            if isinstance(fact, ResponsesWanted):
-                if (running := self._taken.get(fact.batch_id)) is not None:
-                    running[1].pool.allow(running[0], fact.id, fact.count)
-                continue
-            if isinstance(fact, StatisticsWanted):
-                self._spawn(self._write_statistics(fact))
-                continue
-            taken = self._taken.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
-            if taken is not None and isinstance(fact, ExecutionUnwanted):
-                ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
-                self._cancel(taken[0], ids)
-            elif isinstance(fact, OwnerChanged):
-                self._spawn(self._responses.say_again(fact.model))
-        self._spawn(self._delete(entry_id))
+    def _on_fact(self, fact: Fact) -> None:
+        if isinstance(fact, VersionWanted):
+            if self.on_wanted is not None and not self._stopped:
+                self.on_wanted(fact.model, fact.version)
+        elif isinstance(fact, ResponsesWanted):
+            if (running := self._taken.get(fact.batch_id)) is not None:
+                running[1].pool.allow(running[0], fact.id, fact.count)
+        elif isinstance(fact, StatisticsWanted):
+            self._spawn(self._write_statistics(fact))
+        elif isinstance(fact, ExecutionUnwanted):
+            if (running := self._taken.get(fact.batch_id)) is not None:
+                self._cancel(running[0], frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)))
+        elif isinstance(fact, OwnerChanged):
+            self._spawn(self._responses.say_again(fact.model))
 
     async def _write_statistics(self, fact: StatisticsWanted) -> None:
         await self.waves.fold()
@@ -330,7 +331,7 @@ class Intake:
                 self._metrics.died(incarnation.model, incarnation.version)
             self.waves.settle(job, executed, incarnation)
             failpoints.hit("executor.settled")
-            if not self._local:
+            if self._link is None:
                 self._spawn(self._delete(job.entry_id))
             else:
                 self._held.discard(job.entry_id)
@@ -348,7 +349,7 @@ class Intake:
                 self._spawn(self._surely(job, self._settle(job, executed, incarnation, outcome)))
             return
         failpoints.hit("executor.settled")
-        if not self._local:
+        if self._link is None:
             self._spawn(self._delete(job.entry_id))
         else:
             self._held.discard(job.entry_id)
@@ -417,7 +418,7 @@ class Intake:
         header = self._forget(job)
         self._metrics.died(header.model, header.version)
         fields = batch_died(self._executor, header.batch_id, death, _ids_of(job))
-        if self._local:
+        if self._link is not None:
             self._last_words.append(Reply(keys.facts(header.model), fields))
         else:
             self._spawn(self._report(header, fields, job.entry_id))
@@ -431,11 +432,11 @@ class Intake:
         return job.header
 
     async def _report(self, header: BatchHeader, fields: Fields, entry_id: bytes) -> None:
-        await insist(lambda: self._log.append(header.report_to, fields), "the end of a batch cannot be reported")
+        await self._reports.send(header, fields)
         await self._delete(entry_id)
 
     async def _delete(self, entry_id: bytes) -> None:
-        if not self._local:
+        if self._link is None:
             await insist(lambda: self._log.delete_entries(self.stream, [entry_id]), "a batch entry cannot be deleted")
         self._held.discard(entry_id)
 

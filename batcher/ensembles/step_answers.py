@@ -15,7 +15,7 @@ from batcher.entries.carriers import CarrierEntry, Deletions
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import START, Entry, EventLog
+from charonia.eventlog.port import START, Entry, Streams
 from charonia.tensors import Buffer
 from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
 
@@ -31,7 +31,7 @@ class Answers:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         model: str,
         directory: PayloadDirectory,
         deletions: Deletions,

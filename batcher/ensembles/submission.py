@@ -21,7 +21,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, QueueLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
 from charonia.wire import (
     FILE,
@@ -54,7 +54,7 @@ class Submission:
 
     def __init__(
         self,
-        log: EventLog,
+        log: QueueLog,
         model: str,
         catalog: Catalog,
         directory: PayloadDirectory,

@@ -12,7 +12,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from charonia.tensors import Buffer
 from charonia.wire import record_fields
 
@@ -28,7 +28,7 @@ class HeldReplies:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         deletions: Deletions,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         keeps: Callable[[bytes], bool],

@@ -17,7 +17,7 @@ from batcher.owner.owned import OwnedModel
 from batcher.takeover import ownership
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 
 from .departed import Departed
 from .late_deadlines import LOOK_S, expire_behind_window
@@ -37,7 +37,7 @@ class Rounds:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         catalog: Catalog,
         incarnation: str,
         owned: Mapping[str, OwnedModel],

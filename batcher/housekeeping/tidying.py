@@ -9,7 +9,7 @@ import logging
 
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, Streams
 from charonia.facts.events import Fact
 
 from .compaction import superseded
@@ -22,7 +22,7 @@ _PAGE = 500
 class ControlTidying:
     """Deletes control facts that were needless at the look before as well: those who follow have read them by then."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Streams) -> None:
         self._log = log
         self._needless: set[bytes] = set()
 
@@ -46,7 +46,7 @@ class ControlTidying:
         return len(old)
 
 
-async def trim_dead_letters(log: EventLog, model: str, limit_bytes: int) -> int:
+async def trim_dead_letters(log: Streams, model: str, limit_bytes: int) -> int:
     """Delete the oldest letters of a model while they hold more than so many bytes; how many. The newest stays."""
     sizes: list[tuple[bytes, int]] = []
     after = START

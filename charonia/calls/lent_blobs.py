@@ -14,7 +14,7 @@ from collections.abc import Container
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.payloads import new_blob
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Notes
 
 _DRAWN = 48
 _FAR_US = 2**53
@@ -24,7 +24,7 @@ _PAGE = 500
 class LentBlobs:
     """The names one process lends blobs under."""
 
-    def __init__(self, log: EventLog, lender: str) -> None:
+    def __init__(self, log: Notes, lender: str) -> None:
         self._log = log
         self._lender = lender
         self._drawn: dict[bool, deque[str]] = {False: deque(), True: deque()}

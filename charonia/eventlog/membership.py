@@ -23,7 +23,7 @@ from charonia.errors import LogUnavailable
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
 from .payloads import PayloadDirectory
-from .port import EventLog
+from .port import ControlLog
 
 _logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Membership:
 
     def __init__(
         self,
-        log: EventLog,
+        log: ControlLog,
         role: str,
         incarnation: str,
         *,

@@ -110,7 +110,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as the log has it; `result` is the response record once it has one (see `EventLog.job_result`)."""
+    """A job as the log has it; `result` is the response record once it has one (see `Jobs.job_result`)."""
 
     model: str
     id: bytes

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from charonia.errors import CharoniaError, Unavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Blobs
 from charonia.facts.events import ModelRequested
 from charonia.models.config_errors import StructureError
 from charonia.models.ensemble import Find
@@ -36,7 +36,7 @@ class Directories:
     """The models of one executor's repositories."""
 
     def __init__(
-        self, log: EventLog, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
+        self, log: Blobs, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
     ) -> None:
         self._log = log
         self._repository = repository

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from charonia.errors import InternalError, InvalidArgument
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Blobs
 
 from .files import contained
 
 _PREFIX = "charonia-model-"
 
 
-async def fetch(log: EventLog, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
+async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
     """The contents of the files by path. Raises `InternalError` for one that the log does not hold any more."""
     contents: dict[str, bytes] = {}
     for path, blob_id in files.items():

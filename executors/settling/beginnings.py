@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from executors.running.job import Job
 
 from .settlement import started
@@ -25,7 +25,7 @@ _SOON_S = 0.01
 class Beginnings:
     """The batches of one executor of which some requests are journalled. Called in the event loop alone."""
 
-    def __init__(self, log: EventLog, executor: str) -> None:
+    def __init__(self, log: Streams, executor: str) -> None:
         self._log = log
         self._executor = executor
         self._watched: dict[Job, None] = {}

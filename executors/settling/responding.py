@@ -25,6 +25,8 @@ from executors.batches.batch_payloads import Payloads
 from executors.running.job import Job, SettlePart
 from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
+from .owner_reports import OwnerReports
+
 _log = logging.getLogger(__name__)
 
 _NOT_TAKEN = "responses cannot be written"
@@ -34,12 +36,18 @@ class ResponseWriter:
     """The responses of one executor. `unwanted` is told of jobs that take no more responses: (job, their ids)."""
 
     def __init__(
-        self, log: EventLog, executor: str, payloads: Payloads, unwanted: Callable[[Job, frozenset[bytes]], None]
+        self,
+        log: EventLog,
+        executor: str,
+        payloads: Payloads,
+        unwanted: Callable[[Job, frozenset[bytes]], None],
+        reports: OwnerReports,
     ) -> None:
         self._log = log
         self._executor = executor
         self._payloads = payloads
         self._unwanted = unwanted
+        self._reports = reports
         self.on_first: Callable[[Job, RequestRecord], None] | None = None
         """Told of the first responses of models that may give several."""
         self._jobs: dict[StreamedBatch, tuple[Job, SettlePart]] = {}
@@ -104,7 +112,7 @@ class ResponseWriter:
         if known is None or batch.all_ended or known[0].header is None:
             return
         task = asyncio.get_running_loop().create_task(
-            self._append(known[0].header.report_to, _freed(self._executor, known[0]))
+            self._reports.send(known[0].header, _freed(self._executor, known[0]))
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -208,7 +216,7 @@ class ResponseWriter:
         if not begun or job.header is None:
             return []
         ids = [job.records[index].id for index in sorted(begun)]
-        told: list[Awaitable[None]] = [self._append(job.header.report_to, _begun(self._executor, job, ids))]
+        told: list[Awaitable[None]] = [self._reports.send(job.header, _begun(self._executor, job, ids))]
         if not batch.batch.interface.repeatable:
             key, times = keys.visible(job.header.model), dict.fromkeys(ids, wall_ns() // 1000)
             told.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))

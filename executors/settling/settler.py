@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 from executors.announcing import insist
@@ -25,6 +25,7 @@ from executors.running.incarnation import Incarnation
 from executors.running.job import Job
 
 from .beginnings import Beginnings
+from .owner_reports import OwnerReports
 from .settlement import (
     Settlement,
     batch_died,
@@ -53,13 +54,20 @@ class Settler:
     """The settlements of one executor."""
 
     def __init__(
-        self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, beginnings: Beginnings
+        self,
+        log: SettlementLog,
+        executor: str,
+        metrics: ExecutorMetrics,
+        payloads: Payloads,
+        beginnings: Beginnings,
+        reports: OwnerReports,
     ) -> None:
         self._log = log
         self._beginnings = beginnings
         self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
+        self._reports = reports
 
     async def settle(
         self,
@@ -91,7 +99,7 @@ class Settler:
                 ending, together = Settlement(), None
             elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
                 jobs, ending = ending.parted()
-                won = await self._write(job, executed, jobs, [], None, [])
+                won = await self._write(job, executed, jobs, [], None)
                 together = None
         answers: Sequence[bytes] = executed.answers
         if job.flags & FLAG_TIMED:
@@ -106,9 +114,8 @@ class Settler:
         told = requests_rescheduled(self._executor, header, records, executed) if executed.again else []
         if last:
             told += self._fact(job, executed, answers, ending, won)
-        facts = [Reply(header.report_to, told)] if told else []
         now = [*replies_of(before), *replies(records, answers, answered)]
-        won |= await self._write(job, executed, ending, now, together, facts, ran, outcome)
+        won |= await self._write(job, executed, ending, now, together, told, ran, outcome)
         if ran is not None and True not in won.values():  # then there is no fact of their end
             job.untold = True
             await self._beginnings.tell(job)
@@ -149,6 +156,9 @@ class Settler:
             # should this come to nothing, `settle` must not put them there once more: nobody would take those away
             answers = job.referred = self._payloads.refer(records, answers)
 
+        here = not header.report_to
+        told = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
+
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:
                 job.untold = untold
@@ -159,14 +169,20 @@ class Settler:
             finally:
                 done(None)
 
-        finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+        def settled_here(outcome: Outcome) -> None:
+            try:
+                settled(outcome)
+            finally:  # it is settled, whatever becomes of who settled it: the owner must hear of that
+                if isinstance(outcome, list):
+                    self._reports.hand(header, told)
+
         written = self._log.settle_now(
             header.model,
             [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
             (keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash), counted),
             replies(records, answers, range(len(records))),
-            (Reply(header.report_to, finished(self._executor, header.batch_id)),),
-            settled,
+            () if here else (Reply(header.report_to, told),),
+            settled_here if here else settled,
             outcomes=outcomes,
             ran=ran,
         )
@@ -211,7 +227,7 @@ class Settler:
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
         if not header.via_owner or job.stream is not None:
-            finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+            finished = batch_finished if header.report_to else batch_finished_here
             return finished(self._executor, header.batch_id)
         told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in told))
@@ -223,18 +239,22 @@ class Settler:
         ending: Settlement,
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
-        facts: Sequence[Reply],
+        told: list[bytes] | None = None,
         ran: tuple[str, str] | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
-        """One settlement; again until the log has answered. Without requests the replies and facts alone.
+        """One settlement; again until the log has answered. Without requests the replies and what is `told` alone.
 
         `outcome` is that of a first time.
         """
         header = job.header
         assert header is not None
+        facts = [Reply(header.report_to, told)] if told and header.report_to else []
+        here = told if told and not header.report_to and not isinstance(outcome, list) else None
         if not ending.requests:
             await self._append_all((*keyless, *facts))
+            if here:
+                self._reports.hand(header, here)
             return {}
         won: list[bool] = []
         unsure = False
@@ -261,6 +281,8 @@ class Settler:
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
+        if here:
+            self._reports.hand(header, here)
         if False in won:
             if unsure:
                 won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TTL_S, TurnsNote
 from executors.running.incarnation import Incarnation
 from executors.running.job import Job
@@ -28,7 +28,7 @@ class TurnNotes:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Notes,
         executor: str,
         limiter: RateLimiter,
         incarnations: Callable[[], Iterable[Incarnation]],

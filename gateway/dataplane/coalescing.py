@@ -19,7 +19,7 @@ from charonia import failpoints
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.wire import record_fields
 from gateway.access.terms import Terms
 
@@ -67,7 +67,7 @@ class Coalescer:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         model: str,
         level: int,
         terms: Terms,

@@ -20,7 +20,7 @@ from charonia.calls.splicing import Visible
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import RequestLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
@@ -51,7 +51,7 @@ class DataPlane:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RequestLog,
         settings: GatewaySettings,
         terms: TermsBook | None = None,
         payloads: Payloads | None = None,

@@ -14,7 +14,7 @@ from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InvalidArgument, LogUnavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.facts.jobs import JobState
 
 from .job_outcomes import DEADLINE_EXCEEDED
@@ -39,9 +39,7 @@ def check_deadline(deadline_ns: int, now_ns: int) -> None:
 class Deadlines:
     """The timers of one gateway's waiting callers."""
 
-    def __init__(
-        self, log: EventLog, spawn: Callable[[object], None], *, journal_jobs: bool, journal_all: bool
-    ) -> None:
+    def __init__(self, log: Work, spawn: Callable[[object], None], *, journal_jobs: bool, journal_all: bool) -> None:
         self._log = log
         self._spawn = spawn
         self._journal_jobs = journal_jobs

@@ -23,7 +23,7 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, RequestLog
 from charonia.facts.events import FIELD_FACT
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Reference, ResponseRecord
@@ -59,7 +59,7 @@ class PendingMap:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RequestLog,
         max_size_bytes: int,
         take: Callable[[Reference], Buffer] | None = None,
         *,

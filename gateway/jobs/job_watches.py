@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, InvalidRecord, ResourceExhausted
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, JobLog
 from charonia.facts.jobs import JobRecord
 from charonia.facts.journal import read_facts
 from charonia.tensors import Buffer
@@ -99,7 +99,7 @@ class JobWatch:
 class JobWatches:
     """The watches of one gateway. `journal` is whether jobs are written to the journal."""
 
-    def __init__(self, log: EventLog, overdue: OverdueJobs, *, journal: bool) -> None:
+    def __init__(self, log: JobLog, overdue: OverdueJobs, *, journal: bool) -> None:
         self._log = log
         self._overdue = overdue
         self._journal = journal

@@ -17,7 +17,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import QueueLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
 from gateway.access.terms import TermsBook
@@ -46,7 +46,7 @@ class Lane:
 
     def __init__(
         self,
-        log: EventLog,
+        log: QueueLog,
         catalog: Catalog,
         dataplane: DataPlane,
         entrances: Entrances,

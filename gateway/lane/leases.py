@@ -6,7 +6,7 @@ A wave is counted here, within the lease, and not in the log: so no wave costs t
 from __future__ import annotations
 
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, Work
 
 _FIRST_REQUESTS = 256
 _FIRST_BYTES = 1 << 20
@@ -33,7 +33,7 @@ class Lease:
         "used_requests",
     )
 
-    def __init__(self, log: EventLog, model: str, holder: str, limits: Limits) -> None:
+    def __init__(self, log: Work, model: str, holder: str, limits: Limits) -> None:
         self._log = log
         self._model = model
         self._holder = holder

@@ -16,7 +16,7 @@ from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.wire import ResponseRecord
@@ -40,7 +40,7 @@ class CacheCounts(Protocol):
 class ResponseCache:
     """One process's. `log` is where the responses of all are, bounded by `limit_bytes`; `tally` writes statistics."""
 
-    def __init__(self, log: EventLog, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
+    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
         self.store = CacheStore(log, limit_bytes)
         self._catalog = catalog
         self._tally = tally
