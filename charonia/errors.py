@@ -27,6 +27,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar, Self
 
+CANCELLED = "request was cancelled"
+DEADLINE_EXCEEDED = "request deadline exceeded"
+EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
+OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
+SERVER_EXITING = "Server exiting"
+"""E7."""
+
 
 class ErrorCode(IntEnum):
     """Neutral codes; the numbers are Charonia's wire form (append-only, never renumbered)."""
@@ -151,6 +158,14 @@ class KeyReused(CharoniaError):
     """An Idempotency-Key came again with another request."""
 
     code = ErrorCode.KEY_REUSED
+
+
+def shed(error: CharoniaError) -> CharoniaError:
+    """The error anew. A future keeps what it raised, and with a traceback that would be a cycle: the request's bytes
+    would stay until the garbage collector comes by, which it seldom does.
+    """
+    error.__traceback__ = None
+    return error.again()
 
 
 class StartupError(Exception):

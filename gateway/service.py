@@ -20,7 +20,7 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InvalidArgument, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
@@ -54,7 +54,6 @@ from .lane.counted import CountedWaves
 from .lane.express_lane import Lane
 from .metrics import GatewayMetrics, RequestCounts
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
-from .requests.request_rules import SERVER_EXITING
 from .streaming import only, responses_of, wanted_outputs
 from .tracing.trace import answered, failed, left, reported
 from .tracing.tracer import Tracer

@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 
 from charonia.calls.refused import failure_reason
-from charonia.calls.shedding import shed
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, shed
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord

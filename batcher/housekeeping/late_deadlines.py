@@ -6,25 +6,17 @@ of active jobs in an order of their own, so nothing is read that is not due; who
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.queues.ledger import DEADLINE_PASSED
 from charonia import keys
+from charonia.calls.request_endings import EXPIRED, active_jobs, answer_gateways, count_failures, end_jobs, version_of
 from charonia.clock import wall_ns
-from charonia.errors import DeadlineExceeded, InternalError
-from charonia.eventlog.port import Reply
-from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
-from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
-from charonia.wire import pack_failure, record_fields
-
-_log = logging.getLogger(__name__)
+from charonia.errors import DeadlineExceeded
+from charonia.facts.jobs import JobEnd, JobRecord
+from charonia.wire import pack_failure
 
 LOOK_S = 0.1
 _PAGE = 500
-_ANY_ATTEMPT = 2**31 - 1
-"""As of every end from outside: fenced by nothing but an earlier end."""
 
 
 async def expire_behind_window(owned: OwnedModel) -> int:
@@ -37,9 +29,7 @@ async def expire_behind_window(owned: OwnedModel) -> int:
         unread = [job_id for job_id in due if owned.scheduler.find(job_id) is None]
         if not unread:
             return total
-        records = await asyncio.gather(*[_readable(owned, job_id) for job_id in unread])
-        jobs = [record for record in records if record is not None and not record.state.terminal]
-        if jobs:
+        if jobs := await active_jobs(owned.log, owned.model, unread):
             total += await _expire(owned, jobs)
         # those that ended are out already, unless their record is gone
         await owned.log.drop_times(key, unread)
@@ -48,59 +38,15 @@ async def expire_behind_window(owned: OwnedModel) -> int:
     return total
 
 
-async def _readable(owned: OwnedModel, job_id: bytes) -> JobRecord | None:
-    try:
-        return await owned.log.job(owned.model, job_id)
-    except InternalError as error:
-        _log.error("job %s of model '%s' does not expire: %s", job_id.hex(), owned.model, error)
-        return None
-
-
 async def _expire(owned: OwnedModel, jobs: list[JobRecord]) -> int:
-    ends, outcomes = {}, b""
+    ends = {}
     for job in jobs:
         # E10
         error = DeadlineExceeded(f"[request id: {job.about.get('client_id') or '<id_unknown>'}] {DEADLINE_PASSED}")
-        answer = pack_failure(job.id, owned.model, _version(job), error)
-        ends[job.id] = JobEnd(JobState.EXPIRED, answer, {"error": error.message, "by": "deadline"})
-        outcomes += b"-" if job.about.get("unjournalled") else OUTCOME_CODES[JobState.EXPIRED]
-    fact = RequestsEnded(b"".join(ends), JobState.EXPIRED.value)
-    won = await owned.log.settle(
-        owned.model,
-        [(job.id, _ANY_ATTEMPT) for job in jobs],
-        None,
-        (),
-        [Reply(keys.facts(owned.model), [FIELD_FACT, pack_fact(fact)])],  # some may have been read meanwhile
-        ends=ends,
-        outcomes=outcomes if outcomes.strip(b"-") else b"",
-    )
-    expired = [job for job, wins in zip(jobs, won, strict=True) if wins]
-    for job in expired:
-        endpoint = job.about.get("endpoint")
-        if endpoint and not owned.is_gone(endpoint):
-            # its gateway's timer may have come second
-            await owned.log.append(keys.replies(endpoint), record_fields([ends[job.id].result]))
-    await _count(owned, expired)
+        answer = pack_failure(job.id, owned.model, version_of(job), error)
+        ends[job.id] = JobEnd(EXPIRED.state, answer, {"error": error.message, "by": EXPIRED.by})
+    expired = await end_jobs(owned.log, owned.model, jobs, EXPIRED, ends)
+    # its gateway's timer may have come second
+    await answer_gateways(owned.log, [(job.about.get("endpoint", ""), ends[job.id].result) for job in expired])
+    await count_failures(owned.log, owned.model, owned.content_hashes(), expired, "REJECTED")
     return len(expired)
-
-
-async def _count(owned: OwnedModel, expired: list[JobRecord]) -> None:
-    """X4, as `refusals` counts what it refuses."""
-    now_us = wall_ns() // 1000
-    counts: dict[bytes, dict[str, int]] = {}
-    hashes = owned.content_hashes()
-    for job in expired:
-        version = _version(job)
-        if version in hashes:
-            key = keys.statistics(owned.model, version, hashes[version])
-            of_key = counts.setdefault(key, {"fail_count": 0, "fail_ns": 0, "fail_REJECTED": 0})
-            of_key["fail_count"] += 1
-            of_key["fail_ns"] += max(0, now_us - job.accepted_us) * 1000
-            of_key["fail_REJECTED"] += 1
-    for key, increments in counts.items():
-        await owned.log.add_statistics(key, increments)
-
-
-def _version(job: JobRecord) -> int:
-    version = job.about.get("version")
-    return version if type(version) is int else 0

@@ -20,6 +20,10 @@ from charonia import keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    EPOCH_CHANGED,
+    OUTCOME_UNKNOWN,
+    SERVER_EXITING,
     CharoniaError,
     DeadlineExceeded,
     InternalError,
@@ -37,14 +41,10 @@ from charonia.wire import FLAG_JOURNALLED, Lineage, ResponseRecord, record_field
 from .admission import Admission, Admitted
 from .call import Call, HeldBytes
 from .payload_transfer import Payloads
-from .replies import OUTCOME_UNKNOWN, answers_in, no_longer_open, without_held
+from .replies import answers_in, no_longer_open, without_held
 from .request_packing import request_record
 
 _log = logging.getLogger(__name__)
-
-DEADLINE_EXCEEDED = "request deadline exceeded"
-SERVER_EXITING = "Server exiting"
-EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 
 MAX_DEPTH = 32
 """Requests that wait for one another in a row; more than any design needs, and a loop without end stops there."""

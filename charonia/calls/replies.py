@@ -18,8 +18,6 @@ from charonia.wire import Reference, ResponseRecord, records_of, response_id, un
 
 _log = logging.getLogger(__name__)
 
-OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
-
 _MOST_IDS = 1000
 
 

@@ -298,6 +298,10 @@ class Catalog:
         """Versions that accepted requests can still run on, ascending."""
         return self._served.get(model, {})
 
+    def content_hashes(self, model: str) -> dict[int, str]:
+        """Those of the versions that are held."""
+        return {number: version.content_hash for number, version in self.held(model).items()}
+
     def served(self, model: str) -> dict[int, ServedVersion]:
         """Versions that requests are accepted for, ascending; empty for an unknown model."""
         return self._accepting.get(model, {})

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from charonia import keys
+from charonia.calls.request_endings import Ending, cancel_requests
 from charonia.errors import NotFound
 from charonia.eventlog.port import Entry, JobLog, Jobs, QueueLog, RequestLog
 from charonia.facts.job_places import ahead_of
 from charonia.facts.jobs import JobRecord, JobState, parse_public_id, public_id
 from charonia.wire import ResponseRecord, unpack_response
 
-from .cancelling import cancel
 from .folding import folded_control
 from .queued import find_queued, queued_of_model
 from .text.tensor_text import described, saved_all
 
 _PAGE = 200
 _WAIT_LOOK_S = 1.0
-_REASON = "the job was cancelled by an operator"
+_CANCELLED = Ending(JobState.CANCELLED, "the job was cancelled by an operator", "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ async def _cancel_matching(log: RequestLog, model: str, wanted: Filter, now_us: 
     cancelled: list[str] = []
     async for requests in queued_of_model(log, model):
         records = [request.record for request in requests if request.record.id in matching]
-        cancelled += [public_id(model, job_id) for job_id in await cancel(log, model, records, _REASON)]
+        cancelled += [public_id(model, job_id) for job_id in await cancel_requests(log, model, records, _CANCELLED)]
     return cancelled
 
 
@@ -180,7 +180,7 @@ async def _cancel(log: QueueLog, job: JobRecord) -> bool:
     if job.state.terminal:
         return False
     carrier = await find_queued(log, job.model, job.id, job.accepted_us)
-    return carrier is not None and bool(await cancel(log, job.model, [carrier.record], _REASON))
+    return carrier is not None and bool(await cancel_requests(log, job.model, [carrier.record], _CANCELLED))
 
 
 async def wait_for_job(log: JobLog, text: str, now_us: int, timeout_s: float) -> dict[str, Any]:

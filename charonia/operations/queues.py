@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia import keys
+from charonia.calls.request_endings import Ending, cancel_requests
 from charonia.eventlog.port import EventLog, Jobs, Notes, QueueLog, RequestLog
 from charonia.facts.events import FIELD_FACT, QueueCommanded, pack_fact
-from charonia.facts.jobs import public_id
+from charonia.facts.jobs import JobState, public_id
 
-from .cancelling import cancel
 from .queued import Queued, known_models, must_be_known, queued, queued_of_model
 
 SCAN_REQUESTS = 100_000
 """How many requests of a lane a listing reads before it gives a lower bound."""
 
 _MOST_TENANTS = 1000
+_CANCELLED = Ending(JobState.CANCELLED, "the request was cancelled by an operator", "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ async def cancel_queued(log: RequestLog, model: str, selection: Selection, now_n
     async for page in queued_of_model(log, model):
         records = [request.record for request in page if selection.holds(request, now_ns)]
         found.update(record.id for record in records)
-        cancelled += await cancel(log, model, records, "the request was cancelled by an operator")
+        cancelled += await cancel_requests(log, model, records, _CANCELLED)
     missing = sorted(request_id.hex() for request_id in selection.ids - found)
     return {
         "model": model,

@@ -20,7 +20,7 @@ from charonia.calls.call import Call
 from charonia.calls.caller import Caller, Origin
 from charonia.calls.model_control import ModelControl
 from charonia.catalog.catalog import Catalog
-from charonia.errors import CharoniaError, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
@@ -125,7 +125,7 @@ class ExecutorCalls:
         if self._caller is None:
             async with self._starting:
                 if self._closed:
-                    raise Unavailable("Server exiting")
+                    raise Unavailable(SERVER_EXITING)
                 if self._caller is None:
                     await self._start()
         assert self._caller is not None

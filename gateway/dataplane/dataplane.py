@@ -15,10 +15,9 @@ from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.payload_transfer import Payloads
 from charonia.calls.request_packing import request_record
-from charonia.calls.shedding import shed
 from charonia.calls.splicing import Visible
 from charonia.catalog.catalog import ServedVersion
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, shed
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import RequestLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact

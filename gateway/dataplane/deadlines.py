@@ -10,22 +10,24 @@ import asyncio
 from collections.abc import Callable
 
 from charonia import keys
-from charonia.calls.replies import OUTCOME_UNKNOWN
+from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, DeadlineExceeded, InvalidArgument, LogUnavailable
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    OUTCOME_UNKNOWN,
+    CharoniaError,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogUnavailable,
+)
 from charonia.eventlog.port import Work
-from charonia.facts.jobs import JobState
 
-from .job_outcomes import DEADLINE_EXCEEDED
-from .request_endings import Ending, end_requests
 from .waiters import Waiter
 
 MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 _LOG_PATIENCE_S = 1.0
 _ASK_AGAIN_S = 0.02
-
-EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
 
 
 def check_deadline(deadline_ns: int, now_ns: int) -> None:
@@ -71,9 +73,9 @@ class Deadlines:
                         self._log,
                         waiter.model,
                         [waiter.id],
-                        EXPIRED,
-                        are_jobs=waiter.is_job,
-                        journalled=journalled,
+                        EXPIRED.state,
+                        journalled=[journalled],
+                        ends=EXPIRED.of_jobs([waiter.id]) if waiter.is_job else None,
                         statistics=(statistics, increments),
                     )
                     if won[0] or waiter.follows:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from charonia.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
     Cancelled,
     CharoniaError,
     DeadlineExceeded,
@@ -16,8 +18,6 @@ from charonia.facts.jobs import JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
 from gateway.requests.delivery import JOB_NOT_FOUND
 
-CANCELLED = "request was cancelled"
-DEADLINE_EXCEEDED = "request deadline exceeded"
 RESULT_NOT_KEPT = "the result of this job is not kept any more"
 
 

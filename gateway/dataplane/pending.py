@@ -14,9 +14,12 @@ import os
 from collections.abc import Callable, Iterator
 
 from charonia import failpoints
-from charonia.calls.replies import OUTCOME_UNKNOWN, answers_in, no_longer_open, without_held
+from charonia.calls.replies import answers_in, no_longer_open, without_held
 from charonia.calls.splicing import Visible
 from charonia.errors import (
+    EPOCH_CHANGED,
+    OUTCOME_UNKNOWN,
+    SERVER_EXITING,
     CharoniaError,
     LogUnavailable,
     NotFound,
@@ -27,14 +30,12 @@ from charonia.eventlog.port import Entry, RequestLog
 from charonia.facts.events import FIELD_FACT
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Reference, ResponseRecord
-from gateway.requests.request_rules import SERVER_EXITING
 
 from .job_outcomes import job_outcome
 from .waiters import Held, StreamWaiter, Waiter
 
 _log = logging.getLogger(__name__)
 
-EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
 RECHECK_S = 1.0
 
 

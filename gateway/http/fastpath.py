@@ -11,14 +11,13 @@ import asyncio
 import logging
 
 from charonia import failpoints
-from charonia.errors import CharoniaError, Unavailable, Unsupported
+from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, Unsupported
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
 from gateway.requests.preferences import HEADER_NAMES, PREFER, words_of_headers
-from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding
@@ -19,7 +19,6 @@ from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
 from gateway.requests.preferences import HEADER_NAMES, words_of_headers
-from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole

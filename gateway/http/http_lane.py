@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from charonia.calls.shedding import shed
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, shed
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply

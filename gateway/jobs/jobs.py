@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from charonia import failpoints, keys
+from charonia import failpoints
 from charonia.calls.admission import Admitted
+from charonia.calls.request_endings import Ending, answer_gateways, count_failures, end_jobs, version_of
 from charonia.calls.request_packing import request_record
-from charonia.calls.shedding import shed
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import Cancelled, CharoniaError, InternalError, Unsupported
+from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, Unsupported, shed
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
 from charonia.inference import InferenceRequest, InferenceResponse
@@ -26,8 +26,6 @@ from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
 from gateway.dataplane.dataplane import DataPlane
-from gateway.dataplane.job_outcomes import CANCELLED
-from gateway.dataplane.request_endings import Ending, count_failures, end_requests
 from gateway.dataplane.waiters import Waiter
 from gateway.metrics import JobCounts, count
 from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
@@ -330,38 +328,32 @@ class Jobs:
         for model in [which.model] if which.model else await self._log.job_models():
             async for page in self._queries.active(model, which, caller):
                 for at in range(0, len(page), _CANCEL_AT_ONCE):
-                    cancelled += sum(await self._end(model, page[at : at + _CANCEL_AT_ONCE], BY_CALLER))
+                    cancelled += await self._end(model, page[at : at + _CANCEL_AT_ONCE], BY_CALLER)
         return cancelled
 
-    async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> list[bool]:
-        ids = [record.id for record in records]
-        won = await end_requests(self._log, model, ids, ending, are_jobs=True, journalled=self._journalled)
-        ended = [record for record, wins in zip(records, won, strict=True) if wins]
+    async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> int:
+        """Cancel active jobs; how many of them this call cancelled."""
+        ended = await end_jobs(self._log, model, records, ending)
         count(self.counts.cancelled, model, len(ended))
         if self._tracer is not None:
             for record in ended:
                 self._tracer.await_no_report(record.id, ending.error)
         with contextlib.suppress(CharoniaError):  # they are cancelled all the same
             await self._tell_callers(ended, Cancelled(ending.error))
-            await count_failures(self._log, self._catalog, model, ended, "CANCELED")
-        return won
+            await count_failures(self._log, model, self._catalog.content_hashes(model), ended, "CANCELED")
+        return len(ended)
 
     async def _tell_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
         """Answer those who wait for the jobs, at whichever gateway; one that is told nothing looks for itself."""
-        elsewhere: dict[str, list[bytes]] = {}
+        elsewhere: list[tuple[str, bytes]] = []
         for record in records:
             waiter = self._pending.get(record.id)
-            endpoint = record.about.get("endpoint")
             if waiter is not None:
                 waiter.failed(error)
-            elif endpoint:
-                version = record.about.get("version", 0)
-                elsewhere.setdefault(endpoint, []).append(pack_failure(record.id, record.model, version, error))
-        if elsewhere:
-            # a reply to one that is no more would make its stream anew, and nobody would remove it
-            for endpoint, alive in zip(elsewhere, await self._log.alive("gateway", list(elsewhere)), strict=True):
-                if alive:
-                    await self._log.append(keys.replies(endpoint), record_fields(elsewhere[endpoint]))
+            else:
+                answer = pack_failure(record.id, record.model, version_of(record), error)
+                elsewhere.append((record.about.get("endpoint", ""), answer))
+        await answer_gateways(self._log, elsewhere)
 
     async def _abandon(self, model: str, job_id: bytes, entering: asyncio.Task[Any]) -> None:
         """Cancel a job whose caller has hung up, perhaps before it was in the log."""

@@ -12,13 +12,12 @@ import random
 from collections.abc import Sequence
 
 from charonia import keys
+from charonia.calls.request_endings import EXPIRED, active_jobs, count_failures, end_jobs
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobRecord
-from gateway.dataplane.deadlines import EXPIRED
-from gateway.dataplane.request_endings import count_failures, end_requests
 
 _log = logging.getLogger(__name__)
 
@@ -56,15 +55,10 @@ class OverdueJobs:
 
     async def end(self, model: str, records: Sequence[JobRecord]) -> None:
         """End active jobs of a model that are past their deadline, as far as nobody was faster."""
-        for unjournalled in (False, True):
-            some = [record for record in records if bool(record.about.get("unjournalled")) == unjournalled]
-            if not some:
-                continue
-            ids = [record.id for record in some]
-            won = await end_requests(self._log, model, ids, EXPIRED, are_jobs=True, journalled=not unjournalled)
-            ended = [record for record, wins in zip(some, won, strict=True) if wins]
+        if records:
+            ended = await end_jobs(self._log, model, records, EXPIRED)
             self.expired += len(ended)
-            await count_failures(self._log, self._catalog, model, ended, "REJECTED")
+            await count_failures(self._log, model, self._catalog.content_hashes(model), ended, "REJECTED")
 
     async def keep_looking(self) -> None:
         """Until cancelled; gateways that started together do not stay so."""
@@ -93,14 +87,6 @@ class OverdueJobs:
         return self.expired - before
 
     async def _end_due(self, model: str, job_ids: list[bytes]) -> None:
-        found = await asyncio.gather(*[self._readable(model, job_id) for job_id in job_ids])
-        await self.end(model, [record for record in found if record is not None and not record.state.terminal])
+        await self.end(model, await active_jobs(self._log, model, job_ids))
         # those that ended are out already, unless their record is gone
         await self._log.drop_times(keys.job_deadlines(model), job_ids)
-
-    async def _readable(self, model: str, job_id: bytes) -> JobRecord | None:
-        try:
-            return await self._log.job(model, job_id)
-        except InternalError as error:
-            _log.error("job %s of model '%s' does not expire: %s", job_id.hex(), model, error)
-            return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from charonia.calls.shedding import shed
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, shed
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord, WaveReply
 

@@ -15,17 +15,15 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.catalog import Catalog
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, LogUnavailable, Unavailable
+from charonia.errors import EPOCH_CHANGED, SERVER_EXITING, CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import QueueLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
 from gateway.access.terms import TermsBook
 from gateway.dataplane.dataplane import DataPlane
-from gateway.dataplane.pending import EPOCH_CHANGED
 from gateway.entrances import Entrances
 from gateway.metrics import RequestCounts
-from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.tracer import Tracer
 
 from .awaited import Awaited

@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any
 from charonia import failpoints, keys
 from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import failure_reason
-from charonia.calls.replies import OUTCOME_UNKNOWN
+from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogUnavailable, ResourceExhausted
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    OUTCOME_UNKNOWN,
+    CharoniaError,
+    DeadlineExceeded,
+    InvalidRecord,
+    LogUnavailable,
+    ResourceExhausted,
+)
 from charonia.eventlog.port import Limits, QueueLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.tensors import Buffer, Tensor
@@ -32,9 +40,6 @@ from charonia.wire import (
     unpack_wave,
     unpack_wave_reply,
 )
-from gateway.dataplane.deadlines import EXPIRED
-from gateway.dataplane.job_outcomes import DEADLINE_EXCEEDED
-from gateway.dataplane.request_endings import end_requests
 
 from .door import Door
 from .expiry import Expiry
@@ -289,15 +294,8 @@ class Waves:
                     await asyncio.sleep(_ASK_AGAIN_S)
                 if call.wave is wave:
                     await self._burst(wave)
-                    won = await end_requests(
-                        self._log,
-                        wave.model,
-                        [request_id],
-                        EXPIRED,
-                        are_jobs=False,
-                        journalled=False,
-                        statistics=(key, increments),
-                    )
+                    statistics = key, increments
+                    won = await end_requests(self._log, wave.model, [request_id], EXPIRED.state, statistics=statistics)
                     if won[0] and call.wave is wave:
                         self._dataplane.deadlines.expired += 1
                         self._fail_one(wave, call, DeadlineExceeded(DEADLINE_EXCEEDED))

@@ -11,9 +11,6 @@ from charonia.wire import MAX_CLIENT_ID_BYTES
 SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 """H51."""
 
-SERVER_EXITING = "Server exiting"
-"""E7."""
-
 MAX_DIMENSIONS = 64
 """No array library takes more; bounding it keeps the product of a hostile shape cheap (faults H5)."""
 

@@ -11,10 +11,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from charonia.calls.caller import DEADLINE_EXCEEDED, SERVER_EXITING
-from charonia.calls.shedding import shed
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, DeadlineExceeded, ErrorCode, InternalError, LogUnavailable, Unavailable
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    SERVER_EXITING,
+    CharoniaError,
+    DeadlineExceeded,
+    ErrorCode,
+    InternalError,
+    LogUnavailable,
+    Unavailable,
+    shed,
+)
 from charonia.inference import InferenceRequest
 from charonia.wire import ResponseRecord
 

@@ -10,13 +10,12 @@ import pytest
 from lane_bench import GATEWAY, MODEL, LaneBench
 
 from charonia.clock import monotonic_ns
+from charonia.errors import EPOCH_CHANGED, SERVER_EXITING
 from charonia.facts.events import ProcessJoined, ProcessLeft, VersionUnloaded
 from charonia.inference import InferenceRequest
 from charonia.traces.trace_settings import LEVELS, TraceOptions, TraceSettings
-from gateway.dataplane.pending import EPOCH_CHANGED
 from gateway.lane.door import Door
 from gateway.lane.gathering import SLOW_NS
-from gateway.requests.request_rules import SERVER_EXITING
 
 
 @pytest.fixture

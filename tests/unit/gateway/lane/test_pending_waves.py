@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lane_bench import GATEWAY, MODEL, LaneBench, SentWave, reply_to
 
 from charonia import keys
-from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.clock import wall_ns
 from charonia.errors import (
+    OUTCOME_UNKNOWN,
     Cancelled,
     CharoniaError,
     DeadlineExceeded,

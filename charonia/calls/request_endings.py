@@ -1,0 +1,162 @@
+"""Ends requests from outside before they are done: cancels and deadlines (ADR 0004).
+
+Whoever settles first wins, so the log decides at once; the fact that goes with it only saves the owner and its
+executors work. Whoever loses the race against a completion has ended nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.errors import DEADLINE_EXCEEDED, Cancelled, InternalError
+from charonia.eventlog.port import EventLog, Reply
+from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
+from charonia.tensors import Buffer
+from charonia.wire import RequestRecord, pack_failure, record_fields
+
+_log = logging.getLogger(__name__)
+
+_ANY_ATTEMPT = 2**31 - 1
+"""Larger than every attempt: an end from outside is fenced by nothing but an earlier end."""
+_CANCELLED_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How requests end: cancelled or expired, with the words their callers read. `by` is caller, disconnect, ..."""
+
+    state: JobState
+    error: str
+    by: str
+
+    def of_jobs(self, ids: Iterable[bytes]) -> dict[bytes, JobEnd]:
+        """The ends that these jobs get."""
+        return dict.fromkeys(ids, JobEnd(self.state, b"", {"error": self.error, "by": self.by}))
+
+
+EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
+
+
+async def end_requests(
+    log: EventLog,
+    model: str,
+    ids: Sequence[bytes],
+    state: JobState,
+    *,
+    journalled: Sequence[bool] = (),
+    ends: Mapping[bytes, JobEnd] | None = None,
+    statistics: tuple[bytes, Mapping[str, int]] | None = None,
+) -> list[bool]:
+    """End requests that have not ended; which of them this call ended. Raises `LogUnavailable`.
+
+    `ends` are those of the jobs among them. `statistics` is counted when all were ended.
+    """
+    fact = RequestsEnded(b"".join(ids), state.value)
+    code = OUTCOME_CODES[state]
+    return await log.settle(
+        model,
+        [(request_id, _ANY_ATTEMPT) for request_id in ids],
+        statistics,
+        (),
+        [Reply(keys.facts(model), [FIELD_FACT, pack_fact(fact)])],
+        ends=ends or None,
+        outcomes=b"".join([code if one else b"-" for one in journalled]) if any(journalled) else b"",
+    )
+
+
+async def end_jobs(
+    log: EventLog, model: str, records: Sequence[JobRecord], ending: Ending, ends: Mapping[bytes, JobEnd] | None = None
+) -> list[JobRecord]:
+    """End jobs of a model that have not ended; those that this call ended. Raises what the log raises.
+
+    `ends` are given where each has its own.
+    """
+    ids = [record.id for record in records]
+    journalled = [not record.about.get("unjournalled") for record in records]
+    ends = ends if ends is not None else ending.of_jobs(ids)
+    won = await end_requests(log, model, ids, ending.state, journalled=journalled, ends=ends)
+    return [record for record, wins in zip(records, won, strict=True) if wins]
+
+
+async def cancel_requests(log: EventLog, model: str, records: Sequence[RequestRecord], ending: Ending) -> list[bytes]:
+    """End queued requests, jobs or not, and answer their callers; the ids of those that this call ended."""
+    cancelled: list[bytes] = []
+    for at in range(0, len(records), _CANCELLED_AT_ONCE):
+        part = records[at : at + _CANCELLED_AT_ONCE]
+        ids, journalled = [record.id for record in part], [record.journalled for record in part]
+        ends = ending.of_jobs([record.id for record in part if record.is_job])
+        won = await end_requests(log, model, ids, ending.state, journalled=journalled, ends=ends)
+        ended = [record for record, wins in zip(part, won, strict=True) if wins]
+        error = Cancelled(ending.error)
+        answers = [(one.endpoint, pack_failure(one.id, model, one.meta.version, error)) for one in ended]
+        for reply in _replies(answers):
+            await log.append(reply.stream, reply.fields)
+        cancelled += [record.id for record in ended]
+    return cancelled
+
+
+async def answer_gateways(log: EventLog, answers: Iterable[tuple[str, bytes]]) -> None:
+    """Give the callers of ended jobs their answers, of which each is for the gateway with an incarnation.
+
+    A gateway that is gone gets none: the reply would make its stream anew, and nobody would remove it.
+    """
+    waiting = [answer for answer in answers if answer[0]]
+    endpoints = list({endpoint for endpoint, _ in waiting})
+    if endpoints:
+        alive = dict(zip(endpoints, await log.alive("gateway", endpoints), strict=True))
+        for reply in _replies([answer for answer in waiting if alive[answer[0]]]):
+            await log.append(reply.stream, reply.fields)
+
+
+def _replies(answers: Iterable[tuple[str, bytes]]) -> list[Reply]:
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, answer in answers:
+        if endpoint:
+            by_endpoint.setdefault(endpoint, []).append(answer)
+    return [Reply(keys.replies(endpoint), record_fields(found)) for endpoint, found in by_endpoint.items()]
+
+
+async def active_jobs(log: EventLog, model: str, ids: Iterable[bytes]) -> list[JobRecord]:
+    """The records of jobs that have not ended; one that cannot be read is logged. Raises what the log raises."""
+
+    async def read(job_id: bytes) -> JobRecord | None:
+        try:
+            return await log.job(model, job_id)
+        except InternalError as error:
+            _log.error("job %s of model '%s' does not expire: %s", job_id.hex(), model, error)
+            return None
+
+    records = await asyncio.gather(*[read(job_id) for job_id in ids])
+    return [record for record in records if record is not None and not record.state.terminal]
+
+
+async def count_failures(
+    log: EventLog, model: str, hashes: Mapping[int, str], records: Sequence[JobRecord], reason: str
+) -> None:
+    """Count jobs that were ended as failures of their versions (X4): of those in `hashes`, as statistics end with the
+    incarnation whose content hash is given there.
+    """
+    now_us = wall_ns() // 1000
+    increments: dict[bytes, dict[str, int]] = {}
+    for record in records:
+        version = version_of(record)
+        if version in hashes:
+            key = keys.statistics(model, version, hashes[version])
+            counts = increments.setdefault(key, {"fail_count": 0, "fail_ns": 0, f"fail_{reason}": 0})
+            counts["fail_count"] += 1
+            counts["fail_ns"] += max(0, now_us - record.accepted_us) * 1000
+            counts[f"fail_{reason}"] += 1
+    for key, counts in increments.items():
+        await log.add_statistics(key, counts)
+
+
+def version_of(record: JobRecord) -> int:
+    """The version that a job is for, 0 where its record does not say."""
+    version = record.about.get("version")
+    return version if type(version) is int else 0
