@@ -6,8 +6,9 @@ What is refused here never enters the log. Where a request goes then is `service
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
-from charonia.calls.admission import Admission, Admitted
+from charonia.calls.admission import Admission
 from charonia.calls.cache.cache_keys import rules_of
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
@@ -15,14 +16,22 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.inference import InferenceRequest
 
+from .dataplane.dataplane import AdmittedRequest
 from .dataplane.deadlines import check_deadline
 from .metrics import GatewayMetrics, RequestCounts
+from .requests.delivery import DeliveryOptions
 from .tracing.trace import Trace, failed
 
 _log = logging.getLogger(__name__)
 
-_Entrance = tuple[ServedVersion, RequestCounts, Admission]
-"""A version as it is served, the counts of its requests and its gate."""
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """A version as it is served, the counts of its requests and its gate."""
+
+    served: ServedVersion
+    counts: RequestCounts
+    admission: Admission
 
 
 class Entrances:
@@ -33,42 +42,46 @@ class Entrances:
         self._metrics = metrics
         self._refused = refused
         self._caches = caches
-        self._known: dict[tuple[str, int], _Entrance] = {}
+        self._known: dict[tuple[str, int], Entrance] = {}
 
     def admit(
-        self, request: InferenceRequest, started_ns: int
-    ) -> tuple[ServedVersion, RequestCounts, Admission, Admitted]:
-        """What a request needs on its way. Raises what refuses it before anything enters the log."""
+        self,
+        request: InferenceRequest,
+        started_ns: int,
+        options: DeliveryOptions | None = None,
+        min_interval_s: float = 0.0,
+    ) -> tuple[Entrance, AdmittedRequest]:
+        """Where a request enters, and what it needs on its way. Raises what refuses it before it enters the log."""
         served = self._catalog.find(request.model, request.version)
         if isinstance(request.trace, Trace):
             request.trace.begins(served.interface.name, served.version, request.id)
         known = self._known.get((served.model, served.version))
-        if known is None or known[0] is not served:
+        if known is None or known.served is not served:
             known = self._entrance(served, known)
-        _, counts, admission = known
+        admission = known.admission
         try:
             if request.deadline_ns:
                 check_deadline(request.deadline_ns, wall_ns())
-            return served, counts, admission, admission.admit(request)
+            admitted = admission.admit(request)
+            level = admission.level(request.priority)
+            return known, AdmittedRequest(request, served, admitted, level, options, min_interval_s)
         except CharoniaError as error:
             reason = failure_reason(error, executed=False)
-            counts.failures[reason] += 1
+            known.counts.failures[reason] += 1
             self._refused.count(served, monotonic_ns() - started_ns, reason)
             if request.trace is not None:
                 failed(request.trace, error)
             raise
 
-    def entrance(self, served: ServedVersion) -> tuple[RequestCounts, Admission]:
-        """The counts and the gate of a version."""
+    def of(self, served: ServedVersion) -> Entrance:
+        """The entrance of a version."""
         known = self._known.get((served.model, served.version))
-        if known is None or known[0] is not served:
-            known = self._entrance(served, known)
-        return known[1:]
+        return known if known is not None and known.served is served else self._entrance(served, known)
 
-    def _entrance(self, served: ServedVersion, known: _Entrance | None) -> _Entrance:
+    def _entrance(self, served: ServedVersion, known: Entrance | None) -> Entrance:
         """An incarnation keeps its gate."""
-        if known is not None and known[0].content_hash == served.content_hash:
-            admission = known[2]
+        if known is not None and known.served.content_hash == served.content_hash:
+            admission = known.admission
         else:
             admission = Admission(served.interface, served.version, served.content_hash)
             if self._caches:
@@ -81,5 +94,5 @@ class Entrances:
                 )
             self._metrics.configure(served)
         key = (served.model, served.version)
-        entrance = self._known[key] = (served, self._metrics.counts(*key), admission)
+        entrance = self._known[key] = Entrance(served, self._metrics.counts(*key), admission)
         return entrance

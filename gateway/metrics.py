@@ -256,7 +256,7 @@ class GatewayMetrics(Collector):
         yield CounterMetricFamily(
             "charonia_rechecks",
             "Answers read from a job's record because the reply was lost",
-            value=self._dataplane.pending.rechecks,
+            value=self._dataplane.rechecks,
         )
 
 

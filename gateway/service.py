@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from charonia import keys
-from charonia.calls.admission import Admission, Admitted
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
@@ -39,8 +38,8 @@ from .access.terms import TermsBook
 from .control.metadata import metadata_of, parse_version
 from .control.model_statistics import model_statistics
 from .control.readiness import Readiness
-from .dataplane.dataplane import DataPlane
-from .entrances import Entrances
+from .dataplane.dataplane import AdmittedRequest, DataPlane
+from .entrances import Entrance, Entrances
 from .handler import (
     ModelIndexEntry,
     ModelMetadata,
@@ -52,7 +51,7 @@ from .jobs.jobs import Jobs
 from .lane.awaited import Awaited
 from .lane.counted import CountedWaves
 from .lane.express_lane import Lane
-from .metrics import GatewayMetrics, RequestCounts
+from .metrics import GatewayMetrics
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
 from .streaming import only, responses_of, wanted_outputs
 from .tracing.trace import answered, failed, left, reported
@@ -89,7 +88,6 @@ class GatewayService:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
         self._tracer = Tracer(settings.tracing, control, traces)
-        self._dataplane.pending.report_for = self._tracer.report_for
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
@@ -118,9 +116,10 @@ class GatewayService:
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests
         self._counted = CountedWaves(log, settings.incarnation)
-        self._dataplane.pending.on_facts = self._counted.on_facts
-        self._dataplane.pending.on_wave = self.lane.waves.on_reply
-        self._dataplane.pending.on_response_of_wave = self.lane.waves.on_response
+        requester = self._requester = self._dataplane.requester
+        requester.on_facts = self._counted.on_facts
+        requester.on_wave = self.lane.waves.on_reply
+        requester.on_stray = lambda response: self.lane.waves.on_response(response) or self._tracer.report_for(response)
 
     async def start(self) -> None:
         await self._dataplane.start()
@@ -148,7 +147,7 @@ class GatewayService:
 
     def begin_anew(self) -> None:
         """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
-        self._dataplane.pending.lose_all()
+        self._requester.begin_anew()
         self.lane.begin_anew()
         self._readiness.forget()
         if self._cache is not None:
@@ -169,7 +168,7 @@ class GatewayService:
 
     async def drained(self) -> None:
         """Returns when nobody waits for a request any more."""
-        await self._dataplane.pending.wait_idle()
+        await self._requester.wait_idle()
 
     async def close(self) -> None:
         with contextlib.suppress(CharoniaError):
@@ -224,9 +223,10 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
-        served, counts, admission, admitted = self._admit(request, started_ns)
+        entrance, one = self._admit(request, started_ns, options, flush_interval_s)
+        counts = entrance.counts
         try:
-            record = await self._send(request, served, counts, admission, admitted, flush_interval_s, options)
+            record = await self._send(entrance, one)
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
@@ -240,7 +240,7 @@ class GatewayService:
         if request.trace is not None:
             answered(request.trace, record)
         if record.error is not None:
-            ensemble = served.interface.scheduling == ENSEMBLE_SCHEDULING
+            ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
             counts.failures[failure_reason(record.error, executed=True, ensemble=ensemble)] += 1
             try:
                 raise record.error
@@ -248,62 +248,36 @@ class GatewayService:
                 del record  # a cycle with the error's traceback would keep the request's bytes
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
-        return InferenceResponse(served.interface.name, record.version, outputs, request.id, record.parameters)
+        return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
-    def _send(
-        self,
-        request: InferenceRequest,
-        served: ServedVersion,
-        counts: RequestCounts,
-        admission: Admission,
-        admitted: Admitted,
-        flush_interval_s: float,
-        options: DeliveryOptions | None,
-    ) -> Awaitable[ResponseRecord]:
+    def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
         """The one answer to an admitted request."""
-        level = admission.level(request.priority)
-        rules = admission.caching
-        if (
-            self._cache is not None
-            and rules is not None
-            and is_cachable(request)
-            and (options is None or not is_job(options))
-        ):
-            tenant = options.caller.tenant if options is not None else ""
-            send: Callable[[], Awaitable[ResponseRecord]]
-            send = partial(self._dataplane.infer, request, admitted, level, served, flush_interval_s, options)
+        request, options, rules = one.request, one.options, entrance.admission.caching
+        is_plain = options is None or not is_job(options)
+        if self._cache is not None and rules is not None and is_plain and is_cachable(request):
+            send: Callable[[], Awaitable[ResponseRecord]] = partial(self._dataplane.infer, one)
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
-            return self._coming(self._cache.answer(request, served, rules, tenant, send, counts))
+            tenant = one.delivery.caller.tenant
+            return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
         if options is None and request.trace is None and rules is None and not request.sequence_id:
-            way = self.lane.way(served, counts, admitted, level, request.timeout_us)
+            way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
             if way is not None:
-                return self._in_wave(way, request, admitted, level, served, flush_interval_s)
-        if options is None or not is_job(options):
-            return self._dataplane.infer(request, admitted, level, served, flush_interval_s, options)
-        return self._coming(self.jobs.infer(request, admitted, level, served, options))
+                return self._in_wave(way, one)
+        return self._dataplane.infer(one) if is_plain else self._coming(self.jobs.infer(one))
 
-    async def _in_wave(
-        self,
-        way: Awaited,
-        request: InferenceRequest,
-        admitted: Admitted,
-        level: int,
-        served: ServedVersion,
-        flush_interval_s: float,
-    ) -> ResponseRecord:
+    async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
         """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""
-        with self._dataplane.pending.coming():
+        request = one.request
+        with self._requester.coming():
             data = tuple([tensor.data for tensor in request.inputs])
             client_id = request.id.encode() if request.id else b""
             record = await way.infer(data, client_id, request.deadline_ns)
-            if record is None:
-                record = await self._dataplane.infer(request, admitted, level, served, flush_interval_s)
-            return record
+            return record if record is not None else await self._dataplane.infer(one)
 
     async def _coming(self, answer: Awaitable[_Answer]) -> _Answer:
         """What is waited for while nothing of it may be pending here, as a job is that is on its way into the log."""
-        with self._dataplane.pending.coming():
+        with self._requester.coming():
             return await answer
 
     async def stream(
@@ -314,27 +288,29 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
         started_ns = monotonic_ns()
-        served, counts, admission, admitted = self._admit(request, started_ns)
-        if not served.interface.decoupled:
-            records = only(self._send(request, served, counts, admission, admitted, flush_interval_s, options))
+        entrance, one = self._admit(request, started_ns, options, flush_interval_s)
+        if not one.served.interface.decoupled:
+            records = only(self._send(entrance, one))
+        elif options is None or not is_job(options):
+            records = self._dataplane.stream(one)
         else:
-            level = admission.level(request.priority)
-            if options is None or not is_job(options):
-                records = self._dataplane.stream(request, admitted, level, served, flush_interval_s, options)
-            else:
-                records = self.jobs.stream(request, admitted, level, served, options)
-        with self._dataplane.pending.coming():
-            async with contextlib.aclosing(responses_of(records, request, counts, started_ns)) as responses:
+            records = self.jobs.stream(one)
+        with self._requester.coming():
+            async with contextlib.aclosing(responses_of(records, request, entrance.counts, started_ns)) as responses:
                 async for response in responses:
                     yield response
 
     def _admit(
-        self, request: InferenceRequest, started_ns: int
-    ) -> tuple[ServedVersion, RequestCounts, Admission, Admitted]:
+        self,
+        request: InferenceRequest,
+        started_ns: int,
+        options: DeliveryOptions | None = None,
+        min_interval_s: float = 0.0,
+    ) -> tuple[Entrance, AdmittedRequest]:
         """See `Entrances.admit`; nothing is let in any more once the gateway drains."""
         if self._draining:
             raise Unavailable(SERVER_EXITING)
-        return self._entrances.admit(request, started_ns)
+        return self._entrances.admit(request, started_ns, options, min_interval_s)
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
@@ -346,12 +322,11 @@ class GatewayService:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
-        served, counts, admission, admitted = self._admit(request, monotonic_ns())
+        entrance, one = self._admit(request, monotonic_ns(), options)
         try:
-            level = admission.level(request.priority)
-            return await self._coming(self.jobs.submit(request, admitted, level, served, options))
+            return await self._coming(self.jobs.submit(one))
         except CharoniaError as error:
-            counts.failures[failure_reason(error, executed=False)] += 1
+            entrance.counts.failures[failure_reason(error, executed=False)] += 1
             raise
 
     async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
@@ -223,6 +224,21 @@ class Admission:
             if name in seen:
                 raise InvalidArgument(f"output '{name}' already exists in request")
             seen.add(name)
+
+
+class Admissions:
+    """The gates of the versions that one process asks; an incarnation keeps its gate."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[str, Admission]] = {}
+
+    def of(self, served: ServedVersion) -> Admission:
+        key = (served.model, served.version)
+        known = self._known.get(key)
+        if known is None or known[0] != served.content_hash:
+            admission = Admission(served.interface, served.version, served.content_hash)
+            known = self._known[key] = (served.content_hash, admission)
+        return known[1]
 
 
 def _passes_on(interface: ModelInterface) -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 from charonia.backend import ModelResponse, OpenCall
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.cached_calls import CachedCalls
-from charonia.calls.call import Call
 from charonia.calls.caller import Caller, Origin
 from charonia.calls.model_control import ModelControl
+from charonia.calls.waiters import StreamWaiter
 from charonia.catalog.catalog import Catalog
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.eventlog.control import ControlPlane
@@ -150,7 +150,7 @@ class ExecutorCalls:
         if self._control is not None and self._control is not self._shared:
             self._control.begin_anew()
         if self._caller is not None:
-            self._caller.begin_anew()
+            self._caller.requester.begin_anew()
         if self.cache is not None:
             self.cache.begin_anew()
 
@@ -194,9 +194,9 @@ class _Cached:
 
 
 class _Opened:
-    """An `OpenCall` over a `Call`."""
+    """An `OpenCall` over a call of this process."""
 
-    def __init__(self, call: Call, trace: Traced | None) -> None:
+    def __init__(self, call: StreamWaiter, trace: Traced | None) -> None:
         self._call = call
         self._trace = trace
 

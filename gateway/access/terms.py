@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from charonia.calls.queue_entrance import Terms
 from charonia.errors import InvalidArgument
 from charonia.eventlog.port import Limits
 from charonia.keys import lane_of
@@ -29,17 +30,6 @@ class TenantBounds:
 
     requests: int = 0
     size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What `Work.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
-
-    lane: int
-    tenant: str
-    limits: Limits
-    journalled: bool
-    durability: str
 
 
 def check_durability(level: str) -> None:

@@ -7,10 +7,11 @@ first, its reply is on its way and is the answer. When the log cannot say, the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from charonia import keys
+from charonia.calls.queue_entrance import Spawn
 from charonia.calls.request_endings import EXPIRED, end_requests
+from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import (
@@ -21,9 +22,7 @@ from charonia.errors import (
     InvalidArgument,
     LogUnavailable,
 )
-from charonia.eventlog.port import Work
-
-from .waiters import Waiter
+from charonia.eventlog.port import EventLog
 
 MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 _LOG_PATIENCE_S = 1.0
@@ -41,7 +40,7 @@ def check_deadline(deadline_ns: int, now_ns: int) -> None:
 class Deadlines:
     """The timers of one gateway's waiting callers."""
 
-    def __init__(self, log: Work, spawn: Callable[[object], None], *, journal_jobs: bool, journal_all: bool) -> None:
+    def __init__(self, log: EventLog, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
         self._log = log
         self._spawn = spawn
         self._journal_jobs = journal_jobs

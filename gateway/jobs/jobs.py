@@ -1,7 +1,7 @@
 """Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
 
 Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
-asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `pending`'s.
+asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `charonia.calls.requester`'s.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia import failpoints
-from charonia.calls.admission import Admitted
+from charonia.calls.queue_entrance import Terms
 from charonia.calls.request_endings import Ending, answer_gateways, count_failures, end_jobs, version_of
 from charonia.calls.request_packing import request_record
+from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, Unsupported, shed
@@ -24,11 +25,10 @@ from charonia.facts.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
-from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, Terms, TermsBook
-from gateway.dataplane.dataplane import DataPlane
-from gateway.dataplane.waiters import Waiter
+from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
+from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
 from gateway.metrics import JobCounts, count
-from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
+from gateway.requests.delivery import Caller, JobFilter, JobPage, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
 from gateway.streaming import until
 from gateway.tracing.trace import Trace
@@ -74,7 +74,7 @@ class Jobs:
         self._log = log
         self._catalog = catalog
         self._dataplane = dataplane
-        self._pending = dataplane.pending
+        self._requester = dataplane.requester
         self._endpoint = settings.incarnation.encode()
         self._terms = terms
         self._tracer = tracer
@@ -125,17 +125,11 @@ class Jobs:
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
-    async def submit(
-        self,
-        request: InferenceRequest,
-        admitted: Admitted,
-        level: int,
-        served: ServedVersion,
-        options: DeliveryOptions,
-    ) -> JobReceipt:
+    async def submit(self, one: AdmittedRequest) -> JobReceipt:
         """Record a job that nobody waits for; a known key gives the earlier one."""
-        job = await self._prepare(request, admitted, level, served, options, b"")
-        ticket = await self._unawaited(request, job, self._accept(served.model, job))
+        served = one.served
+        job = await self._prepare(one, b"")
+        ticket = await self._unawaited(one.request, job, self._accept(served.model, job))
         accepted_us = job.new.accepted_us
         if not ticket.created:
             known = await self._log.job(served.model, ticket.id)
@@ -152,59 +146,48 @@ class Jobs:
             outlook.eta_s,
         )
 
-    async def infer(
-        self,
-        request: InferenceRequest,
-        admitted: Admitted,
-        level: int,
-        served: ServedVersion,
-        options: DeliveryOptions,
-    ) -> ResponseRecord:
+    async def infer(self, one: AdmittedRequest) -> ResponseRecord:
         """Record a job and wait for its answer, or for that of the job its key stands for.
 
         The job stays when its caller goes, unless `on_disconnect` is cancel.
         """
-        job = await self._prepare(request, admitted, level, served, options, self._endpoint)
-        waiter = self._pending.add(served.model, job.new.id, job.record, is_job=True)
+        request, served = one.request, one.served
+        job = await self._prepare(one, self._endpoint)
+        waiter = Waiter(served.model, job.new.id, is_job=True)
+        self._requester.add(waiter, len(job.record))
         waiter.sent = True
         # the caller waits for one thing only, so that its deadline is kept also while the log takes its time
         entering = asyncio.get_running_loop().create_task(self._enter(waiter, job))
-        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        if request.deadline_ns:
+            waiter.timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
         leaving = False
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            leaving = not waiter.follows and options.on_disconnect == "cancel"
+            leaving = not waiter.follows and one.delivery.on_disconnect == "cancel"
             if leaving:
                 self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
             raise
         except CharoniaError as error:
             raise shed(error) from None
         finally:
-            if timer is not None:
-                timer.cancel()
             if not leaving:
                 entering.cancel()
-            self._pending.remove(waiter)
+            self._requester.end(waiter)
 
-    async def stream(
-        self,
-        request: InferenceRequest,
-        admitted: Admitted,
-        level: int,
-        served: ServedVersion,
-        options: DeliveryOptions,
-    ) -> AsyncGenerator[ResponseRecord]:
+    async def stream(self, one: AdmittedRequest) -> AsyncGenerator[ResponseRecord]:
         """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
 
         They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
         """
-        job = await self._prepare(request, admitted, level, served, options, b"")
+        request, served = one.request, one.served
+        job = await self._prepare(one, b"")
         model, complete = served.model, False
         # settles the job at its deadline: the follower sees that it has expired
-        waiter = Waiter(model, job.new.id, b"", 0, asyncio.get_running_loop().create_future(), True)
+        waiter = Waiter(model, job.new.id, is_job=True)
         waiter.sent = True
-        timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served) if request.deadline_ns else None
+        if request.deadline_ns:
+            waiter.timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
         coming = self._unawaited(request, job, self._accept(model, job))
         accepting = asyncio.get_running_loop().create_task(coming)
         try:
@@ -215,7 +198,7 @@ class Jobs:
             waiter.accepted = ticket.created
             waiter.follows = not ticket.created
             following = self._queries.answers(model, ticket.id)
-            if timer is not None:
+            if waiter.timer is not None:
                 following = until(waiter.future, following)
             async with contextlib.aclosing(following) as answers:
                 async for answer in answers:
@@ -225,11 +208,9 @@ class Jobs:
             complete = True
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-            if not waiter.future.cancel() and not waiter.future.cancelled():
-                waiter.future.exception()  # seen
-            if not waiter.follows and not complete and options.on_disconnect == "cancel":
+            self._requester.end(waiter)
+            waiter.close()
+            if not waiter.follows and not complete and one.delivery.on_disconnect == "cancel":
                 self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
             else:
                 accepting.cancel()
@@ -249,15 +230,8 @@ class Jobs:
         except Exception as error:
             waiter.failed(InternalError(f"job could not be written to the log: {error}"))
 
-    async def _prepare(
-        self,
-        request: InferenceRequest,
-        admitted: Admitted,
-        level: int,
-        served: ServedVersion,
-        options: DeliveryOptions,
-        endpoint: bytes,
-    ) -> _Prepared:
+    async def _prepare(self, one: AdmittedRequest, endpoint: bytes) -> _Prepared:
+        request, served, options = one.request, one.served, one.delivery
         terms = self._terms.of(options)
         if options.webhook is not None:
             if not self._webhooks:
@@ -270,10 +244,12 @@ class Jobs:
             digest = request_digest(request)
         retention = await self._retentions.tell(served.model, served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
-        job_id = self._dataplane.ids.next()
+        job_id = self._requester.ids.next()
         if request.trace is not None and not endpoint:
             request.trace.context = replace(request.trace.context, report_to=self._endpoint.decode())
-        record = request_record(job_id, endpoint, request, admitted, level, self._flags, tenant=options.caller.tenant)
+        record = request_record(
+            job_id, endpoint, request, one.admitted, one.level, self._flags, tenant=options.caller.tenant
+        )
         new = NewJob(
             job_id,
             len(record),
@@ -284,7 +260,7 @@ class Jobs:
             digest,
             about_of(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
         )
-        return _Prepared(new, record, level, terms)
+        return _Prepared(new, record, one.level, terms)
 
     async def _accept(self, model: str, job: _Prepared) -> JobTicket:
         failpoints.hit("gateway.parsed")
@@ -347,7 +323,7 @@ class Jobs:
         """Answer those who wait for the jobs, at whichever gateway; one that is told nothing looks for itself."""
         elsewhere: list[tuple[str, bytes]] = []
         for record in records:
-            waiter = self._pending.get(record.id)
+            waiter = self._requester.requests.get(record.id)
             if waiter is not None:
                 waiter.failed(error)
             else:

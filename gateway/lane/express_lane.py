@@ -114,7 +114,8 @@ class Lane:
             return None
         try:
             served = self._catalog.find(request.model, request.version)
-            counts, admission = self._entrances.entrance(served)
+            entrance = self._entrances.of(served)
+            admission = entrance.admission
             if admission.caching is not None:
                 return None
             admitted = admission.admit(request)
@@ -122,7 +123,7 @@ class Lane:
             return None
         if admitted.bytes_inputs:
             return None
-        way = self.way(served, counts, admitted, admission.level(request.priority), request.timeout_us)
+        way = self.way(served, entrance.counts, admitted, admission.level(request.priority), request.timeout_us)
         return way.door if way is not None else None
 
     def way(

@@ -18,6 +18,7 @@ from charonia import failpoints, keys
 from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import failure_reason
 from charonia.calls.request_endings import EXPIRED, end_requests
+from charonia.calls.requester import tell_cancelled
 from charonia.clock import monotonic_ns
 from charonia.errors import (
     DEADLINE_EXCEEDED,
@@ -29,7 +30,6 @@ from charonia.errors import (
     ResourceExhausted,
 )
 from charonia.eventlog.port import Limits, QueueLog
-from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     PREFIX_BYTES,
@@ -70,7 +70,7 @@ class Waves:
         self.payloads = payloads
         self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
         self._dataplane = dataplane
-        self._pending = dataplane.pending
+        self._pending = dataplane.requester
         self._limits = limits
         self.endpoint = endpoint.encode()
         self._under_way: dict[bytes, PendingWave] = {}
@@ -332,11 +332,8 @@ class Waves:
         if wave is None:
             return
         wave.gone += 1
-        self._dataplane.spawn(self._cancel(wave.model, wave.prefix + bytes((call.index,))))
-
-    async def _cancel(self, model: str, request_id: bytes) -> None:
-        with contextlib.suppress(CharoniaError):
-            await self._log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
+        request_id = wave.prefix + bytes((call.index,))
+        self._dataplane.spawn(tell_cancelled(self._log, wave.model, request_id))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

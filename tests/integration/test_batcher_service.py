@@ -236,9 +236,9 @@ async def test_an_answer_that_waits_for_its_order_is_not_lost(cluster: Cluster) 
         slow, fast = fast, slow
     fast.release()
     await until(lambda: len(batcher.service.owned[MODEL].held_replies) == 1)
-    pending = gateway._dataplane.pending
+    pending = gateway._dataplane.requester
     for _ in range(3):
-        await pending.recheck(set(pending._waiters))
+        await pending.recheck(set(pending.requests))
     assert pending._unanswered
     assert not calls[1].done()
     slow.release()

@@ -66,7 +66,7 @@ async def test_calls_are_answered(world: World) -> None:
     answers = await asyncio.gather(*(world.caller.infer(request(value)) for value in range(40)))
     assert [number(answer) for answer in answers] == list(range(40))
     await until_so(_nothing_left(world))
-    assert (world.caller.open_calls, world.caller._held.count) == (0, 0)
+    assert (world.caller.open_calls, world.caller.requester.held.size_bytes) == (0, 0)
 
 
 async def test_what_cannot_be_asked_enters_no_log(world: World) -> None:
@@ -133,7 +133,7 @@ async def test_calls_of_a_process_that_is_gone_are_not_run(world: World, monkeyp
         world.caller.open(request(value))
     log = await world.log()
     await until_so(lambda: _pending_is(world, 4))
-    await world.caller._reader.close()  # as by SIGKILL: nobody reads the answers any more
+    await world.caller.requester._reader.close()  # as by SIGKILL: nobody reads the answers any more
     await world.lose("executor", ME)
     await until_so(lambda: _pending_is(world, 1))
     world.echo.release()
@@ -147,7 +147,7 @@ async def test_calls_of_a_process_that_is_gone_are_not_run(world: World, monkeyp
 
 
 async def test_a_call_that_the_log_lost_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia.calls.caller._RECHECK_S", 0.02)
+    monkeypatch.setattr("charonia.calls.requester._RECHECK_S", 0.02)
     world.echo.open = False
     call = world.caller.open(request(1))
     await until(lambda: len(world.echo.held) == 1)

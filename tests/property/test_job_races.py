@@ -83,7 +83,7 @@ class Race:
         self.there = await self.bench.gateway("there", journal="all")
         call = asyncio.create_task(self.here.infer(bench_module.request(6), options=bench_module.options("key")))
         (self.record,) = await self.bench.comes()
-        await bench_module.until(lambda: self.here._dataplane.pending.get(self.record.id).accepted)
+        await bench_module.until(lambda: self.here._dataplane.requester.requests.get(self.record.id).accepted)
         self.log.stepping = True
         return call
 
@@ -98,12 +98,12 @@ class Race:
         await self.there.cancel_job(public_id(MODEL, self.record.id))
 
     async def expire(self) -> None:
-        waiter = self.here._dataplane.pending.get(self.record.id)
+        waiter = self.here._dataplane.requester.requests.get(self.record.id)
         if waiter is not None:
             await self.here._dataplane.deadlines._expire(waiter, b"statistics", 0)
 
     async def recheck(self) -> None:
-        await self.here._dataplane.pending.recheck({self.record.id})
+        await self.here._dataplane.requester.recheck({self.record.id})
 
 
 async def run(race: Race, actors: Sequence[Callable[[], Awaitable[Any]]], choices: list[int]) -> list[int]:

@@ -99,8 +99,9 @@ class JobBench:
         """End a gateway as by SIGKILL: nothing is said, whoever waits at it is cut off."""
         (found,) = [pair for pair in self._gateways if pair[0] is gateway]
         self._gateways.remove(found)
-        await gateway._dataplane._reader.close()
-        for task in gateway._dataplane._tasks:
+        requester = gateway._dataplane.requester
+        await requester._reader.close()
+        for task in (*requester._tasks, requester._watching):
             task.cancel()
         await gateway.jobs.close()
         await found[1].close()

@@ -374,7 +374,7 @@ class LaneBench:
 
     def is_quiet(self) -> bool:
         """Whether the gateway has nothing under way, neither counted nor held."""
-        pending = self.service._dataplane.pending
+        pending = self.service._dataplane.requester
         nothing = not self.waves._under_way and not pending._size_bytes and not pending._coming
         return nothing and all(lease.is_idle for lease in self.waves._leases.values())
 

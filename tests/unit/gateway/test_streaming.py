@@ -88,7 +88,7 @@ async def test_responses_come_one_by_one(bench: Any) -> None:
     assert {(r.id, r.model, r.version) for r in reader.read} == {("mine", MODEL, 1)}
     assert [t.name for t in reader.read[0].outputs] == ["z", "y"]
     assert (counts(gateway).success, sum(counts(gateway).failures.values())) == (1, 0)
-    assert len(gateway._dataplane.pending) == 0
+    assert gateway._dataplane.pending_requests == 0
     assert await cancelled(bench) == []
 
 
@@ -233,7 +233,7 @@ async def test_a_slow_reader_loses_its_stream_and_no_other() -> None:
     with pytest.raises(ResourceExhausted, match="reader is 2 responses behind"):
         await slow.task
     assert len(slow.read) == 1
-    assert gateway._dataplane.pending._held.size_bytes == 0
+    assert gateway._dataplane.requester.held.size_bytes == 0
     await until_so(lambda: _is(cancelled(bench), [first.id]))
     await bench.close()
 
@@ -282,6 +282,6 @@ async def test_a_stream_whose_request_was_lost(bench: Any) -> None:
     await reader.has(1)
     await bench.settle(record)  # and its last response never comes
     for _ in range(2):
-        await gateway._dataplane.pending.recheck({record.id})
+        await gateway._dataplane.requester.recheck({record.id})
     with pytest.raises(LogUnavailable):
         await reader.task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,12 @@ import pytest
 from virtual_time import in_no_time
 
 from charonia import keys
+from charonia.calls.queue_entrance import AppendCounts, Ids, Terms
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Fields, Limits
 from charonia.wire import records_of
-from gateway.access.terms import Terms
-from gateway.dataplane.coalescing import AppendCounts, Coalescer
+from gateway.dataplane.coalescing import Coalescer
 
 
 @dataclass
@@ -65,15 +65,21 @@ class Door:
         self.log = GatedLog()
         self.counts = AppendCounts()
         self.failures: dict[bytes, CharoniaError] = {}
+        self.tasks: list[asyncio.Task[None]] = []
         self.coalescer = Coalescer(
             self.log,
             "m",
             0,
             Terms(lane, f"tenant {lane}" if lane else "", limits or Limits(), lane > 0, "memory"),
+            self.spawn,
+            Ids().next,
             max_requests=max_requests,
             max_size_bytes=max_size_bytes,
             counts=self.counts,
         )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
 
     def submit(self, name: bytes, size: int = 1, interval_s: float = 0.0) -> Outgoing:
         outgoing = Outgoing(name, name, size, lambda error: self.failures.__setitem__(name, error))

@@ -19,7 +19,7 @@ from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.dataplane.dataplane import DataPlane
+from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
 
 CONFIG = """
 name: "m" backend: "onnxruntime" max_batch_size: 4
@@ -50,8 +50,8 @@ async def test_what_was_lent_for_a_request_without_room_is_taken_back(streamed: 
     tensor = Tensor.of("x", np.zeros((1, BY_REFERENCE_BYTES), np.uint8))
     request = InferenceRequest("m", -1, [tensor])
     admitted = Admission(served.interface, 1, "h").admit(request)
-    stream = plane.stream(request, admitted, 0, served, 0.0, None)
-    sent = anext(stream) if streamed else plane.infer(request, admitted, 0, served, 0.0)
+    one = AdmittedRequest(request, served, admitted, 0)
+    sent = anext(plane.stream(one)) if streamed else plane.infer(one)
     with pytest.raises(ResourceExhausted):
         await sent
     (name,) = log.held
@@ -83,9 +83,9 @@ async def test_a_request_whose_tensors_are_on_their_way_is_waited_for() -> None:
     request = InferenceRequest("m", -1, [Tensor.of("x", np.zeros((1, BY_REFERENCE_BYTES), np.uint8))])
     admitted = Admission(served.interface, 1, "h").admit(request)
     async with asyncio.timeout(30):
-        sending = asyncio.create_task(plane.infer(request, admitted, 0, served, 0.0))
+        sending = asyncio.create_task(plane.infer(AdmittedRequest(request, served, admitted, 0)))
         await log.asked.wait()
-        idle = asyncio.create_task(plane.pending.wait_idle())
+        idle = asyncio.create_task(plane.requester.wait_idle())
         await asyncio.sleep(0)
         assert not idle.done()
         log.go.set()

@@ -119,7 +119,7 @@ async def test_a_waiting_caller_learns_of_the_cancel(bench: Any) -> None:
     there = asyncio.create_task(gateway.infer(request_of(2), options=options("two")))
     (record,) = await bench.comes()
     await other.cancel_job(public_id(MODEL, record.id))
-    await gateway._dataplane.pending.recheck({record.id})
+    await gateway._dataplane.requester.recheck({record.id})
     with pytest.raises(Cancelled, match=r"^request was cancelled$"):
         await there
 
@@ -143,7 +143,7 @@ async def test_cancelling_what_matches(bench: Any) -> None:
 async def _hang_up(bench: Any, gateway: Any, wishes: Any) -> Any:
     call = asyncio.create_task(gateway.infer(request_of(), options=wishes))
     (record,) = await bench.comes()
-    await until(lambda: gateway._dataplane.pending.get(record.id).accepted)
+    await until(lambda: gateway._dataplane.requester.requests.get(record.id).accepted)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -196,9 +196,9 @@ async def test_a_lost_reply_is_read_from_the_record(bench: Any) -> None:
     (record,) = await bench.comes()
     await bench.begin(record)
     await bench.finish(record, reply=False)
-    await gateway._dataplane.pending.recheck({record.id})
+    await gateway._dataplane.requester.recheck({record.id})
     assert numbers((await call).outputs) == {"y": 5, "z": 5}
-    assert gateway._dataplane.pending.rechecks == 1
+    assert gateway._dataplane.rechecks == 1
 
 
 async def test_a_record_that_cannot_be_read_keeps_nobody_else_waiting(bench: Any) -> None:
@@ -214,7 +214,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_else_waiting(bench: Any
         return b"garbage" if job_id == records[0].id else found
 
     bench.log.job_result = garbage
-    await gateway._dataplane.pending.recheck({record.id for record in records})
+    await gateway._dataplane.requester.recheck({record.id for record in records})
     broken = int(records[0].inputs()[0].array()[0, 0])
     for n, call in enumerate(calls):
         if n == broken:

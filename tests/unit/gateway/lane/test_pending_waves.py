@@ -58,7 +58,7 @@ def test_a_wave_is_counted_and_held_until_it_is_answered(bench: LaneBench) -> No
     front.send(1, 2, 3)
     bench.settle()
     assert (bench.lease.used_requests, bench.lease.used_bytes) == (3, 12)
-    assert bench.service._dataplane.pending._size_bytes == 12
+    assert bench.service._dataplane.requester._size_bytes == 12
     drained = bench.begin(bench.service.drained())
     bench.settle()
     assert not drained.done()

@@ -1,0 +1,218 @@
+"""Joins requests of one queue into shared log entries (design section 2, "Coalesce").
+
+An entry never mixes model, level or terms; all-or-none is the log's promise for an entry, so an entry refused for its
+bound is split.
+
+Requests of an entry have ids of one group: 15 random bytes, then 0, 1, 2, ... (docs/adr/0007). Those whose ids differ
+in the last byte alone are one field among the unsettled of the log. Only ids that never leave the server are made so; a
+job's id is all random, as knowing one must not mean knowing its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
+from charonia.eventlog.port import EventLog, Limits
+from charonia.wire import record_fields
+
+from .waiters import OpenRequest
+
+MOST_IN_GROUP = 64
+"""More members than this the log's scripts would look at one by one."""
+
+_LAST_BYTES = [bytes((last,)) for last in range(MOST_IN_GROUP)]
+_IDS_AT_ONCE = 256
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What `EventLog.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
+
+    lane: int
+    tenant: str
+    limits: Limits
+    journalled: bool
+    durability: str
+
+
+class Ids:
+    """Unguessable 128-bit request ids, drawn from the system many at a time: one system call less per request."""
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._at = 0
+
+    def next(self) -> bytes:
+        if self._at >= len(self._block):
+            self._block = os.urandom(16 * _IDS_AT_ONCE)
+            self._at = 0
+        at = self._at
+        self._at = at + 16
+        return self._block[at : at + 16]
+
+
+class EntryIds:
+    """The ids of one queue's entries. `draw` gives 16 random bytes."""
+
+    __slots__ = ("_draw", "_given", "_prefix")
+
+    def __init__(self, draw: Callable[[], bytes]) -> None:
+        self._draw = draw
+        self._prefix = b""
+        self._given = MOST_IN_GROUP
+
+    def next(self, most: int) -> bytes:
+        """An id for the next request of an entry that takes `most` of them."""
+        given = self._given
+        if given >= most or given >= MOST_IN_GROUP:
+            self._prefix = self._draw()[:15]
+            given = 0
+        self._given = given + 1
+        return self._prefix + _LAST_BYTES[given]
+
+    def turn(self) -> None:
+        """An entry has left: the next id begins another one."""
+        self._given = MOST_IN_GROUP
+
+
+@dataclass(slots=True)
+class AppendCounts:
+    """Requests and entries appended: their quotient is the coalescing that the bench gates."""
+
+    requests: int = 0
+    entries: int = 0
+    lanes: set[tuple[str, int, int]] = field(default_factory=set)
+    """Model, level and lane of the queues that took any: those are open."""
+
+
+class QueueEntrance:
+    """The entrance of one queue, a model's level, for requests that are accepted on the same terms.
+
+    Requests that come in one tick of the loop leave together.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        model: str,
+        level: int,
+        terms: Terms,
+        spawn: Spawn,
+        draw: Callable[[], bytes],
+        *,
+        max_requests: int,
+        max_size_bytes: int,
+        counts: AppendCounts | None = None,
+    ) -> None:
+        self._log = log
+        self._model = model
+        self._level = level
+        self._terms = terms
+        self.is_durable = terms.durability not in ("", "memory")
+        self._spawn = spawn
+        self._counts = counts or AppendCounts()
+        self.open_requests = 0
+        """Requests of this queue whose callers wait; raised by who submits them."""
+        self._ids = EntryIds(draw)
+        self._waiting: list[OpenRequest] = []
+        self._waiting_bytes = 0
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self.max_requests = max_requests
+        """Requests of an entry."""
+        self._max_size_bytes = max_size_bytes
+
+    def next_id(self) -> bytes:
+        """An id for a request that is submitted soon, of the same group as those it may share an entry with."""
+        return self._ids.next(self.max_requests)
+
+    def submit(self, request: OpenRequest, min_interval_s: float = 0.0) -> None:
+        """Take one request; it leaves with this tick. An interval is for entrances that let requests wait."""
+        self._waiting.append(request)
+        self._waiting_bytes += request.size_bytes
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def ended(self, _request: OpenRequest, /) -> None:
+        """A request that was counted as open has its answer, or its caller has gone."""
+        self.open_requests -= 1
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        for entry in self._take(self.max_requests):
+            self._spawn(self._accept(entry))
+
+    def _take(self, most: int) -> list[list[OpenRequest]]:
+        """What waits and is still wanted, as entries of at most so many requests, which are on their way now."""
+        waiting, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
+        self._ids.turn()
+        entries: list[list[OpenRequest]] = []
+        entry: list[OpenRequest] = []
+        size = 0
+        for request in waiting:
+            if request.withdrawn:
+                continue
+            if entry and (len(entry) >= most or size + request.size_bytes > self._max_size_bytes):
+                entries.append(entry)
+                entry, size = [], 0
+            request.sent = True
+            entry.append(request)
+            size += request.size_bytes
+        if entry:
+            entries.append(entry)
+        return entries
+
+    async def _accept(self, entry: list[OpenRequest]) -> None:
+        """Have the log accept an entry; its requests are told what keeps them from it."""
+        terms = self._terms
+        while entry:
+            fields = record_fields([request.record for request in entry])
+            try:
+                await self._log.accept(
+                    self._model,
+                    self._level,
+                    terms.lane,
+                    [(request.id, request.size_bytes) for request in entry],
+                    fields,
+                    terms.limits,
+                    tenant=terms.tenant,
+                    journalled=terms.journalled,
+                    durability=terms.durability,
+                )
+            except CharoniaError as error:
+                entry = await self._refused(entry, error)
+                continue
+            except Exception as error:
+                for request in entry:
+                    request.failed(InternalError(f"request could not be written to the log: {error}"))
+                return
+            self._accepted(entry)
+            return
+
+    def _accepted(self, entry: list[OpenRequest]) -> None:
+        for request in entry:
+            request.accepted = True
+            request.record = b""
+        self._counts.entries += 1
+        self._counts.requests += len(entry)
+        self._counts.lanes.add((self._model, self._level, self._terms.lane))
+
+    async def _refused(self, entry: list[OpenRequest], error: CharoniaError) -> list[OpenRequest]:
+        """The log did not take an entry; what of it is to be tried again."""
+        if isinstance(error, ResourceExhausted) and len(entry) > 1:
+            half = len(entry) // 2
+            await self._accept(entry[:half])
+            return entry[half:]
+        for request in entry:
+            request.withdrawn = not isinstance(error, LogUnavailable)  # then it may be there
+            request.failed(error)
+        return []

@@ -1,0 +1,376 @@
+"""Makes requests of models through the log: what gateways, models that call models and ensembles have in common.
+
+A requester packs requests (large tensors go beside the log), sends them, knows which are open and gives each its one
+visible outcome: whoever answers first decides, later replies find nothing. It finds the requests that no reply will
+come for and tells owners of those that nobody wants any more. Who may ask, how requests share entries, when they end by
+themselves and what becomes of a lost one is the policy of who uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from charonia import failpoints, keys
+from charonia.catalog.served import ServedVersion
+from charonia.errors import (
+    EPOCH_CHANGED,
+    OUTCOME_UNKNOWN,
+    SERVER_EXITING,
+    CharoniaError,
+    InvalidRecord,
+    LogUnavailable,
+    ResourceExhausted,
+    Unavailable,
+)
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import START, Entry, EventLog, Limits
+from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
+from charonia.inference import InferenceRequest
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, records_of, response_id, unpack_response
+
+from .admission import Admitted
+from .payload_transfer import Payloads
+from .queue_entrance import Ids, QueueEntrance, Spawn, Terms
+from .request_packing import request_record
+from .waiters import Held, OpenRequest, Waiter
+
+_log = logging.getLogger(__name__)
+
+_RECHECK_S = 1.0
+_MOST_IDS = 1000
+_MOST_ENTRANCES = 10_000
+_MOST_TOGETHER = 32
+_MOST_TOGETHER_BYTES = 64 * 1024
+_FULL = "this gateway holds {} bytes of unanswered requests"
+
+R = TypeVar("R", bound=OpenRequest)
+
+
+class Requester(Generic[R]):
+    """The open requests of one endpoint by id, bounded in bytes; `full` says what it holds when these are too many.
+
+    Once started it reads the endpoint's reply stream and sees to it that nobody waits for ever. `spawn` runs what is to
+    be written; without it that ends with the requester.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        endpoint: str,
+        payloads: Payloads | None = None,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  (immutable)
+        max_size_bytes: int = 0,
+        max_stream_bytes: int = 0,
+        full: str = _FULL,
+        spawn: Spawn | None = None,
+    ) -> None:
+        self._log = log
+        self.endpoint = endpoint.encode()
+        self._stream = keys.replies(endpoint)
+        self._reader = log.reader()
+        self.payloads = payloads
+        self._take = payloads.take if payloads is not None else None
+        self._limits = limits
+        self._max_size_bytes = max_size_bytes
+        self._full = full
+        self.spawn: Spawn = spawn or self._run
+        self._size_bytes = 0
+        self.held = Held(max_stream_bytes, max_size_bytes // 2)
+        self.ids = Ids()
+        self.requests: dict[bytes, R] = {}
+        self._entrances: dict[tuple[str, int, int, str, bool], QueueEntrance] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._up = True
+        self._unanswered: set[bytes] = set()
+        self._coming = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.duplicates = 0
+        """Answers to requests that were answered before, or are not open."""
+        self.make_entrance = QueueEntrance
+        self.answer_job: Callable[[R], Awaitable[None]] | None = None
+        """Answers a job that has ended from its record, as no reply will come."""
+        self.lose: Callable[[R], None] = self._lose
+        """Told of requests that are neither in the log nor answered."""
+        self.on_stray: Callable[[ResponseRecord], bool] = lambda _response: False
+        """Takes what comes for no open request; whether it was wanted."""
+        self.on_wave: Callable[[Buffer], None] = lambda _reply: None
+        """Takes the answers to a wave."""
+        self.on_facts: Callable[[Entry], None] = lambda _entry: None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._reader.start(self.on_replies, self._on_log_state)
+        self._reader.add(self._stream, consume=True)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="requests without an answer")
+
+    async def close(self, patience_s: float = 0.0) -> None:
+        """The process ends: nobody who still waits will be answered. What is to be written has so much time."""
+        for request in list(self.requests.values()):
+            request.failed(Unavailable(SERVER_EXITING))
+        await asyncio.sleep(0)  # their callers may have something to write
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
+        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._reader.close()
+        with contextlib.suppress(CharoniaError):
+            await self._log.delete_stream(self._stream)
+
+    def begin_anew(self) -> None:
+        """The log is another one: it knows none of these requests."""
+        for request in list(self.requests.values()):
+            request.withdrawn = True
+            request.failed(LogUnavailable(EPOCH_CHANGED))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait_idle(self) -> None:
+        """Returns when nobody waits (drain)."""
+        while self.requests or self._coming:
+            await self._idle.wait()
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """As long as this lasts somebody waits, be it that no request of theirs is here yet, or none of their own."""
+        self._coming += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self.requests and not self._coming:
+            self._idle.set()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def pack(
+        self,
+        waiter: Waiter,
+        request: InferenceRequest,
+        admitted: Admitted,
+        level: int,
+        served: ServedVersion,
+        flags: int,
+        *,
+        lineage: Lineage | None = None,
+        tenant: str = "",
+        is_durable: bool = False,
+    ) -> None:
+        """Make the record of an admitted request. `end` takes back what is lent for it. Raises what lending raises."""
+        payloads, lent = self.payloads, None
+        if payloads is not None:
+            flags |= payloads.flags(served)
+            if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
+                with self.coming():
+                    buffers = [t.data for t in request.inputs]
+                    lent = waiter.lent = await payloads.lend(buffers, flags, served, durable=is_durable)
+        waiter.record = record = request_record(
+            waiter.id, self.endpoint, request, admitted, level, flags, lent, lineage, tenant=tenant
+        )
+        waiter.size_bytes = len(record) if lent is None else len(record) + lent.size_bytes
+
+    def add(self, request: R, size_bytes: int) -> None:
+        """A request is open from now on; `end` it. Raises `ResourceExhausted` when too much is held here."""
+        self._take_room(size_bytes)
+        request.held_bytes = size_bytes
+        self.requests[request.id] = request
+
+    def submit(self, waiter: Waiter, entrance: QueueEntrance, min_interval_s: float = 0.0) -> None:
+        """Send a packed request on its way into the log."""
+        waiter.entrance = entrance
+        entrance.open_requests += 1
+        entrance.submit(waiter, min_interval_s)
+
+    def withdraw(self, request: OpenRequest) -> None:
+        """Nobody wants a request any more: the model's owner is told, unless it cannot be in the log."""
+        if request.sent and not request.withdrawn:
+            self.spawn(tell_cancelled(self._log, request.model, request.id))
+        request.withdrawn = True
+
+    def end(self, waiter: Waiter) -> None:
+        """A request has its answer, or its caller has gone: give up what is held for it."""
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if waiter.entrance is not None:
+            waiter.entrance.ended(waiter)
+        if self.requests.pop(waiter.id, None) is not None:
+            self._size_bytes -= waiter.held_bytes
+        if waiter.lent is not None and self.payloads is not None:
+            lent, waiter.lent = waiter.lent, None
+            self.spawn(self.payloads.end(lent))
+        self._look_idle()
+
+    def _take_room(self, size_bytes: int) -> None:
+        if self._size_bytes + size_bytes > self._max_size_bytes:
+            held = self._full.format(self._size_bytes)
+            raise ResourceExhausted(f"{held}, its bound is {self._max_size_bytes}; retry later")
+        self._size_bytes += size_bytes
+        self._idle.clear()
+
+    def hold(self, size_bytes: int) -> None:
+        """A wave is under way. Raises `ResourceExhausted` when too much is held here; `release` it in the end."""
+        self._take_room(size_bytes)
+        self._coming += 1
+
+    def release(self, size_bytes: int) -> None:
+        """A wave has ended."""
+        self._size_bytes -= size_bytes
+        self._coming -= 1
+        self._look_idle()
+
+    def entrance(self, model: str, level: int, lane: int, tenant: str, *, journalled: bool) -> QueueEntrance:
+        """Where requests that have this in common share entries."""
+        key = (model, level, lane, tenant, journalled)
+        found = self._entrances.get(key)
+        if found is None:
+            if len(self._entrances) >= _MOST_ENTRANCES:  # idle ones hold nothing
+                self._entrances.clear()
+            found = self._entrances[key] = self.make_entrance(
+                self._log,
+                model,
+                level,
+                Terms(lane, tenant, self._limits, journalled, ""),
+                self.spawn,
+                self.ids.next,
+                max_requests=_MOST_TOGETHER,
+                max_size_bytes=_MOST_TOGETHER_BYTES,
+            )
+        return found
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    def on_replies(self, _stream: bytes, entries: list[Entry]) -> None:
+        """The callback of the reply stream's reader."""
+        failpoints.hit("gateway.notified")
+        for entry in entries:
+            if entry.fields[0] == FIELD_WAVE:
+                self.on_wave(entry.fields[1])
+            elif entry.fields[0] == FIELD_FACT:
+                self.on_facts(entry)
+        requests = self.requests
+        for response in answers_in(entries, self._take):
+            request = requests.get(response.id)
+            if (request is None or not request.answered(response)) and not self.on_stray(response):
+                self.duplicates += 1
+
+    def _on_log_state(self, up: bool) -> None:
+        self._up = up
+        self._unanswered.clear()
+
+    # -- lost replies -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """No caller waits for ever: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
+        before: list[bytes] = []
+        while True:
+            await asyncio.sleep(_RECHECK_S)
+            try:
+                await self.recheck(before)
+            except CharoniaError:
+                self._unanswered.clear()
+            except Exception:
+                _log.exception("open requests could not be checked")
+            before = list(self.requests)
+
+    async def recheck(self, before: Iterable[bytes]) -> None:
+        """Look after requests that wait since the last look: what is settled or unknown will get no reply.
+
+        Jobs are answered from their records at once. Others are lost when two looks in a row find them so, with no
+        reply in between and none that waits for its order. Raises what the log raises.
+        """
+        if not self._up:
+            return
+        suspects: dict[str, list[bytes]] = {}
+        for request_id in before:
+            request = self.requests.get(request_id)
+            if request is not None and request.accepted:
+                suspects.setdefault(request.model, []).append(request_id)
+        unanswered = await _no_longer_open(self._log, suspects)
+        again = unanswered & self._unanswered
+        lost = await _without_held(self._log, again, suspects) if again else again
+        self._unanswered = unanswered
+        for request_id in unanswered:
+            request = self.requests.get(request_id)
+            if request is None or request.has_ended:
+                continue
+            if request.is_job and self.answer_job is not None:
+                await self.answer_job(request)
+            elif request_id in lost:
+                self.lose(request)
+
+    @staticmethod
+    def _lose(request: OpenRequest) -> None:
+        request.withdrawn = True
+        request.failed(LogUnavailable(OUTCOME_UNKNOWN))
+
+
+async def tell_cancelled(log: EventLog, model: str, request_id: bytes) -> None:
+    """Tell a model's owner that nobody wants a request any more. Where that fails the request runs all the same."""
+    with contextlib.suppress(CharoniaError):
+        await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
+
+
+def answers_in(entries: Sequence[Entry], take: Callable[[Reference], Buffer] | None) -> Iterator[ResponseRecord]:
+    """Every answer of these entries, in order; `take` gives the bytes of those that lie elsewhere.
+
+    What cannot be read is dropped and logged; its neighbours are other callers' answers.
+    """
+    for entry in entries:
+        try:
+            records = records_of(entry.fields)
+        except InvalidRecord as error:
+            _log.error("dropped unreadable replies in entry %s: %s", entry.id.decode(errors="replace"), error)
+            continue
+        for record in records:
+            try:
+                yield unpack_response(record, take)
+            except InvalidRecord as error:
+                _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
+
+
+async def _no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
+    """Which requests are settled or unknown to the log: no reply is on its way to them, unless it was sent already."""
+    found: set[bytes] = set()
+    for model, ids in ids_by_model.items():
+        for at in range(0, len(ids), _MOST_IDS):
+            part = ids[at : at + _MOST_IDS]
+            attempts = await log.unsettled(model, part)
+            found.update(request_id for request_id, attempt in zip(part, attempts, strict=True) if attempt < 0)
+    return found
+
+
+async def _without_held(log: EventLog, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
+    """These requests of these models, less those that were answered through their owner (S6), which has it still.
+
+    It waits for the answers before it, however long these take. Costs a look at all facts of a model: for the few that
+    seem lost.
+    """
+    left = set(ids)
+    for model in models:
+        after = START
+        while left and (entries := await log.range(keys.facts(model), after)):
+            after = entries[-1].id
+            for fact in (fact for entry in entries for fact in facts_of(entry)):
+                if isinstance(fact, BatchFinished):
+                    left.difference_update(response_id(record) for _, record in fact.replies)
+    return left

@@ -1,0 +1,212 @@
+"""Requests on their way to a model and back: what is known of each, and how its caller gets the answer or the answers.
+
+Whoever answers a request first decides: a reply, an error, a deadline, its caller's cancellation. Which requests are
+open is `requester`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from charonia.errors import Cancelled, CharoniaError, InternalError, ResourceExhausted, StreamInterrupted, shed
+from charonia.wire import Reference, ResponseRecord
+
+from .splicing import Visible
+
+_RECORD_BYTES = 512
+"""What a held response costs beside its tensors."""
+
+
+class OpenRequest:
+    """A request on its way into the log, or in it.
+
+    `sent` is true once it is on its way, `accepted` once the log has it, `withdrawn` when no caller wants it any more
+    or the log does not have it.
+    `record` is kept until the log has it; `size_bytes` counts what lies beside the log, too, and `held_bytes` is what
+    its requester counts for it.
+    """
+
+    __slots__ = ("accepted", "held_bytes", "id", "model", "record", "sent", "size_bytes", "withdrawn")
+
+    is_job = False
+    """Whether its outcome can be read from its record when the reply is lost."""
+
+    def __init__(self, model: str, request_id: bytes) -> None:
+        self.model = model
+        self.id = request_id
+        self.record = b""
+        self.size_bytes = self.held_bytes = 0
+        self.withdrawn = False
+        self.sent = False
+        self.accepted = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is awaited."""
+        return False
+
+    def failed(self, error: CharoniaError) -> None:
+        """End with an error, unless it has ended."""
+
+    def answered(self, _response: ResponseRecord) -> bool:
+        """Take a reply; False for one that is not wanted: it comes too late or again."""
+        return False
+
+
+class Entrance(Protocol):
+    """Where a request was sent into the log (`queue_entrance`)."""
+
+    def ended(self, request: OpenRequest, /) -> None: ...
+
+
+class Waiter(OpenRequest):
+    """A request whose caller waits for one answer.
+
+    `follows`: it waits for the outcome of another call's job, which its own end does not touch. `lent`, `entrance` and
+    `timer` are given up when it ends.
+    """
+
+    __slots__ = ("entrance", "follows", "future", "is_job", "lent", "timer")
+
+    def __init__(self, model: str, request_id: bytes, *, is_job: bool = False) -> None:
+        super().__init__(model, request_id)
+        self.future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
+        self.is_job = is_job
+        self.follows = False
+        self.lent: Reference | None = None
+        self.entrance: Entrance | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.future.done()
+
+    def failed(self, error: CharoniaError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def answered(self, response: ResponseRecord) -> bool:
+        if self.future.done():
+            return False
+        self.future.set_result(response)
+        return True
+
+    def close(self) -> None:
+        """No caller waits any more."""
+        if not self.future.cancel() and not self.future.cancelled():
+            self.future.exception()  # seen
+
+
+class Held:
+    """Bytes of responses that wait for their readers, of all streams of one process together."""
+
+    __slots__ = ("most_bytes", "of_one_bytes", "size_bytes")
+
+    def __init__(self, of_one_bytes: int, most_bytes: int) -> None:
+        self.of_one_bytes = of_one_bytes
+        self.most_bytes = most_bytes
+        self.size_bytes = 0
+
+
+class StreamWaiter(Waiter):
+    """A request whose caller reads one or several responses. Its future ends with the last of them, or with the error.
+
+    What waits for the reader is bounded: one that falls too far behind ends the request and loses what
+    it did not read.
+    """
+
+    __slots__ = ("_arrived", "_held", "_held_bytes", "_reader", "ended_by_reply", "visible")
+
+    def __init__(self, model: str, request_id: bytes, visible: Visible, held: Held) -> None:
+        super().__init__(model, request_id)
+        self.visible = visible
+        self.ended_by_reply = False
+        """Whether the request has ended in the log, so that there is nothing left to cancel."""
+        self._held = held
+        self._held_bytes = 0
+        self._arrived: deque[tuple[ResponseRecord, int]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self.future.add_done_callback(self._wake)
+
+    def answered(self, response: ResponseRecord) -> bool:
+        """Take a reply; False for one that the reader has had, or that belongs to a run it does not see."""
+        if self.future.done():
+            return False
+        if response.place is None:
+            # the request as a whole: a failure, or the only answer of a model that gives one
+            self.ended_by_reply = True
+            if response.error is None and self.visible.count:
+                self.failed(InternalError("an answer without a place came after responses that have one"))
+            else:
+                self._keep(response)
+            return True
+        try:
+            if not self.visible.admits(response.place, final=response.final):
+                return False
+        except StreamInterrupted as error:
+            self.ended_by_reply = response.final
+            self.failed(error)
+            return True
+        self._keep(response)
+        return True
+
+    def _keep(self, response: ResponseRecord) -> None:
+        size = _RECORD_BYTES + sum([len(t.data) for t in response.outputs])
+        held = self._held
+        # one response larger than the bound is still given to a reader who keeps up
+        if self._held_bytes and (
+            self._held_bytes + size > held.of_one_bytes or held.size_bytes + size > held.most_bytes
+        ):
+            self.failed(
+                ResourceExhausted(
+                    f"the stream was ended: its reader is {len(self._arrived)} responses behind, and no more than "
+                    f"{held.of_one_bytes} bytes are held for it"
+                )
+            )
+            self._forget()
+            return
+        self.ended_by_reply = self.ended_by_reply or response.final
+        self._arrived.append((response, size))
+        self._held_bytes += size
+        held.size_bytes += size
+        if response.final or response.place is None:
+            self.future.set_result(response)
+        self._wake()
+
+    async def next(self) -> ResponseRecord | None:
+        """The next response, None after the last one. One task reads. Raises the error that ended the request.
+
+        A response may be an error of the model (`ResponseRecord.error`).
+        """
+        while not self._arrived:
+            if self.future.done():
+                # a failure of the last response has been read as a response
+                error = self.future.exception()
+                if isinstance(error, CharoniaError):
+                    raise shed(error)
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        response, size = self._arrived.popleft()
+        self._held_bytes -= size
+        self._held.size_bytes -= size
+        return response
+
+    def cancel(self) -> None:
+        """The caller reads on no more: the request ends, unless all its responses have come."""
+        self._forget()
+        self.failed(Cancelled(""))
+
+    def _forget(self) -> None:
+        self._arrived.clear()
+        self._held.size_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def _wake(self, _future: asyncio.Future[ResponseRecord] | None = None) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
