@@ -15,6 +15,7 @@ from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailRequest
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
+from charonia.calls.queue_entrance import Spawn
 from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
@@ -37,7 +38,6 @@ from charonia.wire import (
 from .ensemble_statistics import Tally, Totals
 from .ensemble_traces import reported
 from .response_outbox import Outbox
-from .submission import Spawn
 
 _log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord, ResponseRecord
 from .cached_steps import CachedSteps
 from .ensemble_endings import Endings
 from .ensemble_statistics import Tally
-from .step_answers import Answer, Answers
+from .step_answers import Answers
 from .step_flights import Flight
 from .step_tensors import Value, is_true, size_of, values_of
 from .submission import Submission
@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Tensor bytes of the requests of one ensemble that are under way; beyond, requests wait in the log."""
-_LOST_AFTER_NS = 5_000_000_000
 _SWEEP_NS = 60_000_000_000
 _FILE_AGE_S = 3600.0
 """A file nobody knows may be of an answer that is on its way still; an hour later its executor is gone."""
@@ -69,6 +68,8 @@ class OwnedEnsemble(OwnedModel):
         self._directory.open(standing=True)
         self._flights = Submission(
             *(self.log, self.model, catalog, self._directory, self.spawn, self._own),
+            is_answered=lambda step_id: self._answers.has(step_id),
+            refused=self._refused,
             ended=self._step_ended,
             cached=CachedSteps(calls) if calls is not None else None,
         )
@@ -83,7 +84,6 @@ class OwnedEnsemble(OwnedModel):
         self._prepared = False
         self._todo: deque[plan.EnsembleDecision] = deque()
         self._applying = False
-        self._suspects: set[bytes] = set()
         self._swept_ns = 0
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -95,9 +95,7 @@ class OwnedEnsemble(OwnedModel):
         self._prepared = True
 
     def close(self) -> None:
-        self._flights.closed = True
-        if self._flights.cached is not None:
-            self._flights.cached.close()
+        self._flights.close()
         for version in self._served:
             self._latencies.drop(self.model, version)
         super().close()
@@ -159,7 +157,7 @@ class OwnedEnsemble(OwnedModel):
         elif not self.closed:
             self._apply_answers(self._answers.read(entries))
 
-    def _apply_answers(self, answers: Iterable[Answer]) -> None:
+    def _apply_answers(self, answers: Iterable[ResponseRecord]) -> None:
         events = [event for answer in answers if (event := self._event(answer)) is not None]
         if events:
             self._apply(self.scheduler.observe_all(events, monotonic_ns()))
@@ -169,8 +167,7 @@ class OwnedEnsemble(OwnedModel):
         flight = self._flights.flights.get(step_id)
         return flight.request.id if flight is not None else None
 
-    def _event(self, answer: Answer) -> plan.StepAnswered | plan.StepFailed | None:
-        response, reference = answer
+    def _event(self, response: ResponseRecord) -> plan.StepAnswered | plan.StepFailed | None:
         flight = self._flights.flights.get(response.id)
         if flight is None:
             return None
@@ -187,13 +184,13 @@ class OwnedEnsemble(OwnedModel):
         if response.report is not None and (trace := carrier_of(request).record.trace) is not None:
             trace.add(response.report)
         if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
-            flight.reference = reference
+            flight.reference = response.reference
             return None  # what it ends with is told when the cache has it
         if response.final or response.error is not None:
             self._flights.done(flight)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
-        values = values_of(response.outputs, reference)
+        values = values_of(response.outputs, response.reference)
         index = response.place[1] if response.place is not None else 0
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
 
@@ -332,27 +329,16 @@ class OwnedEnsemble(OwnedModel):
         if carrier_of(request).restored:
             self._flights.inherit(flight)
         if self._answers.knows(flight.id):
-            flight.asked = True
+            self._flights.was_asked(flight)
             self._apply_answers(self._answers.take(flight.id, request.id))
-            return
-        self._ask(flight, restored=carrier_of(request).restored)
-
-    def _ask(self, flight: Flight, *, restored: bool) -> None:
-        if restored:
-            self._flights.ask_unless_known(flight, self._is_answered, self._refused)
-            return
-        try:
+        elif carrier_of(request).restored:
+            self._flights.ask_unless_known(flight)
+        else:
             self._flights.ask(flight)
-        except CharoniaError as error:
-            self._refused(flight, error)
 
     def _refused(self, flight: Flight, error: CharoniaError) -> None:
         decision = flight.decision
         self._tell(plan.StepFailed(decision.request.id, decision.step.index, decision.path, error))
-
-    async def _is_answered(self, step_id: bytes) -> bool:
-        """Whether the answer of a step lies in the stream, a little before its reader."""
-        return await self._answers.has(step_id)
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
         """As a step of another ensemble, it gives no more responses than are wanted."""
@@ -368,15 +354,7 @@ class OwnedEnsemble(OwnedModel):
             self._swept_ns = monotonic_ns()
             self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
             self._directory.tidy()
-        lost = {flight.id: flight for flight in await self._flights.lost(_LOST_AFTER_NS)}
-        again = [flight for step_id, flight in lost.items() if step_id in self._suspects]
-        self._suspects = set(lost)
-        for flight in again:
-            if self.closed or flight.id not in self._flights.flights or await self._is_answered(flight.id):
-                continue
-            _log.warning("a step of model '%s' was lost on its way: it is asked for again", flight.model)
-            flight.asked = False
-            self._ask(flight, restored=True)
+        await self._flights.look_after_lost()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

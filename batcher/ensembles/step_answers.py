@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable
 
 from batcher.entries.carriers import CarrierEntry, Deletions
 from charonia import keys
+from charonia.calls.requester import answers_in
 from charonia.errors import InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import START, Entry, Streams
-from charonia.tensors import Buffer
-from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
+from charonia.eventlog.port import START, Entry, EventLog
+from charonia.wire import Reference, ResponseRecord, records_of, response_id
 
 _log = logging.getLogger(__name__)
 
 _PAGE = 500
-
-Answer = tuple[ResponseRecord, Reference | None]
 
 
 class Answers:
@@ -31,7 +29,7 @@ class Answers:
 
     def __init__(
         self,
-        log: Streams,
+        log: EventLog,
         model: str,
         directory: PayloadDirectory,
         deletions: Deletions,
@@ -44,7 +42,7 @@ class Answers:
         self._directory = directory
         self._deletions = deletions
         self._find = find
-        self._aside: dict[bytes, list[tuple[Answer, CarrierEntry]]] = {}
+        self._aside: dict[bytes, list[tuple[ResponseRecord, CarrierEntry]]] = {}
         self._held: dict[bytes, list[CarrierEntry]] = {}
         self._files: dict[bytes, list[Reference]] = {}
 
@@ -53,18 +51,17 @@ class Answers:
         while entries := await self._log.range(self.stream, self.after, _PAGE):
             self.read(entries)
 
-    def read(self, entries: Iterable[Entry]) -> list[Answer]:
+    def read(self, entries: Iterable[Entry]) -> list[ResponseRecord]:
         """The answers of these entries that somebody awaits; the others are kept aside."""
-        found: list[Answer] = []
+        found: list[ResponseRecord] = []
         for entry in entries:
             self.after = bytes(entry.id)
-            answers = self._decoded(entry)
             carrier = CarrierEntry(self.stream, entry.id, 1)
-            for answer in answers:
-                request_id = self._find(answer[0].id)
+            for answer in answers_in([entry], self._directory.read):
+                request_id = self._find(answer.id)
                 carrier.remaining += 1
                 if request_id is None:
-                    self._aside.setdefault(answer[0].id, []).append((answer, carrier))
+                    self._aside.setdefault(answer.id, []).append((answer, carrier))
                 else:
                     self._hold(request_id, answer, carrier)
                     found.append(answer)
@@ -86,7 +83,7 @@ class Answers:
             after = bytes(entries[-1].id)
         return False
 
-    def take(self, step_id: bytes, request_id: bytes) -> list[Answer]:
+    def take(self, step_id: bytes, request_id: bytes) -> list[ResponseRecord]:
         """What a step that is only awaited from now on has answered already, in the order of its answers."""
         found = self._aside.pop(step_id, [])
         for answer, carrier in found:
@@ -97,9 +94,9 @@ class Answers:
         """Nobody will ask for what is kept aside."""
         aside, self._aside = self._aside, {}
         for kept in aside.values():
-            for (_, reference), carrier in kept:
-                if reference is not None:
-                    self._directory.remove(reference)
+            for answer, carrier in kept:
+                if answer.reference is not None:
+                    self._directory.remove(answer.reference)
                 self._let_go(carrier)
 
     @property
@@ -114,7 +111,7 @@ class Answers:
         """The files that are needed."""
         kept = {reference.name for files in self._files.values() for reference in files}
         for answers in self._aside.values():
-            kept |= {reference.name for (_, reference), _ in answers if reference is not None}
+            kept |= {answer.reference.name for answer, _ in answers if answer.reference is not None}
         return kept
 
     def release(self, request_id: bytes) -> None:
@@ -124,35 +121,12 @@ class Answers:
         for reference in self._files.pop(request_id, ()):
             self._directory.remove(reference)
 
-    def _hold(self, request_id: bytes, answer: Answer, carrier: CarrierEntry) -> None:
+    def _hold(self, request_id: bytes, answer: ResponseRecord, carrier: CarrierEntry) -> None:
         self._held.setdefault(request_id, []).append(carrier)
-        if answer[1] is not None:
-            self.own(request_id, answer[1])
+        if answer.reference is not None:
+            self.own(request_id, answer.reference)
 
     def _let_go(self, carrier: CarrierEntry) -> None:
         carrier.remaining -= 1
         if carrier.remaining == 0:
             self._deletions.add(carrier.stream, carrier.entry_id)
-
-    def _decoded(self, entry: Entry) -> list[Answer]:
-        found: list[Answer] = []
-        try:
-            records = records_of(entry.fields)
-        except InvalidRecord as error:
-            _log.error("dropped unreadable answers in entry %s: %s", entry.id.decode(errors="replace"), error)
-            return found
-        for record in records:
-            references: list[Reference] = []
-
-            def fetch(reference: Reference, references: list[Reference] = references) -> Buffer:
-                references.append(reference)
-                return self._directory.read(reference)
-
-            try:
-                response = unpack_response(record, fetch)
-            except InvalidRecord as error:
-                # its neighbours are other requests' answers
-                _log.error("dropped an unreadable answer in entry %s: %s", entry.id.decode(errors="replace"), error)
-                continue
-            found.append((response, references[0] if references else None))
-        return found

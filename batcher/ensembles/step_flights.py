@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 
+from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from batcher.scheduling.observations import QueuedRequest
 from charonia.calls.splicing import Visible
+from charonia.calls.waiters import OpenRequest
+from charonia.clock import monotonic_ns
 from charonia.wire import Reference
 
 
@@ -18,30 +20,29 @@ def step_id(request_id: bytes, step: int, path: Path) -> bytes:
     return hashlib.blake2b(request_id + place, digest_size=16).digest()
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One step that is awaited. `asked` once the log has it; `record` until then, `beside_bytes` lie elsewhere."""
+class Flight(OpenRequest):
+    """One step that is awaited; `accepted` is true, too, when the log had it before it was asked for from here."""
 
-    id: bytes
-    decision: SubmitStep
-    level: int = 0
-    record: bytes = b""
-    beside_bytes: int = 0
-    asked: bool = False
-    since_ns: int = 0
-    reference: Reference | None = None
-    """Where the answer of a step lies that waits for the cache to take it."""
-    visible: Visible = field(default_factory=lambda: Visible(repeatable=False))
-    """What of a decoupled step's responses was followed up."""
-    wanted: int = 0
-    """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
-    told: int = 0
-    telling: bool = False
+    __slots__ = ("decision", "level", "reference", "since_ns", "telling", "told", "visible", "wanted")
 
-    @property
-    def model(self) -> str:
-        return self.decision.step.model
+    def __init__(self, decision: SubmitStep) -> None:
+        super().__init__(decision.step.model, step_id(decision.request.id, decision.step.index, decision.path))
+        self.decision = decision
+        self.level = 0
+        self.since_ns = monotonic_ns()
+        self.reference: Reference | None = None
+        """Where the answer of a step lies that waits for the cache to take it."""
+        self.visible = Visible(repeatable=False)
+        """What of a decoupled step's responses was followed up."""
+        self.wanted = self.told = 0
+        """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
+        self.telling = False
 
     @property
     def request(self) -> QueuedRequest:
         return self.decision.request
+
+    @property
+    def tenant(self) -> str:
+        lineage = carrier_of(self.request).record.lineage
+        return lineage.tenant if lineage is not None else ""

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from charonia import keys
+from charonia.calls.payload_transfer import Payloads
+from charonia.calls.queue_entrance import QueueEntrance, Spawn
+from charonia.calls.requester import Requester
+from charonia.calls.waiters import OpenRequest
 from charonia.catalog.catalog import Catalog
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import Limits, QueueLog
-from charonia.facts.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
-from charonia.wire import (
-    FILE,
-    Reference,
-    RequestRecord,
-    ResponseRecord,
-    record_fields,
-)
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
+from charonia.wire import FILE, Reference, ResponseRecord
 
 from .cached_steps import CachedSteps
 from .step_flights import Flight, step_id
@@ -38,15 +35,25 @@ from .step_packing import StepPacker
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
-_MOST_TOGETHER = 32
-_MOST_TOGETHER_BYTES = 64 * 1024
-_UNBOUNDED = Limits()
-"""A request that was accepted must be able to go on: its steps are bounded by what the ensemble lets in."""
+_LOST_AFTER_NS = 5_000_000_000
 
-_Door = tuple[str, int, int, str]
-"""Model, level, lane and tenant: what an entry of a queue has in common."""
 
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
+class StepEntrance(QueueEntrance):
+    """Insists: a request that was accepted must be able to go on, so its steps have no bounds of their own."""
+
+    async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
+        """What the log may have taken is looked up, so that nothing is asked for twice."""
+        if not isinstance(error, CharoniaError):
+            raise error
+        _log.warning("steps of model '%s' were not accepted, trying again: %s", self._model, error)
+        await asyncio.sleep(_RETRY_S)
+        entry = [request for request in entry if not request.withdrawn]
+        try:
+            attempts = await self._log.unsettled(self._model, [one.id for one in entry]) if entry else []
+        except LogUnavailable:
+            return entry
+        self._accepted([one for one, attempt in zip(entry, attempts, strict=True) if attempt >= 0])
+        return [one for one, attempt in zip(entry, attempts, strict=True) if attempt < 0]
 
 
 class Submission:
@@ -54,33 +61,52 @@ class Submission:
 
     def __init__(
         self,
-        log: QueueLog,
+        log: EventLog,
         model: str,
         catalog: Catalog,
         directory: PayloadDirectory,
         spawn: Spawn,
         own: Callable[[bytes, Reference], None],
+        *,
+        is_answered: Callable[[bytes], Awaitable[bool]],
+        refused: Callable[[Flight, CharoniaError], None],
         ended: Callable[[Flight, ResponseRecord | CharoniaError], None],
         cached: CachedSteps | None,
     ) -> None:
-        """`ended` is told of steps that are answered by the cache, or through it."""
-        self._ended = ended
-        self.cached = cached
+        """`is_answered` looks whether the reply stream has a step's answer.
+
+        `refused` is told what keeps a step from its model, `ended` of steps that are answered by the cache, or through
+        it.
+        """
         self._log = log
         self._catalog = catalog
-        self._packer = StepPacker(model, catalog, directory, own)
         self._spawn = spawn
         self._own = own
-        self._endpoint = keys.ensemble_endpoint(model).encode()
-        self.flights: dict[bytes, Flight] = {}
-        self._doors: dict[_Door, list[Flight]] = {}
-        self._scheduled = False
+        self._is_answered = is_answered
+        self._refused = refused
+        self._ended = ended
+        self.cached = cached
+        self._endpoint = endpoint = keys.ensemble_endpoint(model)
+        payloads = Payloads(log, directory, catalog.processes, endpoint)
+        self._packer = StepPacker(model, endpoint.encode(), catalog, directory, payloads, own)
+        # what it is answered lies in a stream of the ensemble, which the next owner reads on
+        self._requester: Requester[Flight] = Requester(log, endpoint, payloads, spawn=spawn)
+        self._requester.make_entrance = StepEntrance
+        self._requester.lose = self._ask_again
+        self.flights = self._requester.requests
         self.closed = False
+
+    def close(self) -> None:
+        """The ensemble has another owner: nothing more is asked for from here."""
+        self.closed = True
+        for flight in self.flights.values():
+            flight.withdrawn = True
+        if self.cached is not None:
+            self.cached.close()
 
     def await_step(self, decision: SubmitStep) -> Flight:
         """The step is awaited from now on, and not asked for yet."""
-        request, step = decision.request, decision.step
-        flight = Flight(step_id(request.id, step.index, decision.path), decision, since_ns=monotonic_ns())
+        step, flight = decision.step, Flight(decision)
         if step.decoupled:
             held = self._catalog.held(step.model)
             served = held.get(step.version) or (held[max(held)] if held else None)
@@ -89,7 +115,7 @@ class Submission:
         return flight
 
     def ask(self, flight: Flight) -> None:
-        """Send the step. Raises the `CharoniaError` its model's callers would get; then it is not awaited any more."""
+        """Send the step. Where its model refuses it, it is not awaited any more."""
         try:
             step = self._packer.check(flight)
             rules = None
@@ -97,9 +123,10 @@ class Submission:
                 rules = self.cached.rules(step.request, step.served)
             if self.cached is None or rules is None:
                 self._packer.pack(flight, step)
-        except CharoniaError:
-            self.flights.pop(flight.id, None)
-            raise
+        except CharoniaError as error:
+            self.done(flight)
+            self._refused(flight, error)
+            return
         if self.cached is None or rules is None:
             self._send(flight)
             return
@@ -109,32 +136,30 @@ class Submission:
             self._send(flight)
 
         lineage = carrier_of(flight.request).record.lineage
-        tenant = lineage.tenant if lineage is not None else ""
         # a caller of the ensemble that is this very model may be what it would wait for
         alone = lineage is not None and any(name == step.served.model for name, _ in lineage.ancestors)
         ended = partial(self._ended, flight)
-        self.cached.ask(flight.id, step.request, step.served, rules, tenant, send, ended, alone=alone)
+        self.cached.ask(flight.id, step.request, step.served, rules, flight.tenant, send, ended, alone=alone)
 
     def inherit(self, flight: Flight) -> None:
         """A former owner may have asked for the step: what it wrote for it ends with the request."""
-        name = f"{self._endpoint.decode()}/{flight.id.hex()}"
+        name = f"{self._endpoint}/{flight.id.hex()}"
         self._own(flight.request.id, Reference(FILE, name, 0))
 
-    def ask_unless_known(
-        self,
-        flight: Flight,
-        answered: Callable[[bytes], Awaitable[bool]],
-        refused: Callable[[Flight, CharoniaError], None],
-    ) -> None:
-        """Send the step unless the log has it already. `refused` is told what `ask` would raise.
+    def ask_unless_known(self, flight: Flight) -> None:
+        """Send the step unless the log has it already."""
+        flight.sent = True  # perhaps
+        self._spawn(self._ask_unless_known(flight))
 
-        `answered` looks whether the reply stream has its answer.
-        """
-        self._spawn(self._ask_unless_known(flight, answered, refused))
+    def was_asked(self, flight: Flight) -> None:
+        """The log has it, or its answer."""
+        flight.sent = flight.accepted = True
+        flight.record = b""
 
     def done(self, flight: Flight) -> None:
         """A step has given its last answer, or nobody awaits it any more."""
         self.flights.pop(flight.id, None)
+        flight.withdrawn = True
 
     def cancel(self, request_id: bytes, step: int, path: Path) -> None:
         """Nobody awaits a step any more: its model's owner is told."""
@@ -143,9 +168,7 @@ class Submission:
             return
         if self.cached is not None:
             self.cached.give_up(flight.id)
-            if not flight.asked and not flight.record:
-                return  # it waited for another's answer
-        self._spawn(self._tell(flight))
+        self._requester.withdraw(flight)
 
     def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
         """So many responses of a step are wanted from now on."""
@@ -179,129 +202,38 @@ class Submission:
         finally:
             flight.telling = False
 
-    async def _tell(self, flight: Flight) -> None:
-        fact = RequestCancelled(flight.id)
-        try:
-            await self._log.append(keys.facts(flight.model), [FIELD_FACT, pack_fact(fact)])
-        except CharoniaError as error:
-            _log.warning("a step of model '%s' runs although nobody wants it: %s", flight.model, error)
-
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self, flight: Flight) -> None:
         """Steps that become ready in one turn of the loop leave together."""
-        lineage = carrier_of(flight.request).record.lineage
-        key = (flight.model, flight.level, flight.request.lane, lineage.tenant if lineage is not None else "")
-        self._doors.setdefault(key, []).append(flight)
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        record = carrier_of(flight.request).record
+        journalled = record.journalled and not record.is_job
+        entrance = self._requester.entrance(
+            flight.model, flight.level, flight.request.lane, flight.tenant, journalled=journalled
+        )
+        entrance.submit(flight)
 
-    def _flush(self) -> None:
-        self._scheduled = False
-        doors, self._doors = self._doors, {}
-        if self.closed:
-            return
-        for door, waiting in doors.items():
-            entry: list[Flight] = []
-            size = 0
-            for flight in waiting:
-                if flight.id not in self.flights:
-                    continue
-                if entry and (len(entry) >= _MOST_TOGETHER or size + len(flight.record) > _MOST_TOGETHER_BYTES):
-                    self._spawn(self._accept(door, entry))
-                    entry, size = [], 0
-                entry.append(flight)
-                size += len(flight.record)
-            if entry:
-                self._spawn(self._accept(door, entry))
-
-    async def _accept(self, door: _Door, entry: list[Flight]) -> None:
-        """Insist until the log has them; what it may have taken is looked up, so that nothing is asked for twice."""
-        model, level, lane, tenant = door
-        while entry:
-            try:
-                await self._log.accept(
-                    model,
-                    level,
-                    lane,
-                    [(flight.id, len(flight.record) + flight.beside_bytes) for flight in entry],
-                    record_fields([flight.record for flight in entry]),
-                    _UNBOUNDED,
-                    tenant=tenant,
-                    journalled=any(_is_journalled(flight) for flight in entry),
-                )
-            except CharoniaError as error:
-                _log.warning("steps of model '%s' were not accepted, trying again: %s", model, error)
-                await asyncio.sleep(_RETRY_S)
-                entry = [flight for flight in entry if flight.id in self.flights]
-                entry = await self._not_taken(model, entry)
-                continue
-            for flight in entry:
-                self._was_taken(flight)
-            return
-
-    async def _not_taken(self, model: str, entry: list[Flight]) -> list[Flight]:
-        if not entry:
-            return []
-        try:
-            attempts = await self._log.unsettled(model, [flight.id for flight in entry])
-        except LogUnavailable:
-            return entry
-        for flight, attempt in zip(entry, attempts, strict=True):
-            if attempt >= 0:
-                self._was_taken(flight)
-        return [flight for flight, attempt in zip(entry, attempts, strict=True) if attempt < 0]
-
-    def _was_taken(self, flight: Flight) -> None:
-        flight.asked = True
-        flight.record = b""
-        if flight.id not in self.flights and not self.closed:
-            self._spawn(self._tell(flight))  # it was given up meanwhile
-
-    async def _ask_unless_known(
-        self,
-        flight: Flight,
-        answered: Callable[[bytes], Awaitable[bool]],
-        refused: Callable[[Flight, CharoniaError], None],
-    ) -> None:
+    async def _ask_unless_known(self, flight: Flight) -> None:
         while flight.id in self.flights and not self.closed:
             try:
                 attempt = (await self._log.unsettled(flight.model, [flight.id]))[0]
-                if attempt >= 0:
-                    self._was_taken(flight)
-                elif await answered(flight.id):
-                    flight.asked = True
-                    flight.record = b""
+                if attempt >= 0 or await self._is_answered(flight.id):
+                    self.was_asked(flight)
                 elif flight.id in self.flights:
-                    break
+                    flight.sent = False
+                    self.ask(flight)
                 return
             except CharoniaError as error:
                 _log.warning("whether a step was asked for cannot be read, trying again: %s", error)
                 await asyncio.sleep(_RETRY_S)
-        else:
-            return
-        try:
-            self.ask(flight)
-        except CharoniaError as error:
-            refused(flight, error)
 
-    async def lost(self, min_age_ns: int) -> list[Flight]:
-        """Steps asked for at least so long ago of which the log knows nothing any more. Raises what the log raises."""
-        before_ns = monotonic_ns() - min_age_ns
-        by_model: dict[str, list[Flight]] = {}
-        for flight in self.flights.values():
-            if flight.asked and flight.since_ns <= before_ns:
-                by_model.setdefault(flight.model, []).append(flight)
-        found: list[Flight] = []
-        for model, flights in by_model.items():
-            for at in range(0, len(flights), 1000):
-                part = flights[at : at + 1000]
-                attempts = await self._log.unsettled(model, [flight.id for flight in part])
-                found += [flight for flight, attempt in zip(part, attempts, strict=True) if attempt < 0]
-        return found
+    async def look_after_lost(self) -> None:
+        """Ask again for steps of which the log knows nothing any more. Raises what the log raises."""
+        before_ns = monotonic_ns() - _LOST_AFTER_NS
+        await self._requester.recheck([one.id for one in self.flights.values() if one.since_ns <= before_ns])
 
-
-def _is_journalled(flight: Flight) -> bool:
-    record: RequestRecord = carrier_of(flight.request).record
-    return record.journalled and not record.is_job
+    def _ask_again(self, flight: Flight) -> None:
+        if not self.closed:
+            _log.warning("a step of model '%s' was lost on its way: it is asked for again", flight.model)
+            flight.accepted = False
+            self.ask_unless_known(flight)

@@ -188,15 +188,11 @@ class QueueEntrance:
                     journalled=terms.journalled,
                     durability=terms.durability,
                 )
-            except CharoniaError as error:
-                entry = await self._refused(entry, error)
-                continue
             except Exception as error:
-                for request in entry:
-                    request.failed(InternalError(f"request could not be written to the log: {error}"))
+                entry = await self._refused(entry, error)
+            else:
+                self._accepted(entry)
                 return
-            self._accepted(entry)
-            return
 
     def _accepted(self, entry: list[OpenRequest]) -> None:
         for request in entry:
@@ -206,8 +202,10 @@ class QueueEntrance:
         self._counts.requests += len(entry)
         self._counts.lanes.add((self._model, self._level, self._terms.lane))
 
-    async def _refused(self, entry: list[OpenRequest], error: CharoniaError) -> list[OpenRequest]:
+    async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
         """The log did not take an entry; what of it is to be tried again."""
+        if not isinstance(error, CharoniaError):
+            error = InternalError(f"request could not be written to the log: {error}")
         if isinstance(error, ResourceExhausted) and len(entry) > 1:
             half = len(entry) // 2
             await self._accept(entry[:half])

@@ -10,13 +10,6 @@ from .admission import Admitted
 from .sequence_rules import sequence_mark
 
 
-def mark_of(request: InferenceRequest, request_id: bytes, admitted: Admitted, tenant: str) -> SequenceMark | None:
-    """The mark of a request of a sequence, and of any other with a correlation id: models may ask (P9, S52)."""
-    if admitted.sequential or request.sequence_id:
-        return sequence_mark(request, request_id, tenant)
-    return None
-
-
 def request_record(
     request_id: bytes,
     endpoint: bytes,
@@ -28,8 +21,16 @@ def request_record(
     lineage: Lineage | None = None,
     *,
     tenant: str = "",
+    sequence: SequenceMark | None = None,
+    window: int = 0,
 ) -> bytes:
-    """The wire form of an admitted request of a tenant, accepted now. With a `reference` its tensor bytes are there."""
+    """The wire form of an admitted request of a tenant, accepted now. With a `reference` its tensor bytes are there.
+
+    `sequence` is given where the mark is another's. A request of a sequence, and any other with a correlation id, has
+    one: models may ask (P9, S52).
+    """
+    if sequence is None and (admitted.sequential or request.sequence_id):
+        sequence = sequence_mark(request, request_id, tenant)
     if tenant and lineage is None and admitted.passes_on:
         lineage = Lineage(tenant=tenant)
     return pack_request(
@@ -47,6 +48,7 @@ def request_record(
         flags=flags,
         reference=reference,
         lineage=lineage,
-        sequence=mark_of(request, request_id, admitted, tenant),
+        sequence=sequence,
         trace=request.trace.context if request.trace is not None else None,
+        window=window,
     )

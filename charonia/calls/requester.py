@@ -28,7 +28,7 @@ from charonia.errors import (
 )
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import START, Entry, EventLog, Limits
+from charonia.eventlog.port import START, Entry, EventLog, Limits, StreamReader
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer
@@ -74,7 +74,7 @@ class Requester(Generic[R]):
         self._log = log
         self.endpoint = endpoint.encode()
         self._stream = keys.replies(endpoint)
-        self._reader = log.reader()
+        self._reader: StreamReader | None = None
         self.payloads = payloads
         self._take = payloads.take if payloads is not None else None
         self._limits = limits
@@ -109,6 +109,7 @@ class Requester(Generic[R]):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        self._reader = self._log.reader()
         self._reader.start(self.on_replies, self._on_log_state)
         self._reader.add(self._stream, consume=True)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="requests without an answer")
@@ -126,7 +127,8 @@ class Requester(Generic[R]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._reader.close()
+        if self._reader is not None:
+            await self._reader.close()
         with contextlib.suppress(CharoniaError):
             await self._log.delete_stream(self._stream)
 

@@ -70,6 +70,8 @@ class ResponseRecord:
     place: tuple[int, int] | None = None
     times: Times | None = None
     report: Report | None = None
+    reference: Reference | None = None
+    """Where its tensor bytes lie, when that is not in the record."""
 
 
 def pack_response(
@@ -261,16 +263,19 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
                 _RESPONSE_METAS.clear()
             _RESPONSE_METAS[packed] = meta
     model, version, places, parameters = meta
-    data = view[meta_end:]
+    data, reference = view[meta_end:], None
     if flags & FLAG_REFERRED:
         if fetch is None:
             raise InvalidRecord("response record by reference, where none was expected")
-        data = memoryview(fetch(Reference.unpack(data)))
+        reference = Reference.unpack(data)
+        data = memoryview(fetch(reference))
     if total_size_bytes(places) != len(data):
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
     # a copy: the meta is shared by all responses that look the same
-    return ResponseRecord(request_id, model, version, outputs, {**parameters}, None, final, place, times, report)
+    return ResponseRecord(
+        request_id, model, version, outputs, {**parameters}, None, final, place, times, report, reference
+    )
 
 
 def _read_report(view: memoryview, at: int) -> tuple[Report | None, int]:

@@ -1,7 +1,7 @@
 """Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
 
 Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
-asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `charonia.calls.requester`'s.
+asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers the requester's.
 """
 
 from __future__ import annotations

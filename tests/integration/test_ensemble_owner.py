@@ -311,7 +311,7 @@ async def test_a_request_that_is_given_up_takes_its_steps_along(world: World) ->
 
 
 async def test_a_step_that_the_log_lost_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "_LOST_AFTER_NS", 0)
+    monkeypatch.setattr("batcher.ensembles.submission._LOST_AFTER_NS", 0)
     await world.ask()
     lost = await world.step_of("a")
     assert await world.log.settle("a", [(lost.id, 1)], None, []) == [True]  # its answer is nowhere
