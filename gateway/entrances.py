@@ -13,7 +13,7 @@ from charonia.calls.cache.cache_keys import rules_of
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError
+from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.inference import InferenceRequest
 
 from .dataplane.dataplane import AdmittedRequest
@@ -43,6 +43,8 @@ class Entrances:
         self._refused = refused
         self._caches = caches
         self._known: dict[tuple[str, int], Entrance] = {}
+        self.is_draining = False
+        """Nothing is let in any more."""
 
     def admit(
         self,
@@ -52,6 +54,8 @@ class Entrances:
         min_interval_s: float = 0.0,
     ) -> tuple[Entrance, AdmittedRequest]:
         """Where a request enters, and what it needs on its way. Raises what refuses it before it enters the log."""
+        if self.is_draining:
+            raise Unavailable(SERVER_EXITING)
         served = self._catalog.find(request.model, request.version)
         if isinstance(request.trace, Trace):
             request.trace.begins(served.interface.name, served.version, request.id)

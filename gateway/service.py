@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from charonia import keys
+from charonia import failpoints, keys
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
@@ -162,7 +162,7 @@ class GatewayService:
 
     def begin_drain(self) -> None:
         """From now on readiness is false and new work is refused (R41)."""
-        self._leaving = self._draining = True
+        self._leaving = self._draining = self._entrances.is_draining = True
         self.lane.begin_drain()
         self.jobs.begin_drain()
 
@@ -223,7 +223,7 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
-        entrance, one = self._admit(request, started_ns, options, flush_interval_s)
+        entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
@@ -288,7 +288,7 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
         started_ns = monotonic_ns()
-        entrance, one = self._admit(request, started_ns, options, flush_interval_s)
+        entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
             records = only(self._send(entrance, one))
         elif options is None or not is_job(options):
@@ -300,18 +300,6 @@ class GatewayService:
                 async for response in responses:
                     yield response
 
-    def _admit(
-        self,
-        request: InferenceRequest,
-        started_ns: int,
-        options: DeliveryOptions | None = None,
-        min_interval_s: float = 0.0,
-    ) -> tuple[Entrance, AdmittedRequest]:
-        """See `Entrances.admit`; nothing is let in any more once the gateway drains."""
-        if self._draining:
-            raise Unavailable(SERVER_EXITING)
-        return self._entrances.admit(request, started_ns, options, min_interval_s)
-
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
     @property
@@ -322,7 +310,7 @@ class GatewayService:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
-        entrance, one = self._admit(request, monotonic_ns(), options)
+        entrance, one = self._entrances.admit(request, monotonic_ns(), options)
         try:
             return await self._coming(self.jobs.submit(one))
         except CharoniaError as error:
@@ -330,23 +318,25 @@ class GatewayService:
             raise
 
     async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return await self.jobs.view(job_id, caller)
+        return await self.jobs.queries.view(job_id, caller)
 
     async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
-        return await self.jobs.result(job_id, caller, wait_s)
+        answer = await self.jobs.queries.result(job_id, caller, wait_s)
+        failpoints.hit("gateway.read")
+        return answer
 
     def job_responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
     ) -> AsyncGenerator[InferenceResponse]:
-        return self.jobs.responses(job_id, caller, after_index)
+        return self.jobs.queries.responses(job_id, caller, after_index)
 
     async def job_events(
         self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        return await self.jobs.events(job_id, caller, after_number, after_index)
+        return await self.jobs.queries.events(job_id, caller, after_number, after_index)
 
     async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
-        return await self.jobs.timeline(job_id, caller)
+        return await self.jobs.queries.timeline(job_id, caller)
 
     async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return await self.jobs.cancel(job_id, caller)
@@ -357,7 +347,7 @@ class GatewayService:
     async def list_jobs(
         self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
     ) -> JobPage:
-        return await self.jobs.page(which, caller, cursor, limit)
+        return await self.jobs.queries.page(which, caller, cursor, limit)
 
     # -- tracing ------------------------------------------------------------------------------------------------------
 

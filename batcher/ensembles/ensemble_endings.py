@@ -16,7 +16,7 @@ from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailReq
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.queue_entrance import Spawn
-from charonia.calls.reporting import reports_to_gateways
+from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
@@ -24,13 +24,12 @@ from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
-from charonia.tensors import Buffer, Tensor
+from charonia.tensors import Tensor
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
     RequestRecord,
     pack_failure,
     pack_response,
-    record_fields,
     refer_response,
     response_data,
 )
@@ -231,14 +230,11 @@ class Endings:
         latencies.observe("compute_output", tally.output_ns, now_ns)
 
     def _replies(self, ending: Sequence[_End]) -> list[Reply]:
-        by_endpoint: dict[str, list[Buffer]] = {}
         for end in ending:
-            if end.record.endpoint:
-                if not end.sent:
-                    answer = end.answer if end.record.trace is None else self._reported(end)
-                    end.sent = self._referred(end.record, answer)
-                by_endpoint.setdefault(end.record.endpoint, []).append(end.sent)
-        return [Reply(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
+            if end.record.endpoint and not end.sent:
+                answer = end.answer if end.record.trace is None else self._reported(end)
+                end.sent = self._referred(end.record, answer)
+        return replies_of((end.record.endpoint, end.sent) for end in ending)
 
     def _reported(self, end: _End) -> bytes:
         """The answer of a traced request."""

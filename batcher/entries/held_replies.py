@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from charonia import keys
+from charonia.calls.reporting import replies_of
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import Streams
-from charonia.tensors import Buffer
-from charonia.wire import record_fields
+from charonia.eventlog.port import Reply, Streams
 
 from .carriers import CarrierEntry, Deletions
 
@@ -53,20 +51,17 @@ class HeldReplies:
         replies, keeper = self._held.pop(batch_id, ((), None))
         if keeper is None:
             return
-        by_endpoint: dict[str, list[Buffer]] = {}
-        for endpoint, record in replies:
-            by_endpoint.setdefault(endpoint, []).append(record)
-        by_endpoint.pop("", None)
-        keeper.remaining += len(by_endpoint)
-        for endpoint, answers in by_endpoint.items():
-            self._spawn(self._append(keys.replies(endpoint), record_fields(answers), keeper))
+        found = replies_of(replies)
+        keeper.remaining += len(found)
+        for reply in found:
+            self._spawn(self._append(reply, keeper))
         self.handled(keeper)
 
-    async def _append(self, stream: bytes, fields: list[Buffer], keeper: CarrierEntry) -> None:
+    async def _append(self, reply: Reply, keeper: CarrierEntry) -> None:
         """Send what was held; its requests are settled, so nobody else ever would."""
         while True:
             try:
-                await self._log.append(stream, fields)
+                await self._log.append(reply.stream, reply.fields)
                 break
             except CharoniaError as error:
                 _log.warning("a reply held for its order could not be sent, trying again: %s", error)

@@ -13,12 +13,13 @@ import msgpack
 from batcher.scheduling.decisions import CondemnRequest, RejectRequest
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
+from charonia.calls.reporting import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Jobs, Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure, record_fields
+from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure
 
 from .carriers import carrier_of
 
@@ -102,7 +103,7 @@ async def refuse(log: SettlementLog, model: str, refused: Sequence[Refused], gon
         model,
         requests,
         joined,
-        [Reply(stream, fields) for stream, fields in _by_stream(replies)],
+        replies_of(replies),
         letters,
         ends=ends or None,
         outcomes=outcomes if outcomes.strip(b"-") else b"",
@@ -113,8 +114,8 @@ async def refuse(log: SettlementLog, model: str, refused: Sequence[Refused], gon
             await log.add_statistics(key, increments)
     if job_replies:
         ours = {ends[d.request.id].result for d in mine if d.request.id in ends}
-        for stream, fields in _by_stream([(endpoint, answer) for endpoint, answer in job_replies if answer in ours]):
-            await log.append(stream, fields)
+        for reply in replies_of((endpoint, answer) for endpoint, answer in job_replies if answer in ours):
+            await log.append(reply.stream, reply.fields)
 
 
 def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
@@ -156,13 +157,6 @@ async def _dead_letter(log: Jobs, model: str, decision: CondemnRequest, error: C
         "executor": decision.executor,
     }
     return [FIELD_RECORD, record.record, FIELD_ABOUT, bytes(msgpack.packb(about))]
-
-
-def _by_stream(replies: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, list[Buffer]]]:
-    by_endpoint: dict[str, list[Buffer]] = {}
-    for endpoint, answer in replies:
-        by_endpoint.setdefault(endpoint, []).append(answer)
-    return [(keys.replies(endpoint), record_fields(answers)) for endpoint, answers in by_endpoint.items()]
 
 
 def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int]]:

@@ -1,6 +1,7 @@
-"""Reports of traced requests on their way to the gateway that traces them, whoever answers. Pure.
+"""Answers on their way to the endpoints that wait for them, and reports of traced requests. Pure.
 
-They go with the answer where somebody waits for it; those of jobs that nobody waits for go by themselves.
+A report goes with the answer where somebody waits for it; those of jobs that nobody waits for go by themselves to the
+gateway that traces them.
 """
 
 from __future__ import annotations
@@ -13,16 +14,25 @@ from charonia.tensors import Buffer, Tensor
 from charonia.wire import RequestRecord, pack_response, record_fields, report_response, unpack_response
 
 
+def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
+    """(endpoint, record) pairs in their order, one entry per endpoint; "" stands for nobody who waits."""
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, record in answers:
+        if endpoint:
+            by_endpoint.setdefault(endpoint, []).append(record)
+    return [Reply(keys.replies(endpoint), record_fields(records)) for endpoint, records in by_endpoint.items()]
+
+
 def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:
     """The reports in these answers (none by reference) whose requests are jobs that nobody waits for."""
-    by_gateway: dict[str, list[Buffer]] = {}
+    reports: list[tuple[str, Buffer]] = []
     for record, answer in answered:
         if record.trace is not None and record.trace.context.report_to and not record.endpoint:
             report = unpack_response(answer).report
             if report is not None:
                 alone = report_response(pack_response(record.id, report.model, report.version, [], {}), report)
-                by_gateway.setdefault(record.trace.context.report_to, []).append(alone)
-    return [Reply(keys.replies(gateway), record_fields(found)) for gateway, found in by_gateway.items()]
+                reports.append((record.trace.context.report_to, alone))
+    return replies_of(reports)
 
 
 def inputs_of(record: RequestRecord) -> list[Tensor]:

@@ -17,8 +17,9 @@ from charonia.errors import DEADLINE_EXCEEDED, Cancelled, InternalError
 from charonia.eventlog.port import EventLog, Reply
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
-from charonia.tensors import Buffer
-from charonia.wire import RequestRecord, pack_failure, record_fields
+from charonia.wire import RequestRecord, pack_failure
+
+from .reporting import replies_of
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ async def cancel_requests(log: EventLog, model: str, records: Sequence[RequestRe
         ended = [record for record, wins in zip(part, won, strict=True) if wins]
         error = Cancelled(ending.error)
         answers = [(one.endpoint, pack_failure(one.id, model, one.meta.version, error)) for one in ended]
-        for reply in _replies(answers):
+        for reply in replies_of(answers):
             await log.append(reply.stream, reply.fields)
         cancelled += [record.id for record in ended]
     return cancelled
@@ -107,19 +108,11 @@ async def answer_gateways(log: EventLog, answers: Iterable[tuple[str, bytes]]) -
     A gateway that is gone gets none: the reply would make its stream anew, and nobody would remove it.
     """
     waiting = [answer for answer in answers if answer[0]]
-    endpoints = list({endpoint for endpoint, _ in waiting})
-    if endpoints:
+    if waiting:
+        endpoints = list({endpoint for endpoint, _ in waiting})
         alive = dict(zip(endpoints, await log.alive("gateway", endpoints), strict=True))
-        for reply in _replies([answer for answer in waiting if alive[answer[0]]]):
+        for reply in replies_of(answer for answer in waiting if alive[answer[0]]):
             await log.append(reply.stream, reply.fields)
-
-
-def _replies(answers: Iterable[tuple[str, bytes]]) -> list[Reply]:
-    by_endpoint: dict[str, list[Buffer]] = {}
-    for endpoint, answer in answers:
-        if endpoint:
-            by_endpoint.setdefault(endpoint, []).append(answer)
-    return [Reply(keys.replies(endpoint), record_fields(found)) for endpoint, found in by_endpoint.items()]
 
 
 async def active_jobs(log: EventLog, model: str, ids: Iterable[bytes]) -> list[JobRecord]:

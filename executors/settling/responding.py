@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from charonia import keys
+from charonia.calls.reporting import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
+from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
 from executors.announcing import insist
 from executors.batches.batch_payloads import Payloads
 from executors.running.job import Job, SettlePart
@@ -152,7 +153,7 @@ class ResponseWriter:
             facts.clear()
             await self._keep(by_batch)
         settlements: list[Awaitable[None]] = []
-        by_endpoint: dict[str, list[bytes]] = {}
+        sent: list[tuple[str, bytes]] = []
         for batch, ones in by_batch.items():
             known = self._jobs.get(batch)
             if known is None:
@@ -169,11 +170,8 @@ class ResponseWriter:
                 if over := [job.records[one.index].id for one in ones if one.final and not one.again and one.place]:
                     settlements.append(self._unmark(batch, job, over))
             else:
-                for endpoint, record in records:
-                    by_endpoint.setdefault(endpoint, []).append(record)
-        replies = [
-            self._append(keys.replies(endpoint), record_fields(records)) for endpoint, records in by_endpoint.items()
-        ]
+                sent += records
+        replies = [self._append(reply.stream, reply.fields) for reply in replies_of(sent)]
         # in one write, in this order: the log's connection keeps the order of a tick
         await asyncio.gather(*facts, *replies, *settlements)
 

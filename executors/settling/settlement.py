@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia import keys
+from charonia.calls.reporting import replies_of
 from charonia.eventlog.port import Reply
 from charonia.facts.events import (
     FIELD_FACT,
@@ -140,7 +141,7 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
     if len({record.endpoint for record in chosen}) == 1:  # nearly always
         endpoint, told = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
         return [Reply(keys.replies(endpoint), record_fields(told))] if endpoint else []
-    return replies_of((records[index].endpoint, answers[index]) for index in indices if records[index].endpoint)
+    return replies_of((records[index].endpoint, answers[index]) for index in indices)
 
 
 def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
@@ -152,14 +153,6 @@ def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
             if records[index].flags & FLAG_TIMED and answers[index]:
                 answers[index] = time_response(answers[index], times)
     return answers
-
-
-def replies_of(pairs: Iterable[tuple[str, Buffer]]) -> list[Reply]:
-    """(endpoint, record) pairs in their order, one entry per endpoint."""
-    by_endpoint: dict[str, list[Buffer]] = {}
-    for endpoint, record in pairs:
-        by_endpoint.setdefault(endpoint, []).append(record)
-    return [Reply(keys.replies(endpoint), record_fields(chosen)) for endpoint, chosen in by_endpoint.items()]
 
 
 def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from charonia import keys
-from charonia.calls.reporting import reports_to_gateways
+from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import Reply, SettlementLog
@@ -32,7 +32,6 @@ from .settlement import (
     batch_finished,
     batch_finished_here,
     replies,
-    replies_of,
     requests_rescheduled,
     settlement,
     timed,

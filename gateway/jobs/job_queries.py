@@ -71,6 +71,13 @@ class JobQueries:
 
     # -- one job ------------------------------------------------------------------------------------------------------
 
+    async def view(self, job_id: str, caller: Caller) -> JobView:
+        return await self.view_of(await self.record(job_id, caller))
+
+    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
+        record = await self.record(job_id, caller)
+        return await self.view_of(record), record.events
+
     async def view_of(self, record: JobRecord) -> JobView:
         now_us = wall_ns() // 1000
         if record.state.terminal:

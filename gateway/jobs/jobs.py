@@ -21,14 +21,14 @@ from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, Unsupported, shed
 from charonia.eventlog.port import EventLog
-from charonia.facts.jobs import JobEvent, JobRecord, JobState, JobTicket, NewJob, public_id
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.facts.jobs import JobRecord, JobState, JobTicket, NewJob, public_id
+from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
 from gateway.metrics import JobCounts, count
-from gateway.requests.delivery import Caller, JobFilter, JobPage, JobReceipt, JobView
+from gateway.requests.delivery import Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
 from gateway.streaming import until
 from gateway.tracing.trace import Trace
@@ -86,7 +86,7 @@ class Jobs:
         self._retentions = Retentions(log, settings)
         self._overdue = OverdueJobs(log, catalog)
         self._watches = JobWatches(log, self._overdue, journal=self._journalled)
-        self._queries = JobQueries(log, catalog, self._watches, self._overdue)
+        self.queries = JobQueries(log, catalog, self._watches, self._overdue)
         self._looking: asyncio.Task[None] | None = None
         self.counts = JobCounts()
 
@@ -102,17 +102,17 @@ class Jobs:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        await self._queries.close()
+        await self.queries.close()
         await self._watches.close()
 
     def begin_drain(self) -> None:
         """Who waits for a job to end is told how far it is, and may ask another gateway."""
-        self._queries.hurry()
+        self.queries.hurry()
 
     def begin_anew(self) -> None:
         """The log is another one."""
         self._retentions.forget()
-        self._queries.begin_anew()
+        self.queries.begin_anew()
 
     def _served_changed(self, model: str) -> None:
         served = self._catalog.served(model)
@@ -134,7 +134,7 @@ class Jobs:
         if not ticket.created:
             known = await self._log.job(served.model, ticket.id)
             accepted_us = known.accepted_us if known is not None else 0
-        outlook = await self._queries.outlook_of(served.model, ticket.id, served)
+        outlook = await self.queries.outlook_of(served.model, ticket.id, served)
         return JobReceipt(
             public_id(served.model, ticket.id),
             served.model,
@@ -197,7 +197,7 @@ class Jobs:
             ticket = accepting.result()
             waiter.accepted = ticket.created
             waiter.follows = not ticket.created
-            following = self._queries.answers(model, ticket.id)
+            following = self.queries.answers(model, ticket.id)
             if waiter.timer is not None:
                 following = until(waiter.future, following)
             async with contextlib.aclosing(following) as answers:
@@ -224,7 +224,7 @@ class Jobs:
                 waiter.accepted = True
             else:
                 waiter.follows = True
-                waiter.answered(await self._queries.outcome(waiter.model, ticket.id))
+                waiter.answered(await self.queries.outcome(waiter.model, ticket.id))
         except CharoniaError as error:
             waiter.failed(error)
         except Exception as error:
@@ -290,11 +290,11 @@ class Jobs:
 
     async def cancel(self, job_id: str, caller: Caller) -> JobView:
         """Cancel a job, unless it has ended; its view afterwards."""
-        record = await self._queries.record(job_id, caller)
+        record = await self.queries.record(job_id, caller)
         if not record.state.terminal:
             await self._end(record.model, [record], BY_CALLER)
-            record = await self._queries.record(job_id, caller)
-        return await self._queries.view_of(record)
+            record = await self.queries.record(job_id, caller)
+        return await self.queries.view_of(record)
 
     async def cancel_all(self, which: JobFilter, caller: Caller) -> int:
         """Cancel every active job that matches; how many this call cancelled."""
@@ -302,7 +302,7 @@ class Jobs:
         if which.state is not None and which.state.terminal:
             return 0
         for model in [which.model] if which.model else await self._log.job_models():
-            async for page in self._queries.active(model, which, caller):
+            async for page in self.queries.active(model, which, caller):
                 for at in range(0, len(page), _CANCEL_AT_ONCE):
                     cancelled += await self._end(model, page[at : at + _CANCEL_AT_ONCE], BY_CALLER)
         return cancelled
@@ -341,28 +341,3 @@ class Jobs:
             record = await self._log.job(model, job_id)
             if record is not None and not record.state.terminal:
                 await self._end(model, [record], BY_DISCONNECT)
-
-    # -- asking -------------------------------------------------------------------------------------------------------
-
-    async def view(self, job_id: str, caller: Caller) -> JobView:
-        return await self._queries.view_of(await self._queries.record(job_id, caller))
-
-    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
-        record = await self._queries.record(job_id, caller)
-        return await self._queries.view_of(record), record.events
-
-    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
-        answer = await self._queries.result(job_id, caller, wait_s)
-        failpoints.hit("gateway.read")
-        return answer
-
-    def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
-        return self._queries.responses(job_id, caller, after_index)
-
-    async def events(
-        self, job_id: str, caller: Caller, after_number: int, after_index: int
-    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        return await self._queries.events(job_id, caller, after_number, after_index)
-
-    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
-        return await self._queries.page(which, caller, cursor, limit)

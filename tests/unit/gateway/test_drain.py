@@ -89,7 +89,7 @@ async def test_who_waits_for_a_job_is_told_how_far_it_is(bench: Any) -> None:
     words = {"charonia_prefer": "wait=60"}
     deferred = asyncio.create_task(Deferral(gateway).answer(request_of(2), words, ANYONE, {}))
     await bench.comes(2)
-    await until(lambda: len(gateway.jobs._queries._waits) == 2)
+    await until(lambda: len(gateway.jobs.queries._waits) == 2)
     gateway.begin_drain()
     async with asyncio.timeout(PATIENCE_S):
         assert await waiting is None
