@@ -7,6 +7,7 @@ through the log is `charonia.wire`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import CharoniaError
 from .tensors import Tensor
@@ -42,6 +43,8 @@ class InferenceRequest:
     sequence_end: bool = False
     trace: Traced | None = None
     """Where what is reported of it is gathered, when it is traced."""
+    served: Any = field(default=None, compare=False, repr=False)
+    """The `ServedVersion` that it was read for, if somebody has looked that up already."""
 
 
 @dataclass(slots=True)

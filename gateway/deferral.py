@@ -12,12 +12,14 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, Unsupported
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from charonia.models.interface import ModelInterface
+from protos.model_config_pb2 import ModelConfig
 
-from .handler import Handler, ServedModel
+from .handler import Handler
 from .requests.delivery import Caller, DeliveryOptions, JobReceipt, JobView
 from .requests.preferences import Wish, earlier, read_wish
 
@@ -153,13 +155,14 @@ def _at_once(wish: Wish) -> Wish:
     return replace(wish, wait_s=0.0, applied="respond-async")
 
 
-def served_of(handler: Handler, view: JobView) -> ServedModel:
+def served_of(handler: Handler, view: JobView) -> ServedVersion:
     """What writing a job's answer needs of its model; one that is served no more only has no labels to give (H19)."""
     try:
         return handler.served_model(view.model, str(view.version))
     except CharoniaError:
         max_batch_size = 1 if view.form.get("batching") else 0
-        return ServedModel(ModelInterface(view.model, "", "", max_batch_size, {}, {}), view.version, {})
+        interface = ModelInterface(view.model, "", "", max_batch_size, {}, {})
+        return ServedVersion(view.model, view.version, "", ModelConfig(), interface, {}, {})
 
 
 def _cancels(options: DeliveryOptions) -> bool:

@@ -56,7 +56,7 @@ class Entrances:
         """Where a request enters, and what it needs on its way. Raises what refuses it before it enters the log."""
         if self.is_draining:
             raise Unavailable(SERVER_EXITING)
-        served = self._catalog.find(request.model, request.version)
+        served = request.served or self._catalog.find(request.model, request.version)
         if isinstance(request.trace, Trace):
             request.trace.begins(served.interface.name, served.version, request.id)
         known = self._known.get((served.model, served.version))

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from charonia.catalog.served import ServedVersion
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceRequest, InferenceResponse
 
@@ -17,7 +18,6 @@ from .access.restrictions import RawHeaders
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 
 if TYPE_CHECKING:
-    from charonia.models.interface import ModelInterface
     from charonia.traces.trace_settings import Wanted
     from protos.model_config_pb2 import ModelConfig
 
@@ -120,15 +120,6 @@ class ModelStatistics:
     """By index of the response, as text."""
 
 
-@dataclass(slots=True)
-class ServedModel:
-    """What a front needs of one READY version to read a request: its typed view and the label lines of its outputs."""
-
-    interface: ModelInterface
-    version: int
-    labels: dict[str, list[str]]
-
-
 class Handler(Protocol):
     """The gateway's use cases. `version` arguments are the digits of the URL or message, "" for the highest READY one.
 
@@ -155,8 +146,11 @@ class Handler(Protocol):
     def model_config(self, name: str, version: str) -> ModelConfig:
         """The normalised configuration (H6); JSON form by `executors.configuration.config.to_json`."""
 
-    def served_model(self, name: str, version: str) -> ServedModel:
-        """The version an inference with this name and version would use. Raises E5's errors."""
+    def served_model(self, name: str, version: str) -> ServedVersion:
+        """The version an inference with this name and version would use. Raises E5's errors.
+
+        A front reads its interface, number and labels, and gives it to the request as `served`.
+        """
 
     async def infer(
         self,

@@ -44,7 +44,6 @@ from .handler import (
     ModelIndexEntry,
     ModelMetadata,
     ModelStatistics,
-    ServedModel,
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
@@ -200,17 +199,13 @@ class GatewayService:
         return ServerMetadata(self._settings.server_id, SERVER_VERSION, EXTENSIONS)
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        found = self._find(name, version)
+        found = self.served_model(name, version)
         return metadata_of(found, self._catalog.served(found.model))
 
     def model_config(self, name: str, version: str) -> ModelConfig:
-        return self._find(name, version).config
+        return self.served_model(name, version).config
 
-    def served_model(self, name: str, version: str) -> ServedModel:
-        served = self._find(name, version)
-        return ServedModel(served.interface, served.version, served.labels)
-
-    def _find(self, name: str, version: str) -> ServedVersion:
+    def served_model(self, name: str, version: str) -> ServedVersion:
         return self._catalog.find(name, parse_version(version))
 
     # -- inference ----------------------------------------------------------------------------------------------------

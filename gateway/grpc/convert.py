@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
-from gateway.handler import ServedModel
 from gateway.requests.classification import classify
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
@@ -219,18 +219,18 @@ class ResponseEncoder:
     def __init__(self) -> None:
         self._shared: dict[Any, bytes] = {}
 
-    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel | None) -> bytes:
+    def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion | None) -> bytes:
         """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
         return b"".join(self._parts(response, classes, served))
 
-    def reply(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes | LargeReply:
+    def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes | LargeReply:
         """As `encode`; large tensors are not copied."""
         parts = self._parts(response, classes, served)
         if max(map(len, parts)) < _LARGE_BYTES:
             return b"".join(parts)
         return LargeReply(parts)
 
-    def _parts(self, response: InferenceResponse, classes: Classes, served: ServedModel | None) -> list[Buffer]:
+    def _parts(self, response: InferenceResponse, classes: Classes, served: ServedVersion | None) -> list[Buffer]:
         outputs = response.outputs
         if classes and served is not None:
             batching = served.interface.batching

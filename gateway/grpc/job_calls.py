@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
+from charonia.catalog.served import ServedVersion
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from gateway.deferral import Accepted, Deferral, served_of
-from gateway.handler import Handler, ServedModel
+from gateway.handler import Handler
 from gateway.requests.delivery import Caller, JobReceipt, JobView
 from gateway.requests.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, add_word
 from protos import grpc_service_pb2 as pb
@@ -62,7 +63,7 @@ class JobCalls:
         self,
         request: InferenceRequest,
         classes: Classes,
-        served: ServedModel,
+        served: ServedVersion,
         words: Parameters,
         caller: Caller,
         call_deadline_ns: int,
@@ -86,7 +87,7 @@ class JobCalls:
         self,
         request: InferenceRequest,
         classes: Classes,
-        served: ServedModel,
+        served: ServedVersion,
         words: Parameters,
         caller: Caller,
         call_deadline_ns: int,
@@ -101,7 +102,7 @@ class JobCalls:
             call_deadline_ns=call_deadline_ns,
         )
 
-    def encode(self, response: InferenceResponse, classes: Classes, served: ServedModel) -> bytes:
+    def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes:
         return self._encoder.encode(response, classes, served)
 
     def describe(self, accepted: Accepted, request_id: str, version: int) -> bytes:
@@ -158,7 +159,7 @@ def placed(response: InferenceResponse) -> Parameters:
     return {"charonia_attempt": attempt, "charonia_index": index}
 
 
-def _form(classes: Classes, served: ServedModel) -> dict[str, Any]:
+def _form(classes: Classes, served: ServedVersion) -> dict[str, Any]:
     return {"classes": dict(classes), "batching": served.interface.batching} if classes else {}
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from functools import partial
 from typing import Any, Protocol
 
+from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest
@@ -19,7 +20,7 @@ from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.control import log_settings
-from gateway.handler import Handler, ServedModel
+from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
 from gateway.requests.preferences import earlier
 from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
@@ -211,12 +212,13 @@ class Servicer:
             sent(trace)
 
     def read(
-        self, message: pb.ModelInferRequest, served: ServedModel, context: Context, raw: Sequence[Buffer] = ()
+        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
     ) -> tuple[InferenceRequest, Classes, int]:
         """The request, the classes wanted of it, and the deadline of the call it came with (0 for none)."""
         # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
         request, classes = infer_request(message, version, raw)
+        request.served = served
         if self._forwarding:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()

@@ -12,11 +12,12 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from typing import Protocol
 
+from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
 from charonia.inference import InferenceRequest
 from gateway.deferral import Accepted
-from gateway.handler import Handler, ServedModel
+from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
@@ -56,7 +57,7 @@ class Inferring(Protocol):
     ) -> bytes: ...
 
     def read(
-        self, message: pb.ModelInferRequest, served: ServedModel, context: Context
+        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context
     ) -> tuple[InferenceRequest, Classes, int]: ...
 
 
@@ -111,7 +112,7 @@ class StreamCalls:
             _log.exception("a request of a stream failed")
             return self._error(InternalError(INTERNAL), message)
 
-    async def _responses(self, message: pb.ModelInferRequest, served: ServedModel) -> AsyncGenerator[bytes]:
+    async def _responses(self, message: pb.ModelInferRequest, served: ServedVersion) -> AsyncGenerator[bytes]:
         """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
         caller = self._caller()
         request, classes, deadline_ns = self._front.read(message, served, self._context)
@@ -196,7 +197,7 @@ class StreamCalls:
         return stream_error(error.message, message)
 
 
-def _row_of(message: pb.ModelInferRequest, served: ServedModel) -> tuple[str, bytes] | None:
+def _row_of(message: pb.ModelInferRequest, served: ServedVersion) -> tuple[str, bytes] | None:
     """What answers of a decoupled model keep an order with: all of the model, of its sequence, or nothing."""
     interface = served.interface
     block = interface.dynamic_batching

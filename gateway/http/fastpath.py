@@ -192,6 +192,7 @@ class HttpApplication:
         if self._forwarding:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
+        request.served = served
         applied = ""
         if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
             caller = self._handler.identify(scope["headers"]) if self._identifies else ANYONE

@@ -81,6 +81,7 @@ class Generation:
         if not HEADER_NAMES.isdisjoint(headers):
             words = {**words, **words_of_headers(scope["headers"])}
         request.trace = trace
+        request.served = served
         responses = self._deferral.stream(request, words, caller, {})
         async with contextlib.aclosing(responses):
             if route.kind == GENERATE_STREAM:

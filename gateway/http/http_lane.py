@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from charonia.catalog.served import ServedVersion
 from charonia.errors import CharoniaError, shed
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
-from gateway.handler import ServedModel
 from gateway.lane.door import Door
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
 from gateway.lane.lane_calls import Call, values_of
@@ -62,7 +62,7 @@ class HttpSignature:
     counts_itself = True
 
     def __init__(
-        self, door: Door, layout: Layout, size: int, encoder: ResponseEncoder, form: ReplyForm, served: ServedModel
+        self, door: Door, layout: Layout, size: int, encoder: ResponseEncoder, form: ReplyForm, served: ServedVersion
     ) -> None:
         self.door = door
         self.layout = layout
@@ -153,7 +153,7 @@ class HttpLane:
         json_bytes: int,
         request: InferenceRequest,
         form: ReplyForm,
-        served: ServedModel,
+        served: ServedVersion,
     ) -> None:
         """A request that went the full way and was answered.
 

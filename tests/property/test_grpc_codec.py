@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, NotFound, ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
@@ -21,15 +22,15 @@ from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
 from gateway.grpc.job_calls import CANCEL, JOB_ID, WAIT
 from gateway.grpc.servicer import Servicer
 from gateway.grpc.statuses import Refusal, Status
-from gateway.handler import ServedModel
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
+from protos.model_config_pb2 import ModelConfig
 
 VIEW = ModelInterface(
     "m", "b", "", 0, {"I": TensorSpec("I", DataType.FP32, (-1,))}, {"I": TensorSpec("I", DataType.FP32, (-1,))}
 )
-SERVED = ServedModel(VIEW, 1, {})
+SERVED = ServedVersion("m", 1, "", ModelConfig(), VIEW, {}, {})
 
 FIELDS = {
     DataType.BOOL: "bool_contents",
@@ -53,7 +54,7 @@ class Echo:
     lane = None
     tracer = None
 
-    def served_model(self, name: str, version: str) -> ServedModel:
+    def served_model(self, name: str, version: str) -> ServedVersion:
         return SERVED
 
     async def submit_job(self, _request: InferenceRequest, _options: DeliveryOptions) -> JobReceipt:

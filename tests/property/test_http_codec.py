@@ -13,15 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
-from gateway.handler import ServedModel
 from gateway.http.codec.jsontext import MAX_DEPTH, check_depth
 from gateway.http.fastpath import HttpApplication
+from protos.model_config_pb2 import ModelConfig
 
 VIEW = ModelInterface(
     "m", "b", "", 0, {"I": TensorSpec("I", DataType.FP32, (-1,))}, {"I": TensorSpec("I", DataType.FP32, (-1,))}
@@ -35,8 +36,8 @@ class Echo:
     lane = None
     tracer = None
 
-    def served_model(self, name: str, version: str) -> ServedModel:
-        return ServedModel(VIEW, 1, {})
+    def served_model(self, name: str, version: str) -> ServedVersion:
+        return ServedVersion("m", 1, "", ModelConfig(), VIEW, {}, {})
 
     async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
         return InferenceResponse(request.model, 1, request.inputs, request.id)

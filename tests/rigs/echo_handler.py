@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from echo_jobs import EchoJobs
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated
 from charonia.inference import InferenceRequest, InferenceResponse
@@ -26,7 +27,6 @@ from gateway.handler import (
     ModelIndexEntry,
     ModelMetadata,
     ModelStatistics,
-    ServedModel,
     ServerMetadata,
     TensorMetadata,
 )
@@ -111,13 +111,13 @@ class EchoHandler(EchoJobs):
         view = self.served_model(name, version).interface
         return ModelConfig(name=name, backend=view.backend, max_batch_size=view.max_batch_size)
 
-    def served_model(self, name: str, version: str) -> ServedModel:
+    def served_model(self, name: str, version: str) -> ServedVersion:
         view = MODELS.get(name)
         if view is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         if version not in ("", "1"):
             raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
-        return ServedModel(view, 1, self.labels)
+        return ServedVersion(name, 1, "", ModelConfig(), view, self.labels, {})
 
     async def infer(
         self,

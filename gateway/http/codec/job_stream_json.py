@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from charonia.catalog.served import ServedVersion
 from charonia.errors import CharoniaError
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
-from gateway.handler import ServedModel
 
 from .error_replies import error_body
 from .job_json import server_sent
 from .response_codec import ReplyForm, ResponseEncoder
 
 
-def response_json(response: InferenceResponse, form: ReplyForm, served: ServedModel) -> bytes:
+def response_json(response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> bytes:
     """The response as `infer` would have answered with JSON outputs; an error as errors are (E2)."""
     error = response.error
     if error is None:
@@ -29,7 +29,7 @@ def response_json(response: InferenceResponse, form: ReplyForm, served: ServedMo
     return error_body(error.message)
 
 
-def responses_json(responses: Iterable[InferenceResponse], form: ReplyForm, served: ServedModel) -> bytes:
+def responses_json(responses: Iterable[InferenceResponse], form: ReplyForm, served: ServedVersion) -> bytes:
     """A JSON list of responses."""
     return b"[%b]" % b",".join([response_json(response, form, served) for response in responses])
 
@@ -37,7 +37,7 @@ def responses_json(responses: Iterable[InferenceResponse], form: ReplyForm, serv
 class EventWriter:
     """Writes what one reader follows, who has seen `number` events and `responses` responses."""
 
-    def __init__(self, form: ReplyForm, served: ServedModel, number: int, responses: int) -> None:
+    def __init__(self, form: ReplyForm, served: ServedVersion, number: int, responses: int) -> None:
         self._form = form
         self._served = served
         self._number = number

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from math import prod
 
+from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor, join_bytes_elements
-from gateway.handler import ServedModel
 from gateway.requests.request_rules import check_request_id
 
 from .jsontext import parse_json
@@ -40,7 +40,7 @@ class RequestDecoder:
         self._templates: dict[bytes, Template] = {}
 
     def decode(
-        self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedModel
+        self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion
     ) -> tuple[InferenceRequest, ReplyForm]:
         """The request in `body` and how its answer is to be written. Tensors of a view are views of it.
 
@@ -179,7 +179,7 @@ def _refuse_binary_size(template: Template, model: str, available: int) -> None:
 
 
 def decode_raw(
-    model: str, version: int, body: bytes, served: ServedModel, max_input_size_bytes: int
+    model: str, version: int, body: bytes, served: ServedVersion, max_input_size_bytes: int
 ) -> InferenceRequest:
     """The request of a body that is the tensor alone (H17). Raises `InvalidArgument`; a length that does not fit the
     derived shape is left to the length check of admission (T8)."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
+from charonia.catalog.served import ServedVersion
 from charonia.inference import InferenceResponse, Parameters
 from charonia.tensors import Buffer, Tensor
-from gateway.handler import ServedModel
 from gateway.requests.classification import classify
 
 from .error_replies import JSON_CONTENT_TYPE, Headers
@@ -105,7 +105,7 @@ class ResponseEncoder:
     def __init__(self) -> None:
         self._signatures: dict[tuple[object, ...], _Signature] = {}
 
-    def encode(self, response: InferenceResponse, form: ReplyForm, served: ServedModel) -> tuple[Headers, bytes]:
+    def encode(self, response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> tuple[Headers, bytes]:
         """Headers (Content-Length not among them) and body of a successful reply. `response.outputs` are all written.
 
         The headers are shared, not to be changed. Raises `InvalidArgument` for what JSON cannot carry (T4) and for
@@ -138,7 +138,7 @@ class ResponseEncoder:
         return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], b"".join((text, *parts))
 
     def reply(
-        self, response: InferenceResponse, form: ReplyForm, served: ServedModel
+        self, response: InferenceResponse, form: ReplyForm, served: ServedVersion
     ) -> tuple[Headers, bytes | LargeReply]:
         """As `encode`; large tensors are not copied."""
         if not form.all_binary or response.parameters:
