@@ -16,7 +16,7 @@ from charonia import keys
 from charonia.calls.requester import answers_in
 from charonia.errors import InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import START, Entry, EventLog
+from charonia.eventlog.port import START, Entry, Streams
 from charonia.wire import Reference, ResponseRecord, records_of, response_id
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Answers:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         model: str,
         directory: PayloadDirectory,
         deletions: Deletions,

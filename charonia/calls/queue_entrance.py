@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, Work
 from charonia.wire import record_fields
 
 from .waiters import OpenRequest
@@ -33,7 +33,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What `EventLog.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
+    """What `Work.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
 
     lane: int
     tenant: str
@@ -100,7 +100,7 @@ class QueueEntrance:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         model: str,
         level: int,
         terms: Terms,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import DEADLINE_EXCEEDED, Cancelled, InternalError
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import ControlLog, Jobs, QueueLog, Reply, Statistics, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import RequestRecord, pack_failure
@@ -45,7 +45,7 @@ EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
 
 
 async def end_requests(
-    log: EventLog,
+    log: Work,
     model: str,
     ids: Sequence[bytes],
     state: JobState,
@@ -72,7 +72,7 @@ async def end_requests(
 
 
 async def end_jobs(
-    log: EventLog, model: str, records: Sequence[JobRecord], ending: Ending, ends: Mapping[bytes, JobEnd] | None = None
+    log: Work, model: str, records: Sequence[JobRecord], ending: Ending, ends: Mapping[bytes, JobEnd] | None = None
 ) -> list[JobRecord]:
     """End jobs of a model that have not ended; those that this call ended. Raises what the log raises.
 
@@ -85,7 +85,7 @@ async def end_jobs(
     return [record for record, wins in zip(records, won, strict=True) if wins]
 
 
-async def cancel_requests(log: EventLog, model: str, records: Sequence[RequestRecord], ending: Ending) -> list[bytes]:
+async def cancel_requests(log: QueueLog, model: str, records: Sequence[RequestRecord], ending: Ending) -> list[bytes]:
     """End queued requests, jobs or not, and answer their callers; the ids of those that this call ended."""
     cancelled: list[bytes] = []
     for at in range(0, len(records), _CANCELLED_AT_ONCE):
@@ -102,7 +102,7 @@ async def cancel_requests(log: EventLog, model: str, records: Sequence[RequestRe
     return cancelled
 
 
-async def answer_gateways(log: EventLog, answers: Iterable[tuple[str, bytes]]) -> None:
+async def answer_gateways(log: ControlLog, answers: Iterable[tuple[str, bytes]]) -> None:
     """Give the callers of ended jobs their answers, of which each is for the gateway with an incarnation.
 
     A gateway that is gone gets none: the reply would make its stream anew, and nobody would remove it.
@@ -115,7 +115,7 @@ async def answer_gateways(log: EventLog, answers: Iterable[tuple[str, bytes]]) -
             await log.append(reply.stream, reply.fields)
 
 
-async def active_jobs(log: EventLog, model: str, ids: Iterable[bytes]) -> list[JobRecord]:
+async def active_jobs(log: Jobs, model: str, ids: Iterable[bytes]) -> list[JobRecord]:
     """The records of jobs that have not ended; one that cannot be read is logged. Raises what the log raises."""
 
     async def read(job_id: bytes) -> JobRecord | None:
@@ -130,7 +130,7 @@ async def active_jobs(log: EventLog, model: str, ids: Iterable[bytes]) -> list[J
 
 
 async def count_failures(
-    log: EventLog, model: str, hashes: Mapping[int, str], records: Sequence[JobRecord], reason: str
+    log: Statistics, model: str, hashes: Mapping[int, str], records: Sequence[JobRecord], reason: str
 ) -> None:
     """Count jobs that were ended as failures of their versions (X4): of those in `hashes`, as statistics end with the
     incarnation whose content hash is given there.

@@ -28,7 +28,7 @@ from charonia.errors import (
 )
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import START, Entry, EventLog, Limits, StreamReader
+from charonia.eventlog.port import START, Entry, Limits, QueueLog, StreamReader, Streams, Work
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer
@@ -61,7 +61,7 @@ class Requester(Generic[R]):
 
     def __init__(
         self,
-        log: EventLog,
+        log: QueueLog,
         endpoint: str,
         payloads: Payloads | None = None,
         *,
@@ -326,7 +326,7 @@ class Requester(Generic[R]):
         request.failed(LogUnavailable(OUTCOME_UNKNOWN))
 
 
-async def tell_cancelled(log: EventLog, model: str, request_id: bytes) -> None:
+async def tell_cancelled(log: Streams, model: str, request_id: bytes) -> None:
     """Tell a model's owner that nobody wants a request any more. Where that fails the request runs all the same."""
     with contextlib.suppress(CharoniaError):
         await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
@@ -350,7 +350,7 @@ def answers_in(entries: Sequence[Entry], take: Callable[[Reference], Buffer] | N
                 _log.error("dropped an unreadable reply in entry %s: %s", entry.id.decode(errors="replace"), error)
 
 
-async def _no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
+async def _no_longer_open(log: Work, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
     """Which requests are settled or unknown to the log: no reply is on its way to them, unless it was sent already."""
     found: set[bytes] = set()
     for model, ids in ids_by_model.items():
@@ -361,7 +361,7 @@ async def _no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[byt
     return found
 
 
-async def _without_held(log: EventLog, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
+async def _without_held(log: Streams, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
     """These requests of these models, less those that were answered through their owner (S6), which has it still.
 
     It waits for the answers before it, however long these take. Costs a look at all facts of a model: for the few that

@@ -19,7 +19,7 @@ from charonia.calls.splicing import Visible
 from charonia.calls.waiters import StreamWaiter, Waiter
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import OUTCOME_UNKNOWN, CharoniaError, LogUnavailable, NotFound, shed
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import RequestLog
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, ResponseRecord
@@ -59,7 +59,7 @@ class DataPlane:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RequestLog,
         settings: GatewaySettings,
         terms: TermsBook | None = None,
         payloads: Payloads | None = None,

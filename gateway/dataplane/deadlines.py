@@ -22,7 +22,7 @@ from charonia.errors import (
     InvalidArgument,
     LogUnavailable,
 )
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 
 MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 _LOG_PATIENCE_S = 1.0
@@ -40,7 +40,7 @@ def check_deadline(deadline_ns: int, now_ns: int) -> None:
 class Deadlines:
     """The timers of one gateway's waiting callers."""
 
-    def __init__(self, log: EventLog, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
+    def __init__(self, log: Work, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
         self._log = log
         self._spawn = spawn
         self._journal_jobs = journal_jobs
