@@ -92,7 +92,7 @@ class InvalidArgument(CharoniaError):
 
 
 class ConfigError(InvalidArgument):
-    """A model configuration that cannot be used; the message says which field and why (section 6 of the interface)."""
+    """A model configuration that cannot be used; the message says which field and why."""
 
 
 class Unavailable(CharoniaError):
@@ -106,7 +106,7 @@ class LogUnavailable(Unavailable):
 class StreamInterrupted(Unavailable):
     """A request of which responses were seen cannot go on: another run must not go on for the first.
 
-    The message begins with `STREAM_INTERRUPTED: `, by which callers know it (design section 3), however often it is
+    The message begins with `STREAM_INTERRUPTED: `, by which callers know it, however often it is
     made anew from its own message.
     """
 

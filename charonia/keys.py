@@ -1,4 +1,4 @@
-"""Every key name in the log, and nothing else (the table of the design page, section 2).
+"""Every key name in the log, and nothing else.
 
 Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.

@@ -2,7 +2,7 @@
 
 Nothing about a request under way is kept but its entry in the ensemble's queue, its steps in the queues of their models
 and what they answered in the ensemble's reply stream. A new owner plans each request anew: a step that has an answer is
-done, one that is unsettled is under way, any other is asked for (design section 3).
+done, one that is unsettled is under way, any other is asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who decides for a model: one batcher at a time, fenced by a token that only grows (design section 2)."""
+"""Who decides for a model: one batcher at a time, fenced by a token that only grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends large tensors beside the log and takes large answers from there (design section 2).
+"""Sends large tensors beside the log and takes large answers from there.
 
 Only for keyless synchronous requests: what outlives its caller must be in the log itself. A caller that shares the
 payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so

@@ -1,4 +1,4 @@
-"""What is served where, right now: a pure fold of the control facts, the same in every process (design section 2).
+"""What is served where, right now: a pure fold of the control facts, the same in every process.
 
 Readiness, the repository index, routing and validation come from here and nowhere else, so any gateway can be asked
 anything. Applying a fact twice changes nothing. Following the stream is `charonia.eventlog.control`.
@@ -76,7 +76,7 @@ _REPLACED_REMEMBERED = 64
 
 
 class Catalog:
-    """The fold. `on_change(model)` listeners run after every fact that touches a model's served versions."""
+    """The fold. `listeners` are called with the name of a model after every fact that touches its served versions."""
 
     def __init__(self) -> None:
         self.processes: dict[str, ProcessJoined] = {}

@@ -1,12 +1,12 @@
-"""A process's place among the others: it joins, its heart beats, it leaves, and it begins anew in another log.
+"""Membership of a process: it joins, renews its heartbeat, leaves, and joins again when the log is another one.
 
-The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the beat is a lease beside it. Whoever misses the
-beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's. Who was only slow
-hears it of itself and joins again: the beat may have come back before the word was written, and then nobody else sees
-that it lives.
+The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the heartbeat is a lease beside it. An observer
+that misses the heartbeat writes `ProcessLeft` in the process's name; observers do that, not this module. A process that
+was only slow reads it of itself and joins again: its heartbeat may have come back before the fact was written, and then
+no other process sees that it lives.
 
-With each beat it looks whether the log is still the one it joined. In another one (flushed, exchanged, rewound: design
-section 3) nobody knows this process: it forgets what it held to be true, joins again and says again what it has.
+With each beat it checks whether the log is still the one it joined. In another one (flushed, exchanged, rewound) no
+process knows this one: it forgets what it held to be true, joins again and reports again what it has.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and `charonia.eventlog.colocated` (a shared log plus streams that never leave th
 (tests/contract) runs over all. Every method that cannot reach the log raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
-There are no consumer groups: the single owner of a model (design section 2) makes pending lists a second truth.
+There are no consumer groups: the single owner of a model makes pending lists a second truth.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class EventLog(Protocol):
         """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
 
         A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
-        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's, their ids are
+        `limits` would be passed, naming the bound. All requests are one tenant's, their ids are
         new, and ids that differ in their last byte alone never belong to two tenants. `durability`
         (memory, fsync, replicated:<n>; "" is the server's level) is reached when this returns; when the entry is
         written but the level is not reached in time, raises `LogUnavailable`: the outcome is unknown.

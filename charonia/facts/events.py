@@ -1,10 +1,10 @@
 """Facts: what happened, in the past tense, as plain data. The control facts of `ctl` and the facts of `f:{m}`.
 
-A fact is written once and folded by whoever needs it; unknown fields and unknown kinds of a newer release are skipped
-(faults F17). Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are
-not facts but their payload: see `charonia.wire`.
+A fact is written once and folded by every reader that needs it; unknown fields and unknown kinds of a newer release are
+skipped. Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are not
+facts but their payload: see `charonia.wire`.
 
-Longer than most modules because it is one list: whoever looks for a fact, or a free name for one, looks here.
+Longer than most modules because it is one list: a fact, or a free name for one, is looked up here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Response records: header | place | times | report | meta [model, version, outputs, parameters] or error text | bytes.
 
 A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
-who reads them drops what it has seen and never splices two attempts (design section 3).
+who reads them drops what it has seen and never splices two attempts.
 """
 
 from __future__ import annotations

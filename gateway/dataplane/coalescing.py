@@ -1,4 +1,4 @@
-"""Joins requests of one queue into shared log entries (design section 2, "Coalesce").
+"""Joins requests of one queue into shared log entries.
 
 The first request of a quiet queue leaves at the end of the loop tick; while an append is outstanding the next ones
 wait and join. Where the model answers quickly (`turnaround`), an entry leaves with the first tick that brings no other

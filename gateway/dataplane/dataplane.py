@@ -1,4 +1,4 @@
-"""A synchronous request's way into the log and its answer's way back (design section 2).
+"""A synchronous request's way into the log and its answer's way back.
 
 Who waits for what is `pending`'s; how requests share entries `coalescing`'s; requests that outlive their callers are
 `jobs`'.

@@ -1,4 +1,4 @@
-"""The pending map of one gateway: who waits for which request's answer (design section 2).
+"""The pending map of one gateway: who waits for which request's answer.
 
 The single place where a synchronous request gets its one visible outcome: whoever answers a waiter first (a reply, an
 error, a deadline, the caller's cancellation) decides; later replies find nothing and are dropped. How requests get into

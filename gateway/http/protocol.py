@@ -1,7 +1,7 @@
 """The wire side of one HTTP connection: uvicorn's parser with bounds on slow, large and finely chopped requests.
 
-Adds to uvicorn: header bounds (faults H17), a cap on chunks (H24, faults H1), refusals as JSON (E2), cancelling the
-request whose client left (H25), and `sweep`, which ends connections that stall (faults H16). What is asked and answered
+Adds to uvicorn: header bounds, a cap on chunks (H24), refusals as JSON (E2), cancelling the
+request whose client left (H25), and `sweep`, which ends connections that stall. What is asked and answered
 is the application's.
 """
 

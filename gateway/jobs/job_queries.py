@@ -60,7 +60,7 @@ class JobQueries:
         self._not_found = f"{JOB_NOT_FOUND}: the log epoch changed"
 
     async def record(self, job_id: str, caller: Caller) -> JobRecord:
-        """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
+        """Raises `NotFound`, in the same words whatever is the matter."""
         model, key = _parsed(job_id)
         record = await self._log.job(model, key)
         if record is not None and visible(record, caller):

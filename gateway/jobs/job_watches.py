@@ -125,7 +125,7 @@ class JobWatches:
 
     @asynccontextmanager
     async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
-        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do."""
         self.check_room(caller)
         self._waiting[caller.tenant] = self._waiting.get(caller.tenant, 0) + 1
         self._all_waiting += 1

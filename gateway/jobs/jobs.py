@@ -1,4 +1,4 @@
-"""Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
+"""Jobs: requests that outlive the call that made them (ADR 0004).
 
 Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
 asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `pending`'s.

@@ -1,4 +1,4 @@
-"""One POST to an endpoint at an address that was checked (hostile input H15).
+"""One POST to an endpoint at an address that was checked.
 
 A name is resolved once, every address it has is judged, and the connection goes to a judged address itself, with the
 name only in `Host` and in the TLS handshake: a name that resolves otherwise a moment later changes nothing. Redirects

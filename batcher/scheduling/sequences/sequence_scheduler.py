@@ -87,7 +87,7 @@ class SequenceScheduler:
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def observe(self, event: Observation, now_ns: int) -> list[Decision]:
-        """A fact happened. Unknown ids and repeated facts are ignored (F11)."""
+        """A fact happened. Unknown ids and repeated facts are ignored."""
         return self.observe_all((event,), now_ns)
 
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:

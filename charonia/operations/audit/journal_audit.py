@@ -1,4 +1,4 @@
-"""Folds a model's journal and finds what must never be in it (design section 3, ADR 0004). Pure.
+"""Folds a model's journal and finds what must never be in it (ADR 0004). Pure.
 
     ended_twice             a second terminal fact of one request
     attempt_not_increasing  a request batched with an attempt that was run or is below the last, or run twice under one

@@ -102,7 +102,7 @@ class RequestDecoder:
 
 
 def json_too_large(size_bytes: int, limit_bytes: int) -> str:
-    """H24."""
+    """Triton's text for a JSON part over the limit (H24)."""
     return (
         f"request JSON size of {size_bytes} bytes exceeds the maximum allowed input size of {limit_bytes} bytes. "
         "Use --http-max-input-size to increase the limit."
@@ -110,7 +110,7 @@ def json_too_large(size_bytes: int, limit_bytes: int) -> str:
 
 
 def raw_too_large(size_bytes: int, limit_bytes: int) -> str:
-    """H24."""
+    """Triton's text for a raw body over the limit (H24)."""
     return (
         f"Raw input has a byte_size ({size_bytes} bytes) that exceeds the maximum allowed value of {limit_bytes} bytes."
         " Use --http-max-input-size to increase the limit."
