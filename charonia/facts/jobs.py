@@ -99,7 +99,7 @@ class JobEnd:
 class JobEvent:
     """Something that happened to a job: `number` counts from 1 within it, `kind` is past tense, `time_us` wall clock.
 
-    Kinds: accepted, batched, returned, output, succeeded, failed, cancelled, expired.
+    Kinds: accepted, batched, returned, moved, succeeded, failed, cancelled, expired.
     """
 
     number: int
