@@ -64,7 +64,7 @@ class CharoniaError(Exception):
         return self.message
 
     def again(self) -> Self:
-        """An equal error that nobody has raised yet, without a traceback and what that holds on to."""
+        """An equal error that was not raised yet, without a traceback and what that holds on to."""
         made = type(self).__new__(type(self), *self.args)
         made.__dict__.update(self.__dict__)
         return made
@@ -107,7 +107,7 @@ class StreamInterrupted(Unavailable):
     """A request of which responses were seen cannot go on: another run must not go on for the first.
 
     The message begins with `STREAM_INTERRUPTED: `, by which callers know it, however often it is
-    made anew from its own message.
+    made again from its own message.
     """
 
     PREFIX: ClassVar[str] = "STREAM_INTERRUPTED: "

@@ -158,7 +158,7 @@ def visible(model: str) -> bytes:
 
 
 def adaptive_choices(model: str) -> bytes:
-    """What adaptive batching has chosen for a model's versions, for whoever asks."""
+    """What adaptive batching has chosen for a model's versions, for every reader."""
     return f"ab:{tag(model)}".encode()
 
 
@@ -217,7 +217,7 @@ def ensemble_endpoint(model: str) -> str:
 
 
 def is_standing(endpoint: str) -> bool:
-    """Whether an endpoint is nobody's own: it does not go when a process does."""
+    """Whether an endpoint belongs to no process: it does not go when one ends."""
     return endpoint.startswith(_ENSEMBLE)
 
 

@@ -51,7 +51,7 @@ class ColocatedLog:
             self._takers[stream] = take
 
     def hand(self, stream: bytes, *what: object) -> bool:
-        """Hand something to whoever has taken over a stream of this process; False when nobody has."""
+        """Hand something to what has taken over a stream of this process; False when nothing has."""
         take = self._takers.get(stream)
         if take is None:
             return False

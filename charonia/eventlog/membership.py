@@ -68,7 +68,7 @@ class Membership:
         """Told after each beat whether the log took it."""
 
     async def start(self) -> None:
-        """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
+        """Join. The lease comes first: no process ever sees a member without one. Raises `LogUnavailable`."""
         loop = asyncio.get_running_loop()
         self._epoch = await self._log.epoch()
         began_s = loop.time()
@@ -79,7 +79,7 @@ class Membership:
         self._beating = loop.create_task(self._keep_beating(began_s))
 
     def is_leased(self) -> bool:
-        """Whether nobody can hold this process for lost: its lease has not ended since it last joined."""
+        """Whether no process can presume this one dead: its lease has not ended since it last joined."""
         return asyncio.get_running_loop().time() < self._leased_until_s
 
     def hear(self, fact: Fact) -> None:

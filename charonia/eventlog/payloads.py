@@ -289,7 +289,7 @@ class PayloadDirectory:
 
 
 def new_blob(size_bytes: int, *, durable: bool = False) -> Reference:
-    """A reference to a blob that nobody has written yet: of work at the level `memory`, unless `durable`.
+    """A reference to a blob that was not written yet: of work at the level `memory`, unless `durable`.
 
     The blobs of such work may be kept on a server of their own (`charonia.eventlog.redis.blobs`).
     """

@@ -247,7 +247,7 @@ class EventLog(Protocol):
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
 
-        `replies` are appended before the settlement and `facts` after it, all in one write, whoever won: a write that
+        `replies` are appended before the settlement and `facts` after it, all in one write, won or not: a write that
         is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
         settled and unanswered.
         """

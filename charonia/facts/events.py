@@ -90,7 +90,7 @@ class RepositoryScanned:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequested:
-    """Somebody asked to load or unload a model. `request_id` ties the answers to the call that waits for them.
+    """A load or unload of a model was asked for. `request_id` ties the answers to the call that waits for them.
 
     `config_json` is a complete configuration (R24), empty for none; `files` maps `<version>/<path>` to a blob id (R25).
     """
@@ -291,7 +291,7 @@ class BatchDied:
 
 @dataclass(frozen=True, slots=True)
 class BatchDiedInCompany:
-    """A batch was with an instance that died, and so were others: nobody knows which of them it died of.
+    """A batch was with an instance that died, and so were others: which of them it died of is unknown.
 
     Fields as of `BatchDied`.
     """
@@ -352,7 +352,7 @@ class StatisticsWritten:
 
 @dataclass(frozen=True, slots=True)
 class RequestsEnded:
-    """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
+    """Requests were settled from outside before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
 
     The owner drops them from its queue and tells the executors that run them (`ExecutionUnwanted`).
     """

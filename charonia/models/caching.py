@@ -21,7 +21,7 @@ TTL = "charonia.cache_ttl_s"
 SHARED = "charonia.cache_share_tenants"
 
 LONGEST_TTL_S = 86_400
-"""Also the time without `charonia.cache_ttl_s`: what nobody can ask for any more must go by itself."""
+"""Also the time without `charonia.cache_ttl_s`: entries that no request can match any more must expire."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ FLAG_REFERRED = 4
 FLAG_PLACED = 8
 """The response is one of several: it has an attempt and an index."""
 FLAG_TIMES = 16
-"""The response says how long its execution took: whoever asked wanted to know (`FLAG_TIMED`)."""
+"""The response says how long its execution took: the caller wanted to know (`FLAG_TIMED`)."""
 FLAG_REPORTED = 32
 """The response has a report of what its request went through, with its length before it (`FLAG_TRACED`)."""
 

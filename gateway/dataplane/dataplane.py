@@ -229,7 +229,7 @@ class DataPlane:
         self._take_back(underway.reference)
 
     def _take_back(self, reference: Reference | None) -> None:
-        """Nobody needs what was lent with a request any more."""
+        """Releases the payloads of a request that no reader needs any more."""
         if reference is not None and self._payloads is not None:
             self.spawn(self._payloads.end(reference))
 

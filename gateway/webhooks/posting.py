@@ -153,10 +153,10 @@ class Poster:
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
         del self._resolving[key]
         if not done.cancelled():
-            done.exception()  # those who waited may be gone: it is nobody's unhandled error
+            done.exception()  # the waiters may be gone: it must not become an unhandled error
 
     async def _ask(self, host: str, port: int) -> Sequence[str]:
-        """In a thread of its own, which a name server that does not answer can keep from nobody and from no exit."""
+        """In a thread of its own, so that a name server that does not answer blocks no other delivery and no exit."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[str]] = loop.create_future()
 

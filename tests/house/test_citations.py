@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
-import io
 import keyword
 import re
 import sys
-import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("charonia", "gateway", "batcher", "executors", "protos")
-CODE = (*PRODUCT, "loadtest", "tests", "examples", "infra")
+from prose import BUILT, CODE, PRODUCT, ROOT, files, prose, read, where
+
 ITEM = re.compile(r"(?<![\w`/.%#:\\-])([A-Z])(\d{1,2})(?:(?:-|–)\1?(\d{1,2}))?(?![\w%]|\.\d)")
 """An id of the interface, or several in a row: H4, S20-S22."""
 NO_ITEM = re.compile(r"gRPC proposals? A\d(?:(?:, | and )A\d)*|Amazon S3")
@@ -26,59 +21,7 @@ ELSEWHERE = {
 }
 """Names of others' code that docstrings speak of."""
 PAGES_ABOUT_CODE = ("architecture.md", "glossary.md", "CONTRIBUTING.md")
-BUILT = "examples/models"
-"""Made by `make models`."""
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-
-
-@cache
-def _files() -> list[Path]:
-    """The repository's files, without what is built or downloaded."""
-    found = [path for path in ROOT.iterdir() if path.is_file()]
-    for folder in (*CODE, "docs", ".ci", ".github"):
-        found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    built = {"__pycache__", ".cache", ".mypy_cache", ".pytest_cache"}
-    return [path for path in found if not built & set(path.parts) and (ROOT / BUILT) not in path.parents]
-
-
-def _is_generated(path: Path) -> bool:
-    return path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
-
-
-@cache
-def _read(path: Path) -> tuple[list[tuple[int, str]], set[str]]:
-    """The docstrings, those of constants too, and comments, with the line where each begins; the names in the rest."""
-    source = path.read_text()
-    prose: dict[int, tuple[int, str]] = {}
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):  # a docstring comes before the constant in it
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            prose[id(node.value)] = node.lineno, node.value.value
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            names |= set(re.findall(r"\w+", node.value))
-    comments = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            comments.append((token.start[0], token.string))
-        elif token.type == tokenize.NAME:
-            names.add(token.string)
-    return [*prose.values(), *comments], names
-
-
-def _prose_of_lua(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if "--" in line:
-            yield number, line.split("--", 1)[1]
-
-
-def _prose_of_page(path: Path) -> Iterator[tuple[int, str]]:
-    """Its paragraphs without fenced blocks, line by line."""
-    fenced = False
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced:
-            yield number, line
 
 
 @cache
@@ -94,28 +37,10 @@ def _items() -> set[str]:
 
 
 @cache
-def _prose() -> list[tuple[Path, int, str]]:
-    found: list[tuple[Path, int, str]] = []
-    for path in _files():
-        top = path.relative_to(ROOT).parts[0]
-        if path.suffix == ".py" and top in CODE and not _is_generated(path):
-            found += [(path, line, text) for line, text in _read(path)[0]]
-        elif path.suffix == ".lua":
-            found += [(path, line, text) for line, text in _prose_of_lua(path)]
-        elif path.suffix == ".md" and path.name != "CHANGELOG.md":
-            found += [(path, line, text) for line, text in _prose_of_page(path)]
-    return found
-
-
-def _where(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
-
-
-@cache
 def _modules() -> dict[str, Path]:
     """The modules and packages there are, by dotted name."""
     found = {}
-    for path in _files():
+    for path in files():
         parts = path.relative_to(ROOT).with_suffix("").parts
         if path.suffix == ".py":
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -130,8 +55,8 @@ def _names() -> set[str]:
         found |= set(name.split("."))
         if path.relative_to(ROOT).parts[0] not in CODE:
             continue
-        found |= _read(path)[1]
-    for path in _files():
+        found |= read(path)[1]
+    for path in files():
         if path.suffix in (".lua", ".proto", ".toml", ".yml", ".pbtxt") or path.name == "Makefile":
             found |= set(re.findall(r"\w+", path.read_text()))
     return found
@@ -158,10 +83,10 @@ def _is_text(name: str) -> bool:
 
 def test_items_of_the_interface_are_defined() -> None:
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         for letter, first, last in ITEM.findall(NO_ITEM.sub("", text)):
             missing += [
-                f"{_where(path, line)} {letter}{n}" for n in (first, last) if n and f"{letter}{n}" not in _items()
+                f"{where(path, line)} {letter}{n}" for n in (first, last) if n and f"{letter}{n}" not in _items()
             ]
     assert len(_items()) > 250
     assert not missing
@@ -170,8 +95,8 @@ def test_items_of_the_interface_are_defined() -> None:
 def test_records_of_decisions_are_there() -> None:
     known = {path.name[:4] for path in (ROOT / "docs" / "adr").glob("*.md")}
     missing = [
-        f"{_where(path, line)} {number}"
-        for path, line, text in _prose()
+        f"{where(path, line)} {number}"
+        for path, line, text in prose()
         for number in re.findall(r"(?:\bADRs? |docs/adr/|\((?:see )?(?=00))(\d{4})\b", text)
         if number not in known
     ]
@@ -181,7 +106,7 @@ def test_records_of_decisions_are_there() -> None:
 def test_sections_are_of_a_page_that_has_them_numbered() -> None:
     """A section stands with what it is of: an RFC, or a page of ours."""
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         for found in re.finditer(r"\b[Ss]ections? (\d+)", text):
             before = text[: found.start()]
             pages = re.findall(r"RFC \d{4}|docs/[\w/-]+\.md", before) or re.findall(r"docs/[\w/-]+\.md", text)
@@ -189,7 +114,7 @@ def test_sections_are_of_a_page_that_has_them_numbered() -> None:
             page = ROOT / pages[-1] if pages else ROOT
             numbered = page.is_file() and re.search(heading, page.read_text(), re.MULTILINE)
             if not numbered and not (pages and pages[-1].startswith("RFC")):
-                missing.append(f"{_where(path, line)} {found[0]}")
+                missing.append(f"{where(path, line)} {found[0]}")
     assert not missing
 
 
@@ -200,7 +125,7 @@ def _anchor(heading: str) -> str:
 
 def test_links_between_pages_lead_somewhere() -> None:
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         if path.suffix != ".md":
             continue
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -214,55 +139,55 @@ def test_links_between_pages_lead_somewhere() -> None:
                 else []
             )
             if not page.exists() or (anchor and anchor not in map(_anchor, headings)):
-                missing.append(f"{_where(path, line)} {target}")
+                missing.append(f"{where(path, line)} {target}")
     assert not missing
 
 
 def test_files_that_are_named_are_there() -> None:
     """Named by the end of their path, or from the root."""
-    known = {str(path.relative_to(ROOT)) for path in _files()}
+    known = {str(path.relative_to(ROOT)) for path in files()}
     known |= {str(parent) for name in known for parent in Path(name).parents}
     known |= {name[:13] for name in known if name.startswith("docs/adr/0")}
     folders = {name.split("/")[0] for name in known if "/" in name}
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", text) + re.findall(r"(?<![\w/`.])docs/[\w/-]+\.md", text)
         for name in named:
             whole = name.rstrip("/")
             from_root = whole.split("/")[0] in folders and not whole.startswith((BUILT, "examples/.cache"))
             is_file = whole.endswith((".py", ".md", ".lua", ".toml", ".yml"))
             if (from_root or is_file) and not any(one == whole or one.endswith(f"/{whole}") for one in known):
-                missing.append(f"{_where(path, line)} {name}")
+                missing.append(f"{where(path, line)} {name}")
     assert not missing
 
 
 def test_modules_that_are_named_are_there() -> None:
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         for name in re.findall(r"`((?:charonia|gateway|batcher|executors|loadtest)(?:\.[A-Za-z_]\w*)+)`", text):
             if not _is_there(name):
-                missing.append(f"{_where(path, line)} {name}")
+                missing.append(f"{where(path, line)} {name}")
     assert not missing
 
 
 def test_where_a_folder_says_to_begin_reading_is_there() -> None:
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         found = re.search(r"Begin reading at `([\w./]+)`", " ".join(text.split()))
         if path.name == "__init__.py" and found:
             place = path.parent / found[1].replace(".", "/")
             is_page = found[1].endswith(".md") and (ROOT / found[1]).exists()
             if not is_page and not place.is_dir() and not place.with_suffix(".py").exists():
-                missing.append(f"{_where(path, line)} {found[1]}")
+                missing.append(f"{where(path, line)} {found[1]}")
     assert not missing
 
 
 def test_names_in_docstrings_are_names_of_the_code() -> None:
     missing = []
-    for path, line, text in _prose():
+    for path, line, text in prose():
         if path.suffix == ".md" and path.name not in PAGES_ABOUT_CODE:
             continue
         for name in re.findall(r"`([^`\n]+)`", text):
             if NAME.match(name) and not set(name.split(".")) <= _names():
-                missing.append(f"{_where(path, line)} {name}")
+                missing.append(f"{where(path, line)} {name}")
     assert not missing

@@ -46,7 +46,7 @@ class Windowed(Protocol):
 
 
 class Outbox:
-    """`on_closed` is told of each stream whose last frame is on its way."""
+    """`on_closed` is called with each stream whose last frame is on its way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, strikes: PingStrikes) -> None:
         self._loop = loop

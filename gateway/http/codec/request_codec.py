@@ -23,7 +23,7 @@ from .response_codec import ALL_BINARY, ReplyForm
 
 _CACHE_LIMIT = 1024
 _CACHED_HEADER_LIMIT = 4096
-"""At most 4 MiB of remembered headers; past the count the cache starts anew: hostile variety costs only time."""
+"""At most 4 MiB of remembered headers; past the count the cache is emptied: hostile variety costs only time."""
 
 _COPIED_BYTES = 1024
 """Up to here a copy of the tensor is cheaper than a view of the body, and lets go of it."""
