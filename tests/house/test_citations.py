@@ -89,7 +89,7 @@ def test_items_of_the_interface_are_defined() -> None:
                 f"{where(path, line)} {letter}{n}" for n in (first, last) if n and f"{letter}{n}" not in _items()
             ]
     assert len(_items()) > 250
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_records_of_decisions_are_there() -> None:
@@ -100,7 +100,7 @@ def test_records_of_decisions_are_there() -> None:
         for number in re.findall(r"(?:\bADRs? |docs/adr/|\((?:see )?(?=00))(\d{4})\b", text)
         if number not in known
     ]
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_sections_are_of_a_page_that_has_them_numbered() -> None:
@@ -115,7 +115,7 @@ def test_sections_are_of_a_page_that_has_them_numbered() -> None:
             numbered = page.is_file() and re.search(heading, page.read_text(), re.MULTILINE)
             if not numbered and not (pages and pages[-1].startswith("RFC")):
                 missing.append(f"{where(path, line)} {found[0]}")
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def _anchor(heading: str) -> str:
@@ -140,7 +140,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             )
             if not page.exists() or (anchor and anchor not in map(_anchor, headings)):
                 missing.append(f"{where(path, line)} {target}")
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_files_that_are_named_are_there() -> None:
@@ -158,7 +158,7 @@ def test_files_that_are_named_are_there() -> None:
             is_file = whole.endswith((".py", ".md", ".lua", ".toml", ".yml"))
             if (from_root or is_file) and not any(one == whole or one.endswith(f"/{whole}") for one in known):
                 missing.append(f"{where(path, line)} {name}")
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_modules_that_are_named_are_there() -> None:
@@ -167,7 +167,7 @@ def test_modules_that_are_named_are_there() -> None:
         for name in re.findall(r"`((?:charonia|gateway|batcher|executors|loadtest)(?:\.[A-Za-z_]\w*)+)`", text):
             if not _is_there(name):
                 missing.append(f"{where(path, line)} {name}")
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_where_a_folder_says_to_begin_reading_is_there() -> None:
@@ -179,7 +179,7 @@ def test_where_a_folder_says_to_begin_reading_is_there() -> None:
             is_page = found[1].endswith(".md") and (ROOT / found[1]).exists()
             if not is_page and not place.is_dir() and not place.with_suffix(".py").exists():
                 missing.append(f"{where(path, line)} {found[1]}")
-    assert not missing
+    assert not missing, "\n".join(missing)
 
 
 def test_names_in_docstrings_are_names_of_the_code() -> None:
@@ -190,4 +190,4 @@ def test_names_in_docstrings_are_names_of_the_code() -> None:
         for name in re.findall(r"`([^`\n]+)`", text):
             if NAME.match(name) and not set(name.split(".")) <= _names():
                 missing.append(f"{where(path, line)} {name}")
-    assert not missing
+    assert not missing, "\n".join(missing)

@@ -28,4 +28,4 @@ def test_words_that_are_not_used(place: str) -> None:
         top = relative.parts[0] if len(relative.parts) > 1 else ""
         if top == place and str(relative) not in EXAMPLES:
             found += [f"{where(path, line)} {word}" for word in BANNED.findall(QUOTED.sub("", text))]
-    assert not found
+    assert not found, "\n".join(found)

@@ -82,7 +82,7 @@ class SequenceScheduler:
         self._endings = SequenceEndings(self._ledger)
         self._next_order = 0
         self.on_conflict: Callable[[str], None] | None = None
-        """Called with the words to log when a sequence is begun anew before it has ended (S33)."""
+        """Called with the words to log when a sequence is started again before it has ended (S33)."""
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
