@@ -57,6 +57,7 @@ def _names() -> set[str]:
             continue
         found |= read(path)[1]
     for path in files():
+        found |= set(path.name.split("."))
         if path.suffix in (".lua", ".proto", ".toml", ".yml", ".pbtxt") or path.name == "Makefile":
             found |= set(re.findall(r"\w+", path.read_text()))
     return found
