@@ -1,4 +1,4 @@
-"""Ends unsettled requests from outside: the settlement decides, then the owner and whoever waits are told.
+"""Ends unsettled requests from outside: the settlement decides, then the owner and the waiting callers are notified.
 
 A caller who loses the race against a completion has cancelled nothing: the first settlement wins (ADR 0004).
 """

@@ -1,4 +1,4 @@
-"""A synchronous request's way into the log and its answer's way back (design section 2).
+"""A synchronous request's way into the log and its answer's way back.
 
 Who waits for what is `pending`'s; how requests share entries `coalescing`'s; requests that outlive their callers are
 `jobs`'.
@@ -229,7 +229,7 @@ class DataPlane:
         self._take_back(underway.reference)
 
     def _take_back(self, reference: Reference | None) -> None:
-        """Nobody needs what was lent with a request any more."""
+        """Releases the payloads of a request that no reader needs any more."""
         if reference is not None and self._payloads is not None:
             self.spawn(self._payloads.end(reference))
 

@@ -1,6 +1,6 @@
 """Settles requests from outside before they are done: cancels and deadlines (ADR 0004).
 
-Whoever settles first wins, so the log decides at once; the fact that goes with it only saves the owner and its
+The first settlement wins, so the log decides at once; the fact that goes with it only saves the owner and its
 executors work.
 """
 
