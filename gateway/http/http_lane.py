@@ -142,7 +142,8 @@ class HttpLane:
         self._waves = lane.waves
         self._encoder = encoder
         self._by_size: dict[int, list[HttpSignature]] = {}
-        self._count = 0
+        self.count = 0
+        """Signatures: without any, no request is recognised."""
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -173,13 +174,13 @@ class HttpLane:
         door = self._lane.door_for(request)
         if door is None:
             return
-        if self._count >= _MOST_SIGNATURES:
+        if self.count >= _MOST_SIGNATURES:
             self._by_size.clear()
-            self._count, signatures = 0, []
+            self.count, signatures = 0, []
         elif len(signatures) >= _MOST_ALIKE:
-            self._count -= len(signatures)
+            self.count -= len(signatures)
             signatures.clear()
-        self._count += 1
+        self.count += 1
         signatures.insert(0, HttpSignature(door, layout, len(whole), self._encoder, form, served))
         self._by_size[len(whole)] = signatures
 
@@ -187,15 +188,10 @@ class HttpLane:
         for signatures in self._by_size.values():
             before = len(signatures)
             signatures[:] = [found for found in signatures if found.door is not door]
-            self._count -= before - len(signatures)
+            self.count -= before - len(signatures)
         self._by_size = {size: found for size, found in self._by_size.items() if found}
 
     # -- recognising --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any request may be recognised."""
-        return self._count > 0
 
     def read(self, connection: LaneConnection, data: bytes) -> HttpCall | None:
         """The call in these bytes, handed to its door; None where they are no request that is recognised."""
