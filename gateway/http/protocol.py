@@ -189,7 +189,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
             if lane.count and not self.flow.write_paused:  # else the full way waits until the client reads
                 self._call = lane.read(self, data)
                 if self._call is not None:
-                    lane.ready()
                     return
                 if len(data) < _WHOLE_BYTES and lane.may_become(data):
                     self._held = data
