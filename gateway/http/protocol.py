@@ -145,6 +145,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(self)
+        self.transport.close()  # for all who ask whether it is closing
         self._parser = None  # it holds this object's methods
         self._large = None
         if self._call is not None:
@@ -490,7 +491,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             if exchange.response_complete or exchange.disconnected:
                 return
             logger.error("a request of %s ended without a response", scope["path"][:256])
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             logger.exception("unexpected failure of %s", scope["path"][:256])
         finally:
             exchange.large = None  # of a request that was refused for something else
