@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,7 +19,8 @@ from uvicorn.server import ServerState
 
 from .asgi import Exchange
 from .bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Scope
-from .codec.error_replies import error_body
+from .codec.error_replies import JSON_CONTENT_TYPE, error_body
+from .codec.heads import response_head
 from .codec.paths import INFER, resolve
 from .fastpath import HttpApplication
 from .flow_control import FlowControl
@@ -106,6 +106,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._header_bytes = self._body_bytes = self._chunks = 0
         self._stalled_s = 0.0
         self._refusal: tuple[int, str] | None = None
+        self._last_words: bytes | None = None
+        """A refusal: nothing more is read, and it is written behind the answers that are due."""
         self._large: LargeBody | None = None
         """The body that is coming, when it is received past the parser."""
         self._latest: Exchange | None = None
@@ -238,6 +240,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return parser
 
     def _read_fully(self, data: bytes) -> None:
+        if self._last_words is not None:
+            return
         latest, phase = self._latest, self._phase
         if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._room is None:
             self._parse(data)
@@ -255,7 +259,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         elif phase is not _BODY and latest is self._latest:
             # else there was something before, and where in these bytes the headers begin is not known
             self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            if self._header_bytes > MAX_HEADER_BYTES and self._last_words is None:
                 self._write_refusal(431, f"request headers exceed {MAX_HEADER_BYTES} bytes")
 
     def _parse(self, data: bytes) -> None:
@@ -389,7 +393,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._end_large()
             else:  # the parser knows nothing of what was taken
                 self._read_large_from_now(large)
-        if rest and not self.transport.is_closing():
+        if rest and not self.transport.is_closing() and self._last_words is None:
             self._parse(bytes(rest))
 
     def _begin_large(self) -> None:
@@ -402,7 +406,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         route = resolve(scope["path"]) if scope["method"] == "POST" else None
         view = self._room(*sizes) if route is not None and route.kind is INFER else None
-        if view is None or self.transport.is_closing():
+        if view is None or self._last_words is not None:
             return
         large = self._large = LargeBody(view)
         large.take(served.divert(view))
@@ -434,11 +438,25 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._write_refusal(status, message)
 
     def _write_refusal(self, status: int, message: str) -> None:
+        """Refuse the message that is parsed, behind the answers to those before it, and end the connection."""
         body = error_body(message)
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
-        )
+        head = [JSON_CONTENT_TYPE, (b"connection", b"close")]
+        self._last_words = response_head(head, len(body), status) + body
+        if self._phase is _BODY and self.pipeline and self.pipeline[-1][0] is self._latest:
+            self.pipeline.pop()
+        if self._serving is not None:
+            served, _ = self._serving
+            if self._phase is not _BODY or served is not self._latest:
+                return
+            if served.response_started:
+                self._last_words = b""
+            served.disconnect()
+        self._end()
+
+    def _end(self) -> None:
+        """Say the last words and close."""
+        if self._last_words:
+            self.transport.write(self._last_words)
         self.transport.close()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -478,6 +496,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
                     self._serve(following)
                     return
                 self._serving = following
+            elif self._last_words is not None:
+                self._end()
+                return
             elif task.cancelling():
                 return
             else:
@@ -545,7 +566,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._stalled_s = 0.0
                 return
         self._stalled_s += elapsed_s
-        if self._stalled_s < limit_s or self.transport.is_closing():
+        if self._stalled_s < limit_s or self.transport.is_closing() or self._last_words is not None:
             return
         if phase is _IDLE:
             self.transport.close()

@@ -39,7 +39,7 @@ def _request(
     return head.encode() + wire, method, summary(method, target, seen, b"" if way == "deaf" else body)
 
 
-_requests = st.builds(
+_small_or_odd = st.builds(
     _request,
     st.sampled_from(["GET", "POST", "PUT", "HEAD"]),
     st.sampled_from(WAYS),
@@ -49,6 +49,14 @@ _requests = st.builds(
     st.booleans(),
     st.booleans(),
 )
+_large = st.builds(
+    _request,
+    *(st.just("POST"), st.sampled_from(WAYS), st.binary(max_size=40), st.none()),
+    *(st.integers(0, 5), st.just(True), st.just(False)),
+)
+_requests = _small_or_odd | _large
+_edges = st.lists(st.integers(0, 1 << 20).map(lambda at: at * 7919), max_size=12)
+"""Where the stream is cut, far and near."""
 
 
 async def _answers(data: bytes, edges: list[int], *, has_room: bool, slowly: bool) -> bytes:
@@ -67,12 +75,7 @@ async def _answers(data: bytes, edges: list[int], *, has_room: bool, slowly: boo
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(_requests, min_size=1, max_size=6),
-    st.lists(st.integers(0, 1 << 20), max_size=12),
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.lists(_requests, min_size=1, max_size=6), _edges, st.booleans(), st.booleans())
 def test_requests_cut_anywhere_get_the_same_answers(
     requests: list[tuple[bytes, str, bytes]], edges: list[int], has_room: bool, slowly: bool
 ) -> None:
@@ -113,16 +116,26 @@ _junk = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(_requests | _junk.map(lambda junk: (junk, "", b"")), max_size=4), st.lists(st.integers(0, 1 << 17)))
-def test_whatever_comes_ends_in_order(parts: list[tuple[bytes, str, bytes]], edges: list[int]) -> None:
-    """Answers are whole up to the refusal, if there is one, and nothing is written behind it."""
+@given(
+    st.lists(_requests, max_size=3),
+    st.lists(_requests | _junk.map(lambda junk: (junk, "", b"")), max_size=3),
+    _edges,
+    st.booleans(),
+)
+def test_whatever_comes_ends_in_order(
+    first: list[tuple[bytes, str, bytes]], then: list[tuple[bytes, str, bytes]], edges: list[int], slowly: bool
+) -> None:
+    """What came before it is answered all the same; a refusal is the last that is written."""
 
     async def run() -> tuple[bytes, bool]:
         wire = Wire(App(echo, has_room=True))
-        data = b"".join(part for part, _, _ in parts)
+        data = b"".join(part for part, _, _ in first + then)
         places = sorted({0, len(data), *(at % (len(data) + 1) for at in edges)})
         for at, end in pairwise(places):
             await wire.send(data[at:end])
+            if slowly:
+                await wire.rest()
+        for _ in range(2):
             await wire.rest()
         closed = wire.transport.closing
         if not closed:
@@ -133,6 +146,8 @@ def test_whatever_comes_ends_in_order(parts: list[tuple[bytes, str, bytes]], edg
         return bytes(wire.transport.written), closed
 
     written, closed = asyncio.run(run())
+    plain = asyncio.run(_answers(b"".join(part for part, _, _ in first), [], has_room=True, slowly=False))
+    assert written.startswith(plain)
     if closed:
         assert b"connection: close\r\n" in written
     if b"HTTP/1.1 400 " in written:

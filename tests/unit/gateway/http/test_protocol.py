@@ -162,6 +162,41 @@ async def test_a_request_that_was_answered_before_its_body_came() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("broken", [b"nonsense\r\n\r\n", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"])
+async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes) -> None:
+    gate = Gate()
+    wire = Wire(App(gate))
+    await wire.send(GET + GET + broken)
+    await wire.send(GET)  # nobody reads it
+    await wire.rest()
+    assert not wire.transport.written
+    for _ in range(2):
+        wire.connection.sweep(protocol.IDLE_TIMEOUT_S)
+    gate.open.set()
+    await wire.rest()
+    assert wire.transport.closing
+    assert [status for status, _, _ in responses(bytes(wire.transport.written), ["GET"] * 3)] == [200, 200, 400]
+    assert gate.begun == 2
+    await wire.leave()
+
+
+async def test_a_body_that_breaks_behind_the_head_of_its_answer_gets_no_second_answer() -> None:
+    go_on = asyncio.Event()
+
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go_on.wait()
+
+    wire = Wire(App(early))
+    await wire.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await wire.rest()
+    written = len(wire.transport.written)
+    await wire.send(b"zz\r\n")
+    assert wire.transport.closing
+    assert len(wire.transport.written) == written
+    await wire.leave()
+
+
 # -- what applications do wrong ----------------------------------------------------------------------------------------
 
 
