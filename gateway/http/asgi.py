@@ -1,4 +1,4 @@
-"""One HTTP request and its response on a connection, as ASGI: `receive` and `send`.
+"""One HTTP request and its response on a connection, as ASGI: `receive` and `send`, and the flow control they obey.
 
 An `Exchange` has shorter ways for the commonest requests: `received` returns a body that has come whole, `respond`
 writes a whole response, `whole` returns what the express lane learns from. When a request is served is `protocol`'s.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sized
 from typing import Protocol
 
 from .bodies import Message
 from .codec.heads import status_line
 from .codec.response_codec import LargeReply
-from .flow_control import HIGH_WATER_BYTES, FlowControl
+
+HIGH_WATER_BYTES = 65_536
+"""Of a body nobody has asked for, no more is read."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -22,6 +25,45 @@ _JOIN_BYTES = 65_536
 
 _NO_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class FlowControl:
+    """Both ways, of one connection. `waiting` are the requests that wait for their turn; with `max_waiting` no more is
+    read."""
+
+    __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "read_paused", "write_paused")
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized, max_waiting: int) -> None:
+        self._transport = transport
+        self._waiting = waiting
+        self._max_waiting = max_waiting
+        self._writable = asyncio.Event()
+        self.read_paused = False
+        self.write_paused = False
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough requests wait."""
+        if self.read_paused and len(self._waiting) < self._max_waiting:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the connection takes more, or is lost."""
+        while self.write_paused:
+            await self._writable.wait()
 
 
 class Connection(Protocol):

@@ -1,15 +1,14 @@
 """The wire side of one HTTP connection, over the parser of `httptools`.
 
-Parses requests into `asgi.Exchange`s, and has the application answer them one after the other. Also here: the way into
-the express lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17,
-H24), and the refusal of what is not HTTP (E2). What is asked and answered is the application's.
+Parses requests into `asgi.Exchange`s, which `pipeline` has the application answer. Also here: the way into the express
+lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24), and the
+refusal of what is not HTTP (E2).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,15 +16,16 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from .asgi import Exchange
-from .bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Scope
+from .asgi import Exchange, FlowControl
+from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
 from .codec.heads import response_head
 from .codec.paths import INFER, resolve
 from .fastpath import HttpApplication
-from .flow_control import FlowControl
 from .http_lane import HttpCall, HttpSignature
 from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
+from .pipeline import MAX_WAITING as MAX_WAITING
+from .pipeline import Pipeline
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -43,9 +43,6 @@ BODY_MIN_BYTES = 1024
 
 IDLE_TIMEOUT_S = 300
 """Clients keep pools of idle connections; closing those early costs them a failed request."""
-
-MAX_WAITING = 8
-"""Requests of one connection that may wait behind the one that is answered before no more of it is read."""
 
 _SPLIT_BYTES = 16_384
 """Of so much data the headers are parsed first, so that a large body behind them is copied once."""
@@ -73,6 +70,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
     flow: FlowControl
+    pipeline: Pipeline
 
     def __init__(
         self,
@@ -112,13 +110,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """The body that is coming, when it is received past the parser."""
         self._latest: Exchange | None = None
         """The request whose headers came last."""
-        # the requests
-        self.pipeline: deque[tuple[Exchange, Scope]] = deque()
-        """Those that wait for their turn."""
-        self._serving: tuple[Exchange, Scope] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._next: asyncio.Future[None] | None = None
-        """What the task waits for when no request is served."""
         # the express lane
         self.signature: HttpSignature | None = None
         self._call: HttpCall | None = None
@@ -134,7 +125,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.flow = FlowControl(transport, self.pipeline, MAX_WAITING)
+        self.pipeline = Pipeline(self._app, transport, self.server_state.tasks, self._emptied)
+        self.flow = self.pipeline.flow
         self._server, self._client = _address(transport, "sockname"), _address(transport, "peername")
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         self.server_state.connections.add(self)  # type: ignore[arg-type]
@@ -153,17 +145,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._call is not None:
             self._call.abandon()
             self._call = None
-        served = self._serving
-        for exchange, _ in (served, *self.pipeline) if served is not None else self.pipeline:
-            exchange.disconnect()
+        self.pipeline.disconnect()
         self.flow.resume_writing()
-        if self._task is None or self._task.done():
-            return
-        if served is None:
-            self._task.cancel()
-        elif not served[0].response_complete:
-            served[1]["state"][CLIENT_LEFT] = True
-            self._task.cancel()
 
     def shutdown(self) -> None:
         """End the connection with the request that came last."""
@@ -182,7 +165,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._held += data
             if len(self._held) > _WHOLE_BYTES:
                 self.flow.pause_reading()
-        elif self._phase is not _IDLE or self._serving is not None:
+        elif self._phase is not _IDLE or self.pipeline.serving is not None:
             if self._whole is not None:
                 self._whole = self._whole + data if len(self._whole) < _WHOLE_BYTES else None
             self._read_fully(data)
@@ -352,7 +335,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             "headers": self._headers,
             "state": state,
         }
-        self._serve((exchange, scope))
+        self.pipeline.add(exchange, scope)
 
     def on_body(self, body: bytes) -> None:
         if self._large is not None:
@@ -398,11 +381,11 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def _begin_large(self) -> None:
         """Receive the body whose headers came into memory of its own, if it is a large one of an inference."""
-        exchange, sizes = self._latest, size_of(self._headers)
-        if self._large is not None or self._room is None or sizes is None or self.pipeline or self._serving is None:
+        sizes, serving = size_of(self._headers), self.pipeline.serving
+        if self._large is not None or self._room is None or sizes is None or serving is None:
             return
-        served, scope = self._serving
-        if served is not exchange or not served.keep_alive:
+        served, scope = serving
+        if served is not self._latest or not served.keep_alive:
             return
         route = resolve(scope["path"]) if scope["method"] == "POST" else None
         view = self._room(*sizes) if route is not None and route.kind is INFER else None
@@ -442,91 +425,26 @@ class BoundedHttpProtocol(asyncio.Protocol):
         body = error_body(message)
         head = [JSON_CONTENT_TYPE, (b"connection", b"close")]
         self._last_words = response_head(head, len(body), status) + body
-        if self._phase is _BODY and self.pipeline and self.pipeline[-1][0] is self._latest:
-            self.pipeline.pop()
-        if self._serving is not None:
-            served, _ = self._serving
-            if self._phase is not _BODY or served is not self._latest:
-                return
-            if served.response_started:
+        latest = self._latest if self._phase is _BODY else None
+        serving = self.pipeline.serving
+        if latest is not None:
+            self.pipeline.take_back(latest)
+            if latest.response_started:  # it has its answer, or the beginning of it
                 self._last_words = b""
-            served.disconnect()
-        self._end()
+            if serving is not None and serving[0] is latest:
+                latest.disconnect()
+                serving = None
+        if serving is None:
+            self._emptied()
 
-    def _end(self) -> None:
-        """Say the last words and close."""
-        if self._last_words:
-            self.transport.write(self._last_words)
-        self.transport.close()
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _serve(self, request: tuple[Exchange, Scope]) -> None:
-        """Serve a request when it is its turn. One task serves all of a connection: one for each costs more than what
-        it does here."""
-        if self._serving is not None:
-            self.pipeline.append(request)
-            if len(self.pipeline) >= MAX_WAITING:
-                self.flow.pause_reading()
-            else:
-                self.flow.resume_reading()
-            return
-        self._serving = request
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None)
-        else:
-            task = self._task = self.loop.create_task(self._run())
-            self.server_state.tasks.add(task)
-            task.add_done_callback(self.server_state.tasks.discard)
-
-    async def _run(self) -> None:
-        """The connection's requests, one after the other."""
-        task = self._task
-        assert task is not None
-        while True:
-            assert self._serving is not None
-            await self._answer(*self._serving)
-            self._serving = None
-            if self.transport.is_closing():
-                return
-            if self.pipeline:
-                following = self.pipeline.popleft()
-                self.flow.resume_reading()
-                if task.cancelling():  # whoever did it meant this request; the next ones must not suffer from it
-                    self._serve(following)
-                    return
-                self._serving = following
-            elif self._last_words is not None:
-                self._end()
-                return
-            elif task.cancelling():
-                return
-            else:
-                self._next = self.loop.create_future()
-                await self._next
-
-    async def _answer(self, exchange: Exchange, scope: Scope) -> None:
-        """Have one request answered, somehow."""
-        try:
-            await self._app(scope, exchange.receive, exchange.send)
-            if exchange.response_complete or exchange.disconnected:
-                return
-            logger.error("a request of %s ended without a response", scope["path"][:256])
-        except (Exception, asyncio.CancelledError):
-            logger.exception("unexpected failure of %s", scope["path"][:256])
-        finally:
-            exchange.large = None  # of a request that was refused for something else
-        if exchange.response_started:
+    def _emptied(self) -> None:
+        """No request is under way: say the last words, if there are any."""
+        if self._last_words is not None and not self.transport.is_closing():
+            if self._last_words:
+                self.transport.write(self._last_words)
             self.transport.close()
-        else:
-            body = b"Internal Server Error"
-            headers = [
-                (b"content-type", b"text/plain; charset=utf-8"),
-                (b"content-length", b"%d" % len(body)),
-                (b"connection", b"close"),
-            ]
-            await exchange.send({"type": "http.response.start", "status": 500, "headers": headers})
-            await exchange.send({"type": "http.response.body", "body": body})
+
+    # -- what exchanges ask --------------------------------------------------------------------------------------------
 
     def answered(self) -> None:
         """A response is complete."""
@@ -549,7 +467,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._stalled_s = 0.0
             self._read_fully(self._whole)
             return
-        if self._call is not None or (phase is _IDLE and self._serving is not None):
+        if self._call is not None or (phase is _IDLE and self.pipeline.serving is not None):
             self._stalled_s = 0.0
             return
         if phase is _IDLE:

@@ -11,8 +11,8 @@ import pytest
 from http_wire import App, Wire, echo, responses, summary, whole_body
 
 from gateway.http import protocol
+from gateway.http.asgi import HIGH_WATER_BYTES
 from gateway.http.bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Receive, Scope, Send, reply_whole
-from gateway.http.flow_control import HIGH_WATER_BYTES
 
 GET = b"GET /a?chunked HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -195,6 +195,14 @@ async def test_a_body_that_breaks_behind_the_head_of_its_answer_gets_no_second_a
     assert wire.transport.closing
     assert len(wire.transport.written) == written
     await wire.leave()
+    # nor one that stalls behind it
+    wire = Wire(App(echo))
+    await wire.send(post(b"abc", target=b"/a?deaf")[:-1])
+    await wire.rest()
+    wire.connection.sweep(protocol.BODY_STALL_S)
+    assert wire.transport.closing
+    assert len(responses(bytes(wire.transport.written), ["POST"])) == 1
+    await wire.leave()
 
 
 # -- what applications do wrong ----------------------------------------------------------------------------------------
@@ -283,8 +291,8 @@ async def test_of_a_body_nobody_asks_for_little_is_read() -> None:
     sending = asyncio.create_task(_one_by_one(wire, pieces))
     await wire.rest()
     assert wire.transport.paused
-    assert wire.connection._serving is not None
-    assert len(wire.connection._serving[0].body) <= HIGH_WATER_BYTES + 20_000
+    assert wire.connection.pipeline.serving is not None
+    assert len(wire.connection.pipeline.serving[0].body) <= HIGH_WATER_BYTES + 20_000
     for _ in range(3):
         wire.connection.sweep(protocol.BODY_STALL_S)  # it is not the client that stalls
     assert not wire.transport.closing
