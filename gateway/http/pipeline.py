@@ -36,7 +36,7 @@ class Pipeline:
         self.serving: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
-        """What the task waits for while nothing is served."""
+        """What the task waits for while nothing is served: the next request, or the end of the connection."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,13 +65,15 @@ class Pipeline:
         for exchange, _ in self._waiting:
             exchange.disconnect()
         self._waiting.clear()
-        if self.serving is not None:
-            exchange, scope = self.serving
-            if exchange.response_complete:  # what is left to do is the application's own
-                return
+        self._emptied = _nothing  # it holds the connection
+        if self.serving is None:
+            if self._next is not None and not self._next.done():
+                self._next.set_result(None)
+            return
+        exchange, scope = self.serving
+        if not exchange.response_complete and self._task is not None:  # else what is left is the application's own
             scope["state"][CLIENT_LEFT] = True
             exchange.disconnect()
-        if self._task is not None:
             self._task.cancel()
 
     def _begin(self, request: Request) -> None:
@@ -86,8 +88,7 @@ class Pipeline:
     async def _run(self) -> None:
         task = self._task
         assert task is not None
-        while True:
-            assert self.serving is not None
+        while self.serving is not None:
             await self._answer(*self.serving)
             self.serving = None
             if not self._waiting:
@@ -129,3 +130,6 @@ class Pipeline:
             ]
             await exchange.send({"type": "http.response.start", "status": 500, "headers": headers})
             await exchange.send({"type": "http.response.body", "body": body})
+
+
+def _nothing() -> None: ...

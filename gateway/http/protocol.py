@@ -140,8 +140,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(self)
         self.transport.close()  # for all who ask whether it is closing
-        self._parser = None  # it holds this object's methods
-        self._large = None
+        self._parser = self._latest = self._large = None  # they hold this connection, or memory
         if self._call is not None:
             self._call.abandon()
             self._call = None

@@ -109,7 +109,8 @@ class Wire:
 
     async def leave(self) -> None:
         """The client goes, and the connection's task ends."""
-        self.transport.protocol.connection_lost(None)
+        protocol, self.transport.protocol = self.transport.protocol, None
+        protocol.connection_lost(None)
         if self.state.tasks:
             await asyncio.wait(self.state.tasks)
         assert not self.state.connections

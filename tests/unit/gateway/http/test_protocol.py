@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -357,6 +359,19 @@ async def test_a_body_that_does_not_come_whole_is_a_disconnect() -> None:
     await wire.rest()
     await wire.leave()
     assert seen == [(b"", False)]
+
+
+async def test_a_connection_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+    wire = Wire(App(echo))
+    gone = weakref.ref(wire.connection)
+    gc.collect()
+    gc.disable()
+    try:
+        await wire.exchange(GET * 3)
+        del wire
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_shutdown_ends_idle_connections_at_once_and_others_behind_their_last_request() -> None:
