@@ -63,7 +63,7 @@ class BatcherApp:
         )
 
     def _begin_anew(self) -> None:
-        """The log is another one: nobody's queue is ours until it is taken there."""
+        """The log is another one: no queue is ours until it is taken there."""
         self.service.begin_anew()
         self.control.begin_anew()
 

@@ -75,7 +75,7 @@ class BatcherService:
         )
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
-        """Of ensembles: nobody else runs them."""
+        """Of ensembles: no executor runs them."""
         self.cached: CachedCalls | None = None
         """What steps of ensembles find in the response cache, where there is one (K4)."""
         if caches:
@@ -118,7 +118,7 @@ class BatcherService:
         await self._reader.close()
 
     def begin_anew(self) -> None:
-        """The log is another one, in which nothing is owned yet: ownership is taken again as models are said anew."""
+        """The log is another one, in which nothing is owned yet: models are taken again as they are reported."""
         self._step_down()
         self._departed.clear()
         if self.cached is not None:
@@ -132,7 +132,7 @@ class BatcherService:
     # -- ownership ----------------------------------------------------------------------------------------------------
 
     def _consider_all(self) -> None:
-        # also those that nobody serves any more: what was queued for them must be refused by somebody
+        # also those that no executor serves any more: what was queued for them must be refused by an owner
         for model in {row.model for row in self._catalog.index()} | {*self._catalog.served_models()}:
             self._on_model(model)
 
@@ -143,7 +143,7 @@ class BatcherService:
         owned = self._owned.get(model)
         if owned is not None:
             if held and is_ensemble(held) is not isinstance(owned, OwnedEnsemble):
-                # another kind of model has its name now: it is owned anew
+                # another kind of model has its name now: its ownership starts again
                 self._drop_if_owned(model)
                 return
             self._tell(owned, owned.on_served, held)
@@ -179,7 +179,7 @@ class BatcherService:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
                     await asyncio.sleep(_RETRY_S)
                 except Exception:
-                    # nobody else will: this process is alive and the log says that it is the owner
+                    # no other batcher will: this process is alive and the log says that it is the owner
                     _log.exception("model '%s' could not be recovered", model)
                     await asyncio.sleep(self._pauses.next_s(model, monotonic_ns()))
         finally:
@@ -205,7 +205,7 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
-        # and only now of what comes: an entry that is read before anybody would take it is read by nobody
+        # and only now of what comes: an entry that is read before an owner would take it is lost
         owned.windows.follow()
         owned.on_blocking = self._deadlocks.soon
         owned.on_behind = self._rounds.look_behind
@@ -268,7 +268,7 @@ class BatcherService:
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             owned = self._drop(model)
-            # a log that was rewound may have forgotten that it was ours: nobody else would take it then
+            # a log that was rewound may have forgotten that it was ours: no other batcher would take it then
             pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_stumbled else _RETRY_S
             asyncio.get_running_loop().call_later(pause_s, self._on_model, model)
 

@@ -44,7 +44,7 @@ class InferenceRequest:
     trace: Traced | None = None
     """Where what is reported of it is gathered, when it is traced."""
     served: Any = field(default=None, compare=False, repr=False)
-    """The `ServedVersion` that it was read for, if somebody has looked that up already."""
+    """The `ServedVersion` that a front read it for, None where it was not looked up."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Every key name in the log, and nothing else (the table of the design page, section 2).
+"""Every key name in the log, and nothing else.
 
 Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.
@@ -154,7 +154,7 @@ def visible(model: str) -> bytes:
 
 
 def adaptive_choices(model: str) -> bytes:
-    """What adaptive batching has chosen for a model's versions, for whoever asks."""
+    """What adaptive batching has chosen for a model's versions, for every reader."""
     return f"ab:{tag(model)}".encode()
 
 
@@ -213,7 +213,7 @@ def ensemble_endpoint(model: str) -> str:
 
 
 def is_standing(endpoint: str) -> bool:
-    """Whether an endpoint is nobody's own: it does not go when a process does."""
+    """Whether an endpoint belongs to no process: it does not go when one ends."""
     return endpoint.startswith(_ENSEMBLE)
 
 

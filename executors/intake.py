@@ -1,6 +1,6 @@
 """Reads the executor's batch stream and hands batches to instances; gives back what it cannot run.
 
-Entries that hold no batch are dropped and counted, never a crash (H27). What the end of a batch means is
+Entries that hold no batch are dropped and counted, never a crash. What the end of a batch means is
 `executors.settling.settler`'s, which versions there are `executors.service`'s.
 """
 

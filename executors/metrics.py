@@ -1,8 +1,7 @@
 """What this executor did, for Prometheus: executions, rows, compute times, failures, loads. A registry of its own.
 
 Counted once per batch as plain numbers, which become metric families when somebody scrapes: the client library's
-locked counters cost as much as an execution of a small model. Request counts and durations are the gateways' (design
-page, section 2).
+locked counters cost as much as an execution of a small model. Request counts and durations are the gateways'.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class ExecutorMetrics(Collector):
         self._of(model, version).states_lost += requests
 
     def invalid(self) -> None:
-        """Count one entry that held no batch (H27)."""
+        """Count one entry that held no batch."""
         self._invalid += 1
 
     def loaded(
@@ -219,7 +218,7 @@ class ExecutorMetrics(Collector):
         self._latencies.add(version, config, decoupled=interface.decoupled, model=model)
 
     def unloaded(self, model: str, version: int) -> None:
-        """Triton's families go with the version (section 11); counters of ours stay, as a counter must."""
+        """Triton's families go with the version; counters of ours stay, as a counter must."""
         self._loads.pop((model, str(version)), None)
         self._tags.pop((model, version), None)
         self._latencies.drop(model, version)

@@ -145,7 +145,7 @@ class GatewayService:
             await self.say_weights()
 
     def begin_anew(self) -> None:
-        """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
+        """The log is another one: what waits is lost, and executors report again what they serve."""
         self._requester.begin_anew()
         self.lane.begin_anew()
         self._readiness.forget()
@@ -166,7 +166,7 @@ class GatewayService:
         self.jobs.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when nobody waits for a request any more."""
+        """Returns when no caller waits for a request any more."""
         await self._requester.wait_idle()
 
     async def close(self) -> None:

@@ -64,7 +64,7 @@ class _End:
 
 
 class Endings:
-    """The ends of one ensemble's requests. `settled` is told of those the log has an outcome of."""
+    """The ends of one ensemble's requests. `settled` is called with those the log has an outcome of."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What the steps of an ensemble answered: read from its reply stream, kept there until the request is settled.
 
 So the stream says how far every request has come, and a new owner reads it before it begins any: a step with an answer
-there is done. An answer nobody knows yet may be of a request that is still to be read; it is kept aside, and forgotten
+there is done. An unknown answer may be of a request that is still to be read; it is kept aside, and forgotten
 once there can be no such request.
 """
 
@@ -25,7 +25,7 @@ _PAGE = 500
 
 
 class Answers:
-    """The reply stream of one ensemble. `find` gives the request a step's answer is for, None for one nobody awaits."""
+    """The reply stream of one ensemble. `find` gives the request a step's answer is for, None if not awaited."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Answers:
             self.read(entries)
 
     def read(self, entries: Iterable[Entry]) -> list[ResponseRecord]:
-        """The answers of these entries that somebody awaits; the others are kept aside."""
+        """The answers of these entries that are awaited; the others are kept aside."""
         found: list[ResponseRecord] = []
         for entry in entries:
             self.after = bytes(entry.id)
@@ -91,7 +91,7 @@ class Answers:
         return [answer for answer, _ in found]
 
     def forget_aside(self) -> None:
-        """Nobody will ask for what is kept aside."""
+        """Forgets the answers that are kept aside."""
         aside, self._aside = self._aside, {}
         for kept in aside.values():
             for answer, carrier in kept:

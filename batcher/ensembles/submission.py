@@ -1,8 +1,8 @@
 """Steps of an ensemble on their way into the queues of their models, and which of them are under way.
 
-A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to
-the ensemble's reply stream. Its id is made of the request's id and its place in the graph, so whoever owns the ensemble
-asks for the same step under the same id, and the log says whether it was asked for before.
+A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to the ensemble's
+reply stream. Its id is made of the request's id and its place in the graph, so every owner of the ensemble asks for the
+same step under the same id, and the log says whether it was asked for before.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Submission:
     ) -> None:
         """`is_answered` looks whether the reply stream has a step's answer.
 
-        `refused` is told what keeps a step from its model, `ended` of steps that are answered by the cache, or through
-        it.
+        `refused` is called with what keeps a step from its model, `ended` with steps that are answered by the cache, or
+        through it.
         """
         self._log = log
         self._catalog = catalog
@@ -157,12 +157,12 @@ class Submission:
         flight.record = b""
 
     def done(self, flight: Flight) -> None:
-        """A step has given its last answer, or nobody awaits it any more."""
+        """A step has given its last answer, or is no longer awaited."""
         self.flights.pop(flight.id, None)
         flight.withdrawn = True
 
     def cancel(self, request_id: bytes, step: int, path: Path) -> None:
-        """Nobody awaits a step any more: its model's owner is told."""
+        """A step is no longer awaited: its model's owner is notified."""
         flight = self.flights.pop(step_id(request_id, step, path), None)
         if flight is None:
             return

@@ -24,7 +24,7 @@ _GATHER_S = 0.05
 
 
 def carried(entry: Entry) -> list[Buffer]:
-    """The records of an entry; one whose fields cannot be told apart carries none, and is logged (H27)."""
+    """The records of an entry; one whose fields cannot be told apart carries none, and is logged."""
     try:
         return records_of(entry.fields)
     except InvalidRecord as error:

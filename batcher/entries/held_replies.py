@@ -58,7 +58,7 @@ class HeldReplies:
         self.handled(keeper)
 
     async def _append(self, reply: Reply, keeper: CarrierEntry) -> None:
-        """Send what was held; its requests are settled, so nobody else ever would."""
+        """Send what was held; its requests are settled, so no other owner would."""
         while True:
             try:
                 await self._log.append(reply.stream, reply.fields)

@@ -1,4 +1,5 @@
-"""Requests that had responses and may not be run again: what the log kept of them tells, whoever gave them out before.
+"""Requests that had responses and may not be run again: what the log kept of them tells, whichever owner dispatched
+them before.
 
 Executors tell an owner of first responses (`stateless.model_state`), and its successor finds them marked in the log. A
 reader of responses recognises those of another run by their attempt. The responses of jobs are kept.

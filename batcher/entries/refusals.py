@@ -35,7 +35,7 @@ _STATES = {ErrorCode.CANCELLED: JobState.CANCELLED, ErrorCode.DEADLINE_EXCEEDED:
 
 
 class Refusals:
-    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is told of each that is done."""
+    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is called with each one done."""
 
     def __init__(
         self, log: SettlementLog, model: str, gone: Container[str], settled: Callable[[RequestQueued], None]

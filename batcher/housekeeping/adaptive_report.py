@@ -1,4 +1,4 @@
-"""Tells what adaptive batching has chosen for a model: in a note for whoever asks, and a log line when it changed."""
+"""Tells what adaptive batching has chosen for a model: in a note for every reader, and a log line when it changed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Rounds:
                 await asyncio.sleep(_RETRY_S)
 
     async def _verify(self) -> None:
-        """Look after batches nobody speaks of any more: old ones now and then, all of them when the log was away."""
+        """Check batches that no process reports any more: old ones now and then, all of them when the log was away."""
         while True:
             await asyncio.sleep(_VERIFY_S)
             min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS

@@ -1,4 +1,4 @@
-"""Keeps the streams short that nothing else shortens: control facts nobody needs, and dead letters.
+"""Keeps the streams short that nothing else shortens: control facts no reader needs, and dead letters.
 
 Both are read whole, which is why it happens seldom. Which control facts may go is `batcher.housekeeping.compaction`'s.
 """
@@ -35,7 +35,7 @@ class ControlTidying:
             after = entries[-1].id
             for entry in entries:
                 found = facts_of(entry)
-                if len(found) == 1:  # nobody writes several; what is newer than this release is kept
+                if len(found) == 1:  # no writer writes several; what is newer than this release is kept
                     ids.append(bytes(entry.id))
                     facts.append(found[0])
         needless = {ids[at] for at in superseded(facts)}

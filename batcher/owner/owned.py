@@ -88,8 +88,8 @@ _numbers = itertools.count(1)
 class OwnedModel:
     """The shell around one scheduler, of the kind that `interface` wants.
 
-    `lost_ownership` is called when the log says somebody else owns it, and when the model wants another kind.
-    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why nobody could.
+    `lost_ownership` is called when the log says another batcher owns it, and when the model wants another kind.
+    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why no executor could.
     `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
     of the given ones that left unheard.
     """
@@ -207,7 +207,7 @@ class OwnedModel:
             task.cancel()
 
     def stumbled(self, error: BaseException) -> None:
-        """An error nobody foresaw: what is known here may be wrong, so the model is taken anew, from the log."""
+        """An unforeseen error: what is known here may be wrong, so the model is taken again, from the log."""
         _log.error("model '%s' is taken anew after an error nobody foresaw", self.model, exc_info=error)
         if not self.closed:
             self.has_stumbled = True
@@ -353,7 +353,7 @@ class OwnedModel:
             self.stumbled(error)
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
-        """More responses of a request are wanted: whoever runs it, now or later, is told."""
+        """More responses of a request are wanted: the executor that runs it, now or later, is notified."""
         if self.scheduler.find(fact.id) is not None:
             self.wanted[fact.id] = max(fact.count, self.wanted.get(fact.id, 0))
             self.tell_wanted([fact.id])
@@ -372,7 +372,7 @@ class OwnedModel:
         self.observe(seen.BatchFinished(batch_id, executor, held))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
-        """A batch did not run, and nobody is to blame."""
+        """A batch did not run, and no request is to blame."""
         self._came_back(self.given.end(batch_id), executor, reason)
         self.observe(seen.BatchReturned(batch_id, executor))
         self._refuse_unheld()
@@ -396,7 +396,7 @@ class OwnedModel:
         self._refuse_unheld()
 
     def _on_ended(self, ids: list[bytes]) -> None:
-        """Somebody settled these requests: they leave the queue, and who runs them is told."""
+        """These requests were settled from outside: they leave the queue, and executors that run them are notified."""
         found = [request for i in ids if (request := self.scheduler.find(i)) is not None]
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
         self.requests_settled(found)
@@ -435,7 +435,7 @@ class OwnedModel:
                 await asyncio.sleep(_RETRY_S)
 
     def unwatched(self) -> list[seen.RequestQueued]:
-        """The requests that are not worth going on with once nobody reads their responses."""
+        """The requests that are not worth going on with once their responses have no reader."""
         # what answers once is soon done; what answers again and again may go on for ever
         return self.scheduler.unended() if self.streams else self.scheduler.waiting()
 

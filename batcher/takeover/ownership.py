@@ -1,4 +1,4 @@
-"""Who decides for a model: one batcher at a time, fenced by a token that only grows (design section 2)."""
+"""Who decides for a model: one batcher at a time, fenced by a token that only grows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ async def is_waited_for(log: Work, model: str) -> bool:
 
 
 async def take(log: Leases, catalog: Catalog, model: str, incarnation: str) -> int:
-    """Own a model if nobody alive does: the new token, or 0 when somebody else owns it."""
+    """Own a model if no live batcher does: the new token, or 0 when another one owns it."""
     while True:
         owner, _ = await log.owner(model)
         if owner and owner != incarnation and owner in live_batchers(catalog):
             return 0
-        # somebody was faster: perhaps one that is gone again, then nobody else would look
+        # another batcher was faster: perhaps one that is gone again, then no other would look
         if token := await log.take_ownership(model, incarnation, owner):
             return token

@@ -38,7 +38,7 @@ async def newcomers(control: ControlPlane) -> set[str]:
 async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
     """Restore `owned` from the log; returns the number of requests found unsettled.
 
-    What comes from now on is read once the windows are followed, which whoever is to hear of it does.
+    What comes from now on is read once the windows are followed, which the caller does.
     """
     if await log.paused(owned.model):
         owned.observe(QueueHeld(True))

@@ -1,9 +1,9 @@
 """Calls models from a process that is no gateway: an executor whose models call others.
 
 A request is checked against the model as a client's is, enters the model's queue, and is answered in a stream of the
-caller's own (`r:<endpoint>`; the endpoint is the incarnation of the process, so that everybody knows when it is gone:
-then its requests are dropped before dispatch and its stream is deleted, as a gateway's are). Nobody waits for ever:
-what the log lost, and what was not answered by its deadline, ends with an error.
+caller's own (`r:<endpoint>`; the endpoint is the incarnation of the process, so that every process knows when it is
+gone: then its requests are dropped before dispatch and its stream is deleted, as a gateway's are). No caller waits for
+ever: what the log lost, and what was not answered by its deadline, ends with an error.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ NOBODY = Origin()
 class Caller:
     """The calls of one process; `endpoint` is its incarnation. `start` first, `close` at the end, in one event loop.
 
-    `directory` is the process's, if it shares large payloads; `catalog` is followed by somebody else. Requests may hold
-    `max_held_bytes`, answers that were not read half as much.
+    `directory` is the process's, if it shares large payloads; `catalog` is kept up to date elsewhere. Requests may hold
+    `max_held_bytes`, unread answers half as much.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Caller:
                 tenant=lineage.tenant,
             )
             if call.has_ended:
-                requester.end(call)  # what was lent meanwhile
+                requester.end(call)  # to release payloads that were allocated meanwhile
                 return
             if request.deadline_ns:
                 left_s = (request.deadline_ns - wall_ns()) / 1e9 + _DEADLINE_SLACK_S
@@ -189,4 +189,4 @@ class Caller:
         if not call.ended_by_reply:
             self.requester.withdraw(call)
         self.requester.end(call)
-        call.close()
+        call.future.exception()  # seen

@@ -1,8 +1,8 @@
-"""Blobs by who lends them, so that those of a process that is no more do not stay for a day.
+"""Large payloads by the process that lends them, so that those of a lost process are deleted at once, not after a day.
 
 The log has a process's names before there are blobs with these names; they are drawn by the dozen, so that a payload
-costs no further way to the log. What a lost process lent is nobody's: its requests are dropped before they run (design
-section 3). A process that was held for lost and is not lends under new names once it has joined again.
+costs no further command. The payloads of a lost process may be deleted: its requests are dropped before they run. A
+process that was presumed dead and is not lends under new names once it has joined again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LentBlobs:
         self._ended.append(name.encode())
 
     def begin_anew(self) -> None:
-        """Others may hold this process for lost and sweep what it lent, or the log is another one."""
+        """Others may presume this process dead and sweep its payloads, or the log is another one."""
         for drawn in self._drawn.values():
             drawn.clear()
         self._known = False

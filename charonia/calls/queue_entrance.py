@@ -1,4 +1,4 @@
-"""Joins requests of one queue into shared log entries (design section 2, "Coalesce").
+"""Joins requests of one queue into shared log entries.
 
 An entry never mixes model, level or terms; all-or-none is the log's promise for an entry, so an entry refused for its
 bound is split.
@@ -28,12 +28,12 @@ MOST_IN_GROUP = 64
 _LAST_BYTES = [bytes((last,)) for last in range(MOST_IN_GROUP)]
 _IDS_AT_ONCE = 256
 
-Spawn = Callable[[Coroutine[Any, Any, Any]], None]
+Spawn = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What `Work.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
+    """What `Work.accept` needs to know of a caller's requests. `journalled` is about requests that are no jobs."""
 
     lane: int
     tenant: str
@@ -172,7 +172,7 @@ class QueueEntrance:
         return entries
 
     async def _accept(self, entry: list[OpenRequest]) -> None:
-        """Have the log accept an entry; its requests are told what keeps them from it."""
+        """Have the log accept an entry; its requests fail with what keeps them from it."""
         terms = self._terms
         while entry:
             fields = record_fields([request.record for request in entry])

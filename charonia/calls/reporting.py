@@ -1,7 +1,7 @@
 """Answers on their way to the endpoints that wait for them, and reports of traced requests. Pure.
 
-A report goes with the answer where somebody waits for it; those of jobs that nobody waits for go by themselves to the
-gateway that traces them.
+A report goes with the answer where a caller waits for it; those of jobs that no caller waits for go by themselves to
+the gateway that traces them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from charonia.wire import RequestRecord, pack_response, record_fields, report_re
 
 
 def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
-    """(endpoint, record) pairs in their order, one entry per endpoint; "" stands for nobody who waits."""
+    """(endpoint, record) pairs in their order, one entry per endpoint; pairs without an endpoint are left out."""
     by_endpoint: dict[str, list[Buffer]] = {}
     for endpoint, record in answers:
         if endpoint:
@@ -24,7 +24,7 @@ def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
 
 
 def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:
-    """The reports in these answers (none by reference) whose requests are jobs that nobody waits for."""
+    """The reports in these answers (none by reference) whose requests are jobs that no caller waits for."""
     reports: list[tuple[str, Buffer]] = []
     for record, answer in answered:
         if record.trace is not None and record.trace.context.report_to and not record.endpoint:

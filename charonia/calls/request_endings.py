@@ -1,7 +1,7 @@
 """Ends requests from outside before they are done: cancels and deadlines (ADR 0004).
 
-Whoever settles first wins, so the log decides at once; the fact that goes with it only saves the owner and its
-executors work. Whoever loses the race against a completion has ended nothing.
+The first settlement wins, so the log decides at once; the fact that goes with it only saves the owner and its executors
+work. A cancel that loses the race against a completion has ended nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def cancel_requests(log: QueueLog, model: str, records: Sequence[RequestRe
 async def answer_gateways(log: ControlLog, answers: Iterable[tuple[str, bytes]]) -> None:
     """Give the callers of ended jobs their answers, of which each is for the gateway with an incarnation.
 
-    A gateway that is gone gets none: the reply would make its stream anew, and nobody would remove it.
+    A gateway that is gone gets none: the reply would create its stream again, and no process would remove it.
     """
     waiting = [answer for answer in answers if answer[0]]
     if waiting:

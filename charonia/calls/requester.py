@@ -1,9 +1,9 @@
 """Makes requests of models through the log: what gateways, models that call models and ensembles have in common.
 
 A requester packs requests (large tensors go beside the log), sends them, knows which are open and gives each its one
-visible outcome: whoever answers first decides, later replies find nothing. It finds the requests that no reply will
-come for and tells owners of those that nobody wants any more. Who may ask, how requests share entries, when they end by
-themselves and what becomes of a lost one is the policy of who uses it.
+visible outcome: the first answer decides, later replies find nothing. It finds the requests that no reply will come for
+and notifies owners of those that are no longer wanted. Who may ask, how requests share entries, when they end by
+themselves and what becomes of a lost one is the policy of the part that uses it (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from charonia import failpoints, keys
 from charonia.catalog.served import ServedVersion
@@ -31,6 +31,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import START, Entry, Limits, QueueLog, StreamReader, Streams, Work
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, records_of, response_id, unpack_response
 
@@ -55,8 +56,8 @@ R = TypeVar("R", bound=OpenRequest)
 class Requester(Generic[R]):
     """The open requests of one endpoint by id, bounded in bytes; `full` says what it holds when these are too many.
 
-    Once started it reads the endpoint's reply stream and sees to it that nobody waits for ever. `spawn` runs what is to
-    be written; without it that ends with the requester.
+    Once started it reads the endpoint's reply stream and sees to it that no caller waits for ever. `spawn` runs what is
+    to be written; without it that ends with the requester.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class Requester(Generic[R]):
         self._limits = limits
         self._max_size_bytes = max_size_bytes
         self._full = full
-        self.spawn: Spawn = spawn or self._run
+        self._tasks = Tasks()
+        self._watching = Tasks()
+        self.spawn: Spawn = spawn or self._tasks.spawn
         self._size_bytes = 0
         self.held = Held(max_stream_bytes, max_size_bytes // 2)
         self.ids = Ids()
         self.requests: dict[bytes, R] = {}
         self._entrances: dict[tuple[str, int, int, str, bool], QueueEntrance] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._watching: asyncio.Task[None] | None = None
         self._up = True
         self._unanswered: set[bytes] = set()
         self._coming = 0
@@ -99,7 +100,7 @@ class Requester(Generic[R]):
         self.answer_job: Callable[[R], Awaitable[None]] | None = None
         """Answers a job that has ended from its record, as no reply will come."""
         self.lose: Callable[[R], None] = self._lose
-        """Told of requests that are neither in the log nor answered."""
+        """Called with requests that are neither in the log nor answered."""
         self.on_stray: Callable[[ResponseRecord], bool] = lambda _response: False
         """Takes what comes for no open request; whether it was wanted."""
         self.on_wave: Callable[[Buffer], None] = lambda _reply: None
@@ -112,21 +113,18 @@ class Requester(Generic[R]):
         self._reader = self._log.reader()
         self._reader.start(self.on_replies, self._on_log_state)
         self._reader.add(self._stream, consume=True)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="requests without an answer")
+        self._watching.spawn(self._watch(), "requests without an answer")
 
     async def close(self, patience_s: float = 0.0) -> None:
-        """The process ends: nobody who still waits will be answered. What is to be written has so much time."""
+        """The process ends: no caller that still waits gets an answer. Writes under way get so much time."""
         for request in list(self.requests.values()):
             request.failed(Unavailable(SERVER_EXITING))
         await asyncio.sleep(0)  # their callers may have something to write
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while self._tasks:
-                    await asyncio.wait(set(self._tasks))
-        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+                await self._tasks.settled()
+        await self._tasks.close()
+        await self._watching.close()
         if self._reader is not None:
             await self._reader.close()
         with contextlib.suppress(CharoniaError):
@@ -138,19 +136,14 @@ class Requester(Generic[R]):
             request.withdrawn = True
             request.failed(LogUnavailable(EPOCH_CHANGED))
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def wait_idle(self) -> None:
-        """Returns when nobody waits (drain)."""
+        """Returns when no caller waits (drain)."""
         while self.requests or self._coming:
             await self._idle.wait()
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """As long as this lasts somebody waits, be it that no request of theirs is here yet, or none of their own."""
+        """As long as this lasts a caller waits: its request is not open yet, or it shares the execution of another."""
         self._coming += 1
         self._idle.clear()
         try:
@@ -178,7 +171,7 @@ class Requester(Generic[R]):
         tenant: str = "",
         is_durable: bool = False,
     ) -> None:
-        """Make the record of an admitted request. `end` takes back what is lent for it. Raises what lending raises."""
+        """Make the record of an admitted request. `end` releases its payloads. Raises `LogUnavailable`."""
         payloads, lent = self.payloads, None
         if payloads is not None:
             flags |= payloads.flags(served)
@@ -204,13 +197,13 @@ class Requester(Generic[R]):
         entrance.submit(waiter, min_interval_s)
 
     def withdraw(self, request: OpenRequest) -> None:
-        """Nobody wants a request any more: the model's owner is told, unless it cannot be in the log."""
+        """A request is no longer wanted: its model's owner is notified, unless it cannot be in the log."""
         if request.sent and not request.withdrawn:
             self.spawn(tell_cancelled(self._log, request.model, request.id))
         request.withdrawn = True
 
     def end(self, waiter: Waiter) -> None:
-        """A request has its answer, or its caller has gone: give up what is held for it."""
+        """A request has its answer, or its caller has gone: release what is held for it."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         if waiter.entrance is not None:
@@ -327,7 +320,7 @@ class Requester(Generic[R]):
 
 
 async def tell_cancelled(log: Streams, model: str, request_id: bytes) -> None:
-    """Tell a model's owner that nobody wants a request any more. Where that fails the request runs all the same."""
+    """Tell a model's owner that a request is no longer wanted. Where that fails the request runs all the same."""
     with contextlib.suppress(CharoniaError):
         await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
 

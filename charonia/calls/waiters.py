@@ -1,6 +1,6 @@
 """Requests on their way to a model and back: what is known of each, and how its caller gets the answer or the answers.
 
-Whoever answers a request first decides: a reply, an error, a deadline, its caller's cancellation. Which requests are
+The first answer to a request decides: a reply, an error, a deadline, its caller's cancellation. Which requests are
 open is `requester`'s.
 """
 
@@ -201,6 +201,10 @@ class StreamWaiter(Waiter):
         """The caller reads on no more: the request ends, unless all its responses have come."""
         self._forget()
         self.failed(Cancelled(""))
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
 
     def _forget(self) -> None:
         self._arrived.clear()

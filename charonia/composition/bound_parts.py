@@ -91,7 +91,7 @@ class BoundPart:
 
 
 class BoundStack(Supervisor):
-    """The supervisor of a private log and its gateways, whose executor is in this process. Nobody sends it signals."""
+    """The supervisor of a private log and its gateways, whose executor is in this process. It receives no signals."""
 
     def __init__(self, values: Values, part: BoundPart, ready: Callable[[Mapping[str, str]], None]) -> None:
         super().__init__(values)

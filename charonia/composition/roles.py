@@ -259,7 +259,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     executor = ExecutorApp(log, settings, shared, control=batcher.control, cache_log=cache_log, link=link)
     executor.service.on_failure = _stop_myself
     executor.add_metrics(batcher.metrics.render)
-    # the batcher first: whoever is ready with models must find somebody who decides for them
+    # the batcher first: an executor that is ready with models must find an owner for them
     await batcher.start()
     await executor.start()
 

@@ -28,7 +28,7 @@ class HandOver(Generic[P]):
         """Hands something over: calls the taker, which must not raise. It is kept while there is none."""
 
     def follow(self, take: Callable[P, object] | None) -> None:
-        """Take what is handed in, and soon what came while nobody did; None to take nothing more."""
+        """Take what is handed in, and soon what came before there was a taker; None to take nothing more."""
         self.hand = self._keep if take is None else take
         if take is not None:
             kept, self._kept = self._kept, []

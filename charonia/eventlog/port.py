@@ -9,7 +9,7 @@ Adapters: `charonia.eventlog.memory.log` (complete, in one process) and `charoni
 log raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
-There are no consumer groups: the single owner of a model (design section 2) makes pending lists a second truth.
+There are no consumer groups: the single owner of a model makes pending lists a second truth.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Work(Protocol):
         """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
 
         A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
-        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's, their ids are
+        `limits` would be passed, naming the bound. All requests are one tenant's, their ids are
         new, and ids that differ in their last byte alone never belong to two tenants. `durability`
         (memory, fsync, replicated:<n>; "" is the server's level) is reached when this returns; when the entry is
         written but the level is not reached in time, raises `LogUnavailable`: the outcome is unknown.
@@ -228,7 +228,7 @@ class Work(Protocol):
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
 
-        `replies` are appended before the settlement and `facts` after it, all in one write, whoever won: a write that
+        `replies` are appended before the settlement and `facts` after it, all in one write, won or not: a write that
         is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
         settled and unanswered.
         """

@@ -3,8 +3,8 @@
 A request is known by its id, an entry of the queue only carries it. So a move is: the owner forgets the request
 (`RequestsMoved`), a second entry carries it at the other level, the first is deleted. Whatever stops in between, an
 entry is left in the log; where both are, an owner takes the first it reads, and `begin_attempt` keeps a job from being
-given out after its end. Requests that are no jobs stay: the log is not told of their first run, so nobody can say that
-they wait.
+given out after its end. Requests that are no jobs stay: the log is not told of their first run, so no reader can say
+that they wait.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queu
     give_up_s = loop.time() + _PATIENCE_S
     while any(entry.id == told for entry in await log.range(stream)):
         if loop.time() > give_up_s:
-            # nobody may act on it later: the request would then have been read from its new entry already
+            # no owner may act on it later: the request would then have been read from its new entry already
             await log.delete_entries(stream, [told])
             return False
         await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read

@@ -1,7 +1,7 @@
 """Cuts batch results apart into each request's response record, and checks what a model returned.
 
 Pure. The other half of `executors.batches.assembly`. Every result is checked against the model's interface before a
-byte of it leaves (H28, I5): rows handed out of a result of the wrong height would be another caller's.
+byte of it leaves (I5): rows handed out of a result of the wrong height would be another caller's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pack_answers(
 
     Only requested outputs are in it (I6). Large ones of requests that are alike go through `put`. Raises
     `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is not the
-    number of rows executed (H28).
+    number of rows executed.
     """
     rows, one_plan = rows_of(run), have_one_plan(run)
     if interface.scattered_outputs:
@@ -175,7 +175,7 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
     """One request's answer from what its model returned: only requested outputs, in their order, client shapes.
 
     A requested output the model did not return is left out, as Triton's python backend does. Raises `InternalError`
-    for another type than configured, another batch dimension than the request's, or bytes that are not the shape (H28).
+    for another type than configured, another batch dimension than the request's, or bytes that are not the shape.
     """
     returned = {tensor.name: tensor for tensor in outputs}
     chosen = []
@@ -197,7 +197,7 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
 
 
 def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
-    """The client's shape of a result without the batch dimension, after the checks of H28."""
+    """The client's shape of a result without the batch dimension, after the checks."""
     _check_datatype(interface, spec, datatype)
     tail = shape
     if interface.batching:

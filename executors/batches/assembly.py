@@ -3,7 +3,7 @@
 Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays is
 `executors.batches.execution`'s, cutting results apart `executors.batches.answers`'s. A request is checked once per
 signature (`Planner`), so that a batch costs slice assignments and little else; a request whose bytes do not fit the
-interface fails alone (I1-I3, H28).
+interface fails alone (I1-I3).
 """
 
 from __future__ import annotations

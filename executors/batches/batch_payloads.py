@@ -1,4 +1,4 @@
-"""Fetches tensors that travel beside the log and puts large answers there (design section 2).
+"""Fetches tensors that travel beside the log and puts large answers there.
 
 Files of the shared payload directory are mapped, blobs are fetched before their batch goes to an instance. A payload
 that cannot be had leaves its record without bytes: that request fails, its batch does not.

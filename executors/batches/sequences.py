@@ -3,7 +3,7 @@
 A model with implicit states can be given any sequence whose state is known: it is here, or in the log's record, which
 is written as requests are settled. A model that remembers its sequences itself, in its process, can only go on with
 those it has seen; a model that remembers nothing, with all. What is gone is answered with an error that says so, never
-with a number (design section 3). Used in the event loop alone.
+with a number. Used in the event loop alone.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class WaveBatch:
         count: int,
         infer_ns: int,
     ) -> None:
-        """Answer waves with columns, after the checks that an answer of one request has to pass (H28)."""
+        """Answer waves with columns, after the checks that an answer of one request has to pass."""
         by_name = {answer.name: answer for answer in answers}
         first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
         chosen = request_outputs(self._interface, run[0][1], first)

@@ -17,7 +17,7 @@ from .retiring import Retirement
 
 
 class CopiesInUse:
-    """`serving` and `locks` are `deployment`'s: a model's lock is held while it is loaded."""
+    """`serving` and `lock` are `deployment`'s: a model's lock is held while it is loaded."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A native model in a process of its own: `parameters: charonia.isolation = "process"` (design page, section 2).
+"""A native model in a process of its own: `parameters: charonia.isolation = "process"`.
 
 To its executor it is a `BatchInstance` like any other, whose arrays go to that process and come back. A crash or a hang
 there costs an instance instead of the executor. What runs there is `isolated_process`'s.

@@ -1,6 +1,6 @@
 """Text of a `config.pbtxt` to the message `ModelConfig`. Only syntax and field names are judged here.
 
-What the values may be is `charonia.models.validation`'s business.
+What the values may be is `executors.configuration`'s business.
 """
 
 from __future__ import annotations

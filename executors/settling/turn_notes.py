@@ -1,4 +1,4 @@
-"""Tells batchers of batches that wait for resources for long, where a circle of calls may be the reason (`deadlocks`).
+"""Tells batchers of batches that wait for resources for long, where a circle of calls may be the reason.
 
 Only where rates are limited (Q1), and only while models of this executor have calls open: else nothing that holds a
 resource here waits for anybody. What an executor tells is a note in the log (`charonia.facts.resource_waits`).

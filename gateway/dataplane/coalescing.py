@@ -1,4 +1,4 @@
-"""How long requests wait at a gateway's queue entrances, so that they share log entries (design section 2, "Coalesce").
+"""Decides how long requests wait at a gateway's queue entrances, so that they share log entries.
 
 The first request of a quiet queue leaves at the end of the loop tick; while an append is outstanding the next ones
 wait and join. Where the model answers quickly (`turnaround`), an entry leaves with the first tick that brings no other
@@ -19,12 +19,12 @@ from charonia.clock import monotonic_ns
 from .turnaround import Turnaround
 
 _SHARED = 2
-"""With fewer under way an entry has nobody to be shared with."""
+"""Below this no other request could share the entry."""
 _STRETCH = 1.5
 _MOST_STRETCH = 8
 _MOST_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""So many may leave as soon as nobody else is under way; fewer wait for the interval, which is short for them."""
+"""So many may leave as soon as no other is under way; fewer wait for the interval, which is short for them."""
 
 
 class Coalescer(QueueEntrance):
@@ -102,7 +102,7 @@ class Coalescer(QueueEntrance):
     def _flush_when_quiet(self) -> None:
         """Let the ticks that bring more requests pass, where a model answers so fast that entries cost more than it.
 
-        Nobody is idle meanwhile: what there is to read is being read.
+        No time is lost meanwhile: what there is to read is being read.
         """
         count = len(self._waiting)
         more = count > self._seen and count < self.most and self._waiting_bytes < self._max_size_bytes

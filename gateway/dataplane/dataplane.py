@@ -1,4 +1,4 @@
-"""A synchronous request's way into the log and its answer's way back (design section 2).
+"""A synchronous request's way into the log and its answer's way back.
 
 Sending requests and knowing who waits for which answer is `charonia.calls.requester`'s; how long requests wait to share
 entries `coalescing`'s; requests that outlive their callers are `jobs`'.
@@ -140,7 +140,6 @@ class DataPlane:
             if not complete:
                 self._withdraw(waiter, one.options)
             self.requester.end(waiter)
-            waiter.cancel()
             waiter.close()
 
     def _begin(self, one: AdmittedRequest, visible: Visible | None = None) -> Coroutine[Any, Any, Waiter]:

@@ -1,4 +1,4 @@
-"""Answers callers at their deadline, however busy the executors are (design section 3).
+"""Answers callers at their deadline, however busy the executors are.
 
 At the instant the request is settled as expired; only when that is won is the caller told so. When a completion was
 first, its reply is on its way and is the answer. When the log cannot say, the outcome is unknown.
@@ -30,7 +30,7 @@ _ASK_AGAIN_S = 0.02
 
 
 def check_deadline(deadline_ns: int, now_ns: int) -> None:
-    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead (faults H23)."""
+    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead."""
     if deadline_ns <= now_ns:
         raise DeadlineExceeded(DEADLINE_EXCEEDED)
     if deadline_ns - now_ns > MAX_DEADLINE_AHEAD_NS:

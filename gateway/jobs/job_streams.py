@@ -67,7 +67,7 @@ class JobStreams:
                 if watch is None:
                     watch = await following.enter_async_context(self._watches.watching(record.model, record.id, caller))
                     following.enter_context(self._waking(watch, woken, after_index, decoupled))
-                    continue  # what came before wakes nobody
+                    continue  # what came before wakes no reader
                 await woken.wait()
                 woken.clear()
                 watch.check()

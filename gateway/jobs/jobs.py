@@ -1,4 +1,4 @@
-"""Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
+"""Jobs: requests that outlive the call that made them (ADR 0004).
 
 Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
 asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers the requester's.
@@ -126,7 +126,7 @@ class Jobs:
     # -- accepting ----------------------------------------------------------------------------------------------------
 
     async def submit(self, one: AdmittedRequest) -> JobReceipt:
-        """Record a job that nobody waits for; a known key gives the earlier one."""
+        """Record a job that no caller waits for; a known key gives the earlier one."""
         served = one.served
         job = await self._prepare(one, b"")
         ticket = await self._unawaited(one.request, job, self._accept(served.model, job))
@@ -178,7 +178,7 @@ class Jobs:
     async def stream(self, one: AdmittedRequest) -> AsyncGenerator[ResponseRecord]:
         """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
 
-        They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
+        They are read from the job's record, so that a caller that comes back, here or elsewhere, finds the same.
         """
         request, served = one.request, one.served
         job = await self._prepare(one, b"")
@@ -281,7 +281,7 @@ class Jobs:
     def _unawaited(
         self, request: InferenceRequest, job: _Prepared, accepting: Coroutine[Any, Any, JobTicket]
     ) -> Coroutine[Any, Any, JobTicket]:
-        """As `accepting`, for a job that nobody here waits for: of a traced one the report is waited for."""
+        """As `accepting`, for a job that no caller here waits for: of a traced one the report is waited for."""
         if self._tracer is None or not isinstance(request.trace, Trace):
             return accepting
         return self._tracer.accepted(job.new.id, request.trace, accepting)

@@ -40,7 +40,7 @@ _MOST_TRIED = 4096
 
 
 class Lane:
-    """The lane of one gateway. `fronts` are told of each door that closes: they forget what leads to it."""
+    """The lane of one gateway. `fronts` are notified of each door that closes: they forget what leads to it."""
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ class Waves:
         return True
 
     def end_payloads(self, references: Iterable[Reference]) -> None:
-        """Let go of what was lent with a wave."""
+        """Release the payloads of a wave."""
         for reference in references:
             assert self.payloads is not None
             self.payloads.end_slot(reference)

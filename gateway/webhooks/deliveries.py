@@ -47,7 +47,7 @@ class Delivery:
 
 
 def called(job: JobRecord) -> bool:
-    """Whether somebody is to be told of how a job has ended."""
+    """Whether a webhook is to be called for how a job has ended."""
     webhook = job.about.get("webhook")
     return isinstance(webhook, Mapping) and wanted(webhook, job.state)
 

@@ -149,7 +149,7 @@ async def test_a_hosted_batcher_uses_the_local_link(tmp_path: Path) -> None:
 
 
 async def test_forged_entries_are_dropped_and_work_goes_on(tmp_path: Path) -> None:
-    """H27."""
+    """Somebody with access to the log wrote them."""
     linear(tmp_path / "linear" / "1" / "model.onnx")
     async with running(tmp_path) as bench:
         _, record = await bench.accept("linear", [Tensor.of("x", x(1))])

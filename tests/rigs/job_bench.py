@@ -101,8 +101,8 @@ class JobBench:
         self._gateways.remove(found)
         requester = gateway._dataplane.requester
         await requester._reader.close()
-        for task in (*requester._tasks, requester._watching):
-            task.cancel()
+        requester._tasks.cancel()
+        requester._watching.cancel()
         await gateway.jobs.close()
         await found[1].close()
 

@@ -67,9 +67,9 @@ class ResponseCache:
     ) -> ResponseRecord:
         """The answer of a cachable, admitted request, with `error` set when the model failed.
 
-        `run` sends the request; it is called when nobody else's answer serves. Raises what `run` raises, also for the
-        equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution of
-        another, which may be waiting for this very request, and nobody waits in its own: it may be ended for that.
+        `run` sends the request; it is called when no other caller's answer serves. Raises what `run` raises, also for
+        the equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution
+        of another, which may be waiting for this very request, and no other waits in its own: it may be ended for that.
         """
         started_ns = monotonic_ns()
         if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:

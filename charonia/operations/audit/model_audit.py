@@ -3,7 +3,7 @@ the rest of the log.
 
     trimmed_unfinished  an unsettled request that is to be journalled and of which a trimmed journal knows nothing
     end_unrecorded      a request settled in the log whose end is not in the journal
-    uncarried           an unsettled job that no entry of its queue carries: nobody would ever run it
+    uncarried           an unsettled job that no entry of its queue carries: it would never run
 
 The log moves on meanwhile. What looks wrong is therefore looked at again: the facts of a settlement are written in its
 own step, so a journal read on after the question holds them.

@@ -1,4 +1,4 @@
-"""The `python` backend: models written as a `TritonPythonModel` class, an instance is a process (section 9).
+"""The `python` backend: models written as a `TritonPythonModel` class, an instance is a process.
 
 Two halves that share only `protocol`:
 
