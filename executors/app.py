@@ -24,7 +24,7 @@ from .repository.model_repository import ModelRepository
 from .repository.remote.opening import RemoteRepositories
 from .repository.repository_agents import RepositoryAgents
 from .running.rate_limiter import RateLimiter
-from .running.turns import Turnstile
+from .running.resource_grants import ResourceGrants
 from .service import ExecutorService
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def create(
         auto_complete=not settings.disable_auto_complete_config,
         backend_config=settings.backend_config,
         retries=settings.model_load_retry_count,
-        turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
+        resource_grants=ResourceGrants(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
         host_policies=HostPolicies(settings.host_policies),
         agents=RepositoryAgents(settings.repoagent_directory),
     )

@@ -51,9 +51,9 @@ from .loading.loader import Loader
 from .loading.placing import Placing
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
-from .running.job import Job
+from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
-from .settling.turn_notes import TurnNotes
+from .settling.wait_reports import WaitReports
 from .waves.reply_sockets import ReplySockets
 
 _log = logging.getLogger(__name__)
@@ -106,11 +106,13 @@ class ExecutorService:
         self._deployment = self._make_deployment(
             log, loader, Placing(settings.pool, capabilities, loader.can_find_backend)
         )
-        self._turn_notes: TurnNotes | None = None
-        if loader.turnstile is not None:
-            limiter = loader.turnstile.limiter
+        self._wait_reports: WaitReports | None = None
+        if loader.resource_grants is not None:
+            limiter = loader.resource_grants.limiter
             metrics.registry.register(LimiterMetrics(limiter, self._waiting))
-            self._turn_notes = TurnNotes(log, self._me, limiter, self._deployment.incarnations, self._calls.count_open)
+            self._wait_reports = WaitReports(
+                log, self._me, limiter, self._deployment.loaded_versions, self._calls.count_open
+            )
         self._named = Named(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
@@ -174,8 +176,8 @@ class ExecutorService:
 
     def _waiting(self) -> Iterator[tuple[str, int, int]]:
         """Requests of loaded versions that wait for their instance's turn (M2)."""
-        for incarnation in self._deployment.incarnations():
-            yield incarnation.model, incarnation.version, incarnation.pool.waiting_requests
+        for loaded in self._deployment.loaded_versions():
+            yield loaded.model, loaded.version, loaded.pool.waiting_requests
 
     # -- start and end ------------------------------------------------------------------------------------------------
 
@@ -206,8 +208,8 @@ class ExecutorService:
         self._directory.open()
         await self._membership.start()
         self._intake.start()
-        if self._turn_notes is not None:
-            self._spawn(self._turn_notes.run())
+        if self._wait_reports is not None:
+            self._spawn(self._wait_reports.run())
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:
@@ -256,9 +258,9 @@ class ExecutorService:
         await self._stop_tasks()
         if self._on_demand is not None:
             await self._on_demand.stop()
-        incarnations = self._deployment.incarnations()
+        loaded_versions = self._deployment.loaded_versions()
         # others go on with their sequences as soon as they hear of it
-        await asyncio.gather(*map(self._checkpoints.write, incarnations))
+        await asyncio.gather(*map(self._checkpoints.write, loaded_versions))
         # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
         draining = ExecutorDraining(self._me)
         try:
@@ -267,17 +269,17 @@ class ExecutorService:
             self._spawn(self._announcer.tell(draining))
         with contextlib.suppress(LogUnavailable):
             await self._intake.stop()
-        for incarnation in incarnations:
-            self._intake.give_back_queued(incarnation, DRAINS)
+        for loaded in loaded_versions:
+            self._intake.return_queued(loaded, DRAINS)
 
-    async def say_last_words(self) -> None:
+    async def report_hung_batches(self) -> None:
         """After `close`, and after a batcher in this process has closed: what their successors must know."""
         with contextlib.suppress(CharoniaError):
-            await self._intake.say_last_words()
+            await self._intake.report_hung_batches()
 
-    def _hung(self, job: Job, death: Death) -> None:
+    def _hung(self, batch: SubmittedBatch, death: Death) -> None:
         _log.critical("executor %s must end: a batch hangs in %s: %s", self._me, death.instance, death.reason)
-        self._intake.hung(job, death)
+        self._intake.report_hung(batch, death)
         if not self.failed:
             self.failed = True
             if self.on_failure is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from executors.repository.model_repository import ModelRepository
-from executors.running.incarnation import Incarnation
+from executors.running.loaded_version import LoadedVersion
 
 from .retiring import Retirement
 
@@ -22,7 +22,7 @@ class CopiesInUse:
     def __init__(
         self,
         repository: ModelRepository,
-        serving: Mapping[tuple[str, int], Incarnation],
+        serving: Mapping[tuple[str, int], LoadedVersion],
         lock: Callable[[str], asyncio.Lock],
         retirement: Retirement,
     ) -> None:
@@ -46,10 +46,10 @@ class CopiesInUse:
 
     async def _tidy(self, model: str, wanted: bool) -> None:
         async with self._lock(model):
-            versions = [incarnation for (name, _), incarnation in self._serving.items() if name == model]
+            versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
             # after a change of their number (R23) its instances are not all of one copy
             used = {spec.source.directory for one in versions for spec in one.pool.specs}
-            used |= {incarnation.source.directory for incarnation in versions}
+            used |= {loaded.source.directory for loaded in versions}
             if model in self._kept:
                 used.add(self._kept[model])
             await asyncio.to_thread(self._repository.release, model, used, latest=wanted)

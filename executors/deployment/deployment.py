@@ -30,8 +30,8 @@ from executors.repository import overrides
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 from executors.running.health import HealthWatch
-from executors.running.incarnation import Incarnation
 from executors.running.instance_pool import Hung
+from executors.running.loaded_version import LoadedVersion
 from executors.waves.eligibility import takes_waves
 from protos.model_config_pb2 import ModelConfig
 
@@ -72,7 +72,7 @@ class Deployment:
         self._announcer = announcer
         self._metrics = metrics
         self._on_hung = on_hung
-        self._serving: dict[tuple[str, int], Incarnation] = {}
+        self._serving: dict[tuple[str, int], LoadedVersion] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
@@ -84,7 +84,7 @@ class Deployment:
         self._starting: dict[str, asyncio.Task[None]] = {}
         """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
         self._failed: dict[str, CharoniaError] = {}
-        self.before_leaving: Callable[[Incarnation], Awaitable[None]] = _nothing
+        self.before_leaving: Callable[[LoadedVersion], Awaitable[None]] = _nothing
         """What is done before others hear that a version goes, or some of its instances (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """Models that are loaded on demand (`on_demand`), in memory or not."""
@@ -92,27 +92,27 @@ class Deployment:
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
 
-    def find(self, model: str, version: int) -> Incarnation | None:
+    def find(self, model: str, version: int) -> LoadedVersion | None:
         """What serves a version now."""
         return self._serving.get((model, version))
 
-    def incarnations(self) -> list[Incarnation]:
+    def loaded_versions(self) -> list[LoadedVersion]:
         return list(self._serving.values())
 
     async def idle(self) -> None:
         """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
-        await asyncio.gather(*(incarnation.pool.idle() for incarnation in self.incarnations()))
+        await asyncio.gather(*(loaded.pool.idle() for loaded in self.loaded_versions()))
         await self._retirement.idle()
 
     async def close(self, grace_s: float) -> None:
         """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
         await self._composition.close()
-        incarnations = self.incarnations()
+        loaded_versions = self.loaded_versions()
         self._serving.clear()
-        for incarnation in incarnations:
-            self._retirement.retire(incarnation)
+        for loaded in loaded_versions:
+            self._retirement.retire(loaded)
         await self._retirement.close(grace_s)
-        for directory in self._override_directories({incarnation.model for incarnation in incarnations}):
+        for directory in self._override_directories({loaded.model for loaded in loaded_versions}):
             await asyncio.to_thread(overrides.remove, directory)
 
     def _override_directories(self, models: Iterable[str]) -> list[Path]:
@@ -190,7 +190,7 @@ class Deployment:
 
     def configs(self) -> dict[str, ModelConfig]:
         """The configurations of the models that are served."""
-        return {model: incarnation.source.config for (model, _), incarnation in self._serving.items()}
+        return {model: loaded.source.config for (model, _), loaded in self._serving.items()}
 
     def interfaces(self, model: str) -> dict[int, ModelInterface]:
         """The versions of a model that take work, or would when somebody asks for them."""
@@ -263,7 +263,7 @@ class Deployment:
             try:
                 if await self._resize(directory, version, config):
                     continue
-                incarnation = await self._loader.load(directory, version, config)
+                loaded = await self._loader.load(directory, version, config)
             except CharoniaError as error:
                 failures[version] = error
                 _log.error("failed to load %s version %d: %s", model, version, error)
@@ -271,7 +271,7 @@ class Deployment:
             else:
                 if (before := self._serving.get((model, version))) is not None:
                     await self.before_leaving(before)
-                await self._tell_loaded(incarnation, await self.install(incarnation), directory)
+                await self._tell_loaded(loaded, await self.install(loaded), directory)
         return failures
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
@@ -299,95 +299,95 @@ class Deployment:
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
         """Whether a served version only got more or fewer instances (R23)."""
-        incarnation = self._serving.get((directory.key, version))
-        if incarnation is None or directory.key in self.announced:
+        loaded = self._serving.get((directory.key, version))
+        if loaded is None or directory.key in self.announced:
             return False
-        change = await self._loader.resize(incarnation, directory, version, config)
+        change = await self._loader.resize(loaded, directory, version, config)
         if change < 0:
-            await self.before_leaving(incarnation)
+            await self.before_leaving(loaded)
         if change:
-            await self._count(incarnation)
-            await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+            await self._count(loaded)
+            await self._announcer.tell(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
         if change < 0:
-            self._retirement.shrink(incarnation)
+            self._retirement.shrink(loaded)
         return change != 0
 
-    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
         """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
         return await self._loader.load(directory, version, config)
 
-    async def install(self, incarnation: Incarnation) -> Incarnation | None:
+    async def install(self, loaded: LoadedVersion) -> LoadedVersion | None:
         """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
-        key = (incarnation.model, incarnation.version)
-        incarnation.pool.on_hung = self._on_hung
-        incarnation.pool.start()
+        key = (loaded.model, loaded.version)
+        loaded.pool.on_hung = self._on_hung
+        loaded.pool.start()
         before = self._serving.get(key)
-        self._serving[key] = incarnation
-        await self._count(incarnation)
+        self._serving[key] = loaded
+        await self._count(loaded)
         return before
 
-    async def _count(self, incarnation: Incarnation) -> None:
+    async def _count(self, loaded: LoadedVersion) -> None:
         """Count its instances, and what its warm-up did (I12)."""
-        key = (incarnation.model, incarnation.version)
+        key = (loaded.model, loaded.version)
         self._metrics.loaded(
-            incarnation.model,
-            incarnation.interface,
-            incarnation.version,
-            incarnation.pool.slots,
-            incarnation.load_ns,
-            incarnation.source.config,
+            loaded.model,
+            loaded.interface,
+            loaded.version,
+            loaded.pool.slots,
+            loaded.load_ns,
+            loaded.source.config,
         )
-        statistics = keys.statistics(*key, incarnation.content_hash)
-        for records, executed in incarnation.warmed:
+        statistics = keys.statistics(*key, loaded.content_hash)
+        for records, executed in loaded.warmed:
             with contextlib.suppress(LogUnavailable):
                 await self._log.add_statistics(statistics, increments(records, executed))
 
     async def _tell_loaded(
-        self, incarnation: Incarnation, before: Incarnation | None, directory: ModelDirectory
+        self, loaded: LoadedVersion, before: LoadedVersion | None, directory: ModelDirectory
     ) -> None:
         """It is served; its predecessor finishes what it has (R22)."""
-        await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
-        self.watch_health(incarnation)
+        await self._announcer.tell(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
+        self.watch_health(loaded)
         if before is not None:
             self._retirement.retire(before, forget=True)
 
-    def _loaded(self, incarnation: Incarnation) -> VersionLoaded:
+    def _loaded(self, loaded: LoadedVersion) -> VersionLoaded:
         return VersionLoaded(
             self._executor,
-            incarnation.model,
-            incarnation.version,
-            incarnation.content_hash,
-            incarnation.pool.slots,
-            incarnation.source.config.SerializeToString(deterministic=True),
-            incarnation.labels,
-            incarnation.load_ns,
-            takes_waves(incarnation),
+            loaded.model,
+            loaded.version,
+            loaded.content_hash,
+            loaded.pool.slots,
+            loaded.source.config.SerializeToString(deterministic=True),
+            loaded.labels,
+            loaded.load_ns,
+            takes_waves(loaded),
         )
 
-    def withdraw(self, incarnation: Incarnation) -> None:
+    def withdraw(self, loaded: LoadedVersion) -> None:
         """Take no more batches of a version that is idle."""
-        key = (incarnation.model, incarnation.version)
-        if self._serving.get(key) is incarnation:
+        key = (loaded.model, loaded.version)
+        if self._serving.get(key) is loaded:
             del self._serving[key]
             self._metrics.unloaded(*key)
 
-    async def retire(self, incarnation: Incarnation) -> None:
+    async def retire(self, loaded: LoadedVersion) -> None:
         """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
-        await asyncio.wait([self._retirement.retire(incarnation)])
+        await asyncio.wait([self._retirement.retire(loaded)])
 
-    def watch_health(self, incarnation: Incarnation) -> None:
+    def watch_health(self, loaded: LoadedVersion) -> None:
         """From now on, that its version is served being told (P6)."""
-        pool, key = incarnation.pool, (incarnation.model, incarnation.version)
+        pool, key = loaded.pool, (loaded.model, loaded.version)
         if not pool.checking_instances():
             return
 
         async def tell(well: bool) -> None:
-            if self._serving.get(key) is incarnation:
+            if self._serving.get(key) is loaded:
                 await self._announcer.tell(VersionHealthChanged(self._executor, *key, well))
 
-        name = f"{incarnation.model} version {incarnation.version}"
-        watch = HealthWatch(name, pool.checking_instances, tell, incarnation.health_interval_s)
-        incarnation.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
+        name = f"{loaded.model} version {loaded.version}"
+        watch = HealthWatch(name, pool.checking_instances, tell, loaded.health_interval_s)
+        loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
@@ -417,13 +417,13 @@ class Deployment:
         self._copies.tidy(model, wanted=False)
 
     async def _unload_version(self, model: str, version: int) -> None:
-        incarnation = self._serving.get((model, version))
-        if incarnation is not None:
-            await self.before_leaving(incarnation)
+        loaded = self._serving.get((model, version))
+        if loaded is not None:
+            await self.before_leaving(loaded)
         await self._announcer.tell(self._lifecycle.unloading(model, version))
-        if incarnation is not None:
-            self._retirement.run_dry(incarnation, self._composition.dependents(model))
+        if loaded is not None:
+            self._retirement.run_dry(loaded, self._composition.dependents(model))
 
 
-async def _nothing(_incarnation: Incarnation) -> None:
+async def _nothing(_incarnation: LoadedVersion) -> None:
     """Nobody has said what."""

@@ -24,8 +24,8 @@ from executors.announcing import Announcer
 from executors.host.memory import give_back_free, tree_bytes
 from executors.repository.files import walk
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
-from executors.running.incarnation import Incarnation
-from executors.settling.checkpoints import stays
+from executors.running.loaded_version import LoadedVersion
+from executors.settling.checkpoints import end_leaving
 from protos.model_config_pb2 import ModelConfig
 
 from .deployment import Deployment
@@ -157,27 +157,27 @@ class OnDemand:
         async with self._making_room:
             await self._make_room(key, size)
             self.room.take(key, size, monotonic_ns(), keep_ns=announced.keep_ns)
-        incarnation: Incarnation | None = None
+        loaded: LoadedVersion | None = None
         try:
             before = await self._measure()
-            incarnation = await self._deployment.make(announced.directory, key[1], announced.config)
+            loaded = await self._deployment.make(announced.directory, key[1], announced.config)
             grown = await self._measure() - before
-            if incarnation.content_hash != announced.fact.content_hash:
+            if loaded.content_hash != announced.fact.content_hash:
                 raise InternalError("its files are others than when it was announced")
             self.room.measured(key, max(0, grown), monotonic_ns())
             self.room.learn(announced.config.backend, announced.files_bytes, grown)
             if self.room.over_budget():
                 await self._shrink(key)
         except BaseException:
-            if incarnation is not None:
-                await incarnation.pool.close()
+            if loaded is not None:
+                await loaded.pool.close()
             self.room.give(key)
             raise
         announced.failures = 0
-        await self._deployment.install(incarnation)
-        held = VersionHeld(self._executor, *key, incarnation.pool.slots, incarnation.load_ns)
+        await self._deployment.install(loaded)
+        held = VersionHeld(self._executor, *key, loaded.pool.slots, loaded.load_ns)
         await self._announcer.tell(held)
-        self._deployment.watch_health(incarnation)
+        self._deployment.watch_health(loaded)
 
     async def _shrink(self, key: Key) -> None:
         """It took more than was thought: others make room after all, or it is given up when it can never fit."""
@@ -212,37 +212,37 @@ class OnDemand:
     async def _evict_one(self) -> bool:
         """Unload the idle version that was used longest ago; whether there was one."""
         for key in self._announced:
-            incarnation = self._deployment.find(*key)
-            if incarnation is not None:
-                self.room.used(key, incarnation.pool.used_ns)
+            loaded = self._deployment.find(*key)
+            if loaded is not None:
+                self.room.used(key, loaded.pool.used_ns)
         for key in self.room.candidates(monotonic_ns()):
-            incarnation = self._deployment.find(*key)
-            if incarnation is None or not await self._is_idle(incarnation):
+            loaded = self._deployment.find(*key)
+            if loaded is None or not await self._is_idle(loaded):
                 continue
-            await self._deployment.before_leaving(incarnation)
-            if incarnation.pool.unfinished:  # something has come meanwhile
-                stays(incarnation)
+            await self._deployment.before_leaving(loaded)
+            if loaded.pool.unfinished:  # something has come meanwhile
+                end_leaving(loaded)
                 continue
-            await self._evict(key, incarnation)
+            await self._evict(key, loaded)
             return True
         return False
 
-    async def _is_idle(self, incarnation: Incarnation) -> bool:
-        if incarnation.pool.unfinished:
+    async def _is_idle(self, loaded: LoadedVersion) -> bool:
+        if loaded.pool.unfinished:
             return False
         with contextlib.suppress(LogUnavailable):
             # waves in the queue are not counted: their owner takes them apart and wants the model back
-            return (await self._log.pending(incarnation.model))[0] == 0 and not incarnation.pool.unfinished
+            return (await self._log.pending(loaded.model))[0] == 0 and not loaded.pool.unfinished
         return False
 
-    async def _evict(self, key: Key, incarnation: Incarnation) -> None:
+    async def _evict(self, key: Key, loaded: LoadedVersion) -> None:
         """What its owner sends before it hears of this comes back to it unexecuted."""
         # before it is told: an owner that has heard of it may want it again at once, and is believed then (`wanted`)
-        self._deployment.withdraw(incarnation)
+        self._deployment.withdraw(loaded)
         try:
             await self._announcer.tell(VersionHeld(self._executor, *key, 0))
         finally:
-            await self._deployment.retire(incarnation)
+            await self._deployment.retire(loaded)
         self.room.give(key)
         _log.info("%s version %d made room for another model", *key)
 

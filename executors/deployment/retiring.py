@@ -18,8 +18,8 @@ from charonia.eventlog.port import EventLog
 from executors.announcing import Announcer
 from executors.metrics import ExecutorMetrics
 from executors.repository import overrides
-from executors.running.incarnation import Incarnation
-from executors.settling.checkpoints import stays
+from executors.running.loaded_version import LoadedVersion
+from executors.settling.checkpoints import end_leaving
 
 from .lifecycle import Lifecycle
 
@@ -35,7 +35,7 @@ class Retirement:
     def __init__(
         self,
         log: EventLog,
-        serving: dict[tuple[str, int], Incarnation],
+        serving: dict[tuple[str, int], LoadedVersion],
         lifecycle: Lifecycle,
         announcer: Announcer,
         metrics: ExecutorMetrics,
@@ -66,24 +66,24 @@ class Retirement:
             _log.error("%d model versions did not unload within %g s", len(hanging), grace_s)
             await asyncio.wait(hanging)
 
-    def run_dry(self, incarnation: Incarnation, dependents: Iterable[str]) -> None:
+    def run_dry(self, loaded: LoadedVersion, dependents: Iterable[str]) -> None:
         """Serve on until what was accepted before the unload has run, then retire (R27).
 
         Ensembles that go before it, `dependents`, run dry first.
         """
         users = [task for name in dependents for task in self._drying.get(name, ())]
-        drying = self._drying.setdefault(incarnation.model, set())
-        task = self._spawn(incarnation.model, self._run_dry(incarnation, users))
+        drying = self._drying.setdefault(loaded.model, set())
+        task = self._spawn(loaded.model, self._run_dry(loaded, users))
         drying.add(task)
         task.add_done_callback(drying.discard)
 
-    def retire(self, incarnation: Incarnation, *, forget: bool = False) -> asyncio.Task[None]:
+    def retire(self, loaded: LoadedVersion, *, forget: bool = False) -> asyncio.Task[None]:
         """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
-        return self._spawn(incarnation.model, self._retire(incarnation, forget=forget))
+        return self._spawn(loaded.model, self._retire(loaded, forget=forget))
 
-    def shrink(self, incarnation: Incarnation) -> None:
+    def shrink(self, loaded: LoadedVersion) -> None:
         """Let instances go that are not kept, when they have finished what they have (R23)."""
-        self._spawn(incarnation.model, self._shrink(incarnation))
+        self._spawn(loaded.model, self._shrink(loaded))
 
     def discard_after(self, model: str, directory: Path) -> None:
         """Remove a model's temporary directory when nobody loaded from it runs any more."""
@@ -100,23 +100,23 @@ class Retirement:
 
         self._spawn(model, last())
 
-    async def _shrink(self, incarnation: Incarnation) -> None:
-        await incarnation.pool.shrink()
-        stays(incarnation)
+    async def _shrink(self, loaded: LoadedVersion) -> None:
+        await loaded.pool.shrink()
+        end_leaving(loaded)
 
-    async def _run_dry(self, incarnation: Incarnation, users: Collection[asyncio.Task[None]]) -> None:
+    async def _run_dry(self, loaded: LoadedVersion, users: Collection[asyncio.Task[None]]) -> None:
         # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, and no
         # wave. When other versions of it are served, what is unsettled may wait for those: then it is enough that the
         # owner has sent nothing for a while. Looks are counted, not time: an owner in this process stalls when this one
         # does.
-        key = (incarnation.model, incarnation.version)
+        key = (loaded.model, loaded.version)
         if users:
             await asyncio.wait(users)
         looks, last = 0, (-1, -1)
         while looks < _QUIET_LOOKS:
             looks += 1
-            if incarnation.pool.unfinished:
-                await incarnation.pool.idle()
+            if loaded.pool.unfinished:
+                await loaded.pool.idle()
                 looks = 0
             with contextlib.suppress(LogUnavailable):
                 waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queued(key[0]))
@@ -127,30 +127,30 @@ class Retirement:
                     looks = 0
                 last = waiting
             await asyncio.sleep(_LOOK_S)
-        if self._serving.get(key) is incarnation:
+        if self._serving.get(key) is loaded:
             del self._serving[key]
-            await self._retire(incarnation, tell=True, forget=True)
+            await self._retire(loaded, tell=True, forget=True)
 
-    async def _retire(self, incarnation: Incarnation, *, tell: bool = False, forget: bool = False) -> None:
-        if incarnation.health is not None:
-            incarnation.health.cancel()
-        await incarnation.pool.idle()
-        await incarnation.pool.close()
+    async def _retire(self, loaded: LoadedVersion, *, tell: bool = False, forget: bool = False) -> None:
+        if loaded.health is not None:
+            loaded.health.cancel()
+        await loaded.pool.idle()
+        await loaded.pool.close()
         if forget:
-            await self._forget_statistics(incarnation)
+            await self._forget_statistics(loaded)
         if tell:
-            fact = self._lifecycle.unloaded(incarnation.model, incarnation.version)
+            fact = self._lifecycle.unloaded(loaded.model, loaded.version)
             if fact is not None:
-                self._metrics.unloaded(incarnation.model, incarnation.version)
+                self._metrics.unloaded(loaded.model, loaded.version)
                 await self._announcer.tell(fact)
 
-    async def _forget_statistics(self, incarnation: Incarnation) -> None:
+    async def _forget_statistics(self, loaded: LoadedVersion) -> None:
         """Not when the same content is served again meanwhile: then they go on."""
-        key = (incarnation.model, incarnation.version)
+        key = (loaded.model, loaded.version)
         serving = self._serving.get(key)
-        if serving is None or serving.content_hash != incarnation.content_hash:
+        if serving is None or serving.content_hash != loaded.content_hash:
             with contextlib.suppress(CharoniaError):
-                await self._log.delete_keys([keys.statistics(*key, incarnation.content_hash)])
+                await self._log.delete_keys([keys.statistics(*key, loaded.content_hash)])
 
     def _spawn(self, model: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

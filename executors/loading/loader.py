@@ -36,9 +36,9 @@ from executors.loading.strategy_checks import check_strategy
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
-from executors.running.incarnation import Incarnation
 from executors.running.instance_pool import InstancePool
-from executors.running.turns import Turnstile
+from executors.running.loaded_version import LoadedVersion
+from executors.running.resource_grants import ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
@@ -67,7 +67,7 @@ class Loader:
         auto_complete: bool,
         backend_config: Mapping[str, Mapping[str, str]],
         retries: int = 0,
-        turnstile: Turnstile | None = None,
+        resource_grants: ResourceGrants | None = None,
         host_policies: HostPolicies | None = None,
         agents: RepositoryAgents | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class Loader:
         self._auto_complete = auto_complete
         self._backend_config = backend_config
         self._retries = retries
-        self.turnstile = turnstile
+        self.resource_grants = resource_grants
         self._host_policies = host_policies or HostPolicies({})
 
     def backends(self) -> list[tuple[str, str, str]]:
@@ -128,7 +128,7 @@ class Loader:
         await asyncio.to_thread(check_strategy, config, directory.path, versions)
         return config
 
-    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
         """A version with its instances made and warmed up, not started. Raises a `CharoniaError` and leaves nothing."""
         for attempt in range(self._retries + 1):
             try:
@@ -139,7 +139,7 @@ class Loader:
                 _log.warning("loading %s version %d failed, trying again: %s", directory.name, version, error)
         raise InternalError(f"model '{directory.name}' version {version} could not be loaded")
 
-    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
         started = monotonic_ns()
         if is_ensemble(config):
             return await self._load_ensemble(directory, version, config, started)
@@ -153,7 +153,7 @@ class Loader:
         if wants_process(source):
             # its ceiling ends a process, not the executor
             create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
-        pool = InstancePool(interface, version, create, ceiling_s, turnstile=self.turnstile)
+        pool = InstancePool(interface, version, create, ceiling_s, resource_grants=self.resource_grants)
         try:
             await self._instances(source, pool, self._calls_of(directory))
             if interface.sequence_batching is not None:
@@ -171,16 +171,16 @@ class Loader:
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
-        return Incarnation(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
+        return LoadedVersion(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
-    ) -> Incarnation:
+    ) -> LoadedVersion:
         """An ensemble has no instances: its owner runs it on the models it is composed of."""
         source = self._source(directory, version, config)
         digest, labels = await asyncio.to_thread(_read, source, config)
         interface = ModelInterface.of(config)
-        return Incarnation(
+        return LoadedVersion(
             directory.key,
             source,
             interface,
@@ -191,13 +191,13 @@ class Loader:
             monotonic_ns() - started,
         )
 
-    async def resize(self, served: Incarnation, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
+    async def resize(self, served: LoadedVersion, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
         """Bring a served version to what a configuration wants, where that is more or fewer instances alone (R23).
 
         Returns by how many it has changed; 0 when it must be loaded anew. Those that leave do when their pool shrinks.
         Raises what `load` raises.
         """
-        if self.turnstile is not None or is_ensemble(config) or served.pool.is_shrinking:
+        if self.resource_grants is not None or is_ensemble(config) or served.pool.is_shrinking:
             return 0
         interface, before = ModelInterface.of(config), served.interface
         bound = interface.sequence_batching is not None
@@ -220,7 +220,7 @@ class Loader:
             served.warmed = await served.pool.grow(free[:change], group, batches)
         else:
             served.warmed = []
-            served.pool.keep(served.pool.slots + change)
+            served.pool.set_target(served.pool.slots + change)
         served.source, served.interface, served.pool.interface = source, interface, interface
         return change
 

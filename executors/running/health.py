@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 INTERVAL = "charonia.health_interval_s"
 DEFAULT_INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
-_LEAST_INTERVAL_S = 0.01
+_MIN_INTERVAL_S = 0.01
 
 
 def interval_s(source: ModelSource) -> float:
     """How often a model is asked. Raises `InvalidArgument` for a value that is no time."""
-    return max(_LEAST_INTERVAL_S, parameter_seconds(source, INTERVAL, DEFAULT_INTERVAL_S))
+    return max(_MIN_INTERVAL_S, parameter_seconds(source, INTERVAL, DEFAULT_INTERVAL_S))
 
 
 class HealthWatch:
@@ -34,37 +34,37 @@ class HealthWatch:
         self,
         name: str,
         idle_instances: Callable[[], Sequence[tuple[str, SelfCheckingInstance]]],
-        tell: Callable[[bool], Awaitable[None]],
-        every_s: float,
+        report: Callable[[bool], Awaitable[None]],
+        period_s: float,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.well = True
+        self.healthy = True
         self._name = name
         self._idle_instances = idle_instances
-        self._tell = tell
-        self._every_s = every_s
+        self._report = report
+        self._period_s = period_s
         self._timeout_s = timeout_s
-        self._unwell: dict[str, str] = {}
+        self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
         """Ask until cancelled, at once for the first time."""
         while True:
-            await self.look()
-            await asyncio.sleep(self._every_s)
+            await self.check()
+            await asyncio.sleep(self._period_s)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ask everybody once, and tell when the answer is another than before."""
         asked = self._idle_instances()
         answers = await asyncio.gather(*(self._complaint(instance) for _, instance in asked))
         for (name, _), complaint in zip(asked, answers, strict=True):
-            self._unwell.pop(name, None)
+            self._complaints.pop(name, None)
             if complaint:
-                self._unwell[name] = complaint
-        if self.well == bool(self._unwell):
-            self.well = not self._unwell
-            reasons = "; ".join(f"{name}: {complaint}" for name, complaint in self._unwell.items())
+                self._complaints[name] = complaint
+        if self.healthy == bool(self._complaints):
+            self.healthy = not self._complaints
+            reasons = "; ".join(f"{name}: {complaint}" for name, complaint in self._complaints.items())
             _log.warning("%s is %s", self._name, f"not ready, {reasons}" if reasons else "ready again")
-            await self._tell(self.well)
+            await self._report(self.healthy)
 
     async def _complaint(self, instance: SelfCheckingInstance) -> str:
         """Why an instance is not well, "" when it is; one that died is replaced, which is no matter of health."""

@@ -30,8 +30,8 @@ from executors.streams.flow import Flow
 from executors.streams.sequence_steps import execute_steps
 from executors.streams.streamed_batch import Outgoing, StreamedBatch, StreamRun
 
-from .job import Job, died, take_all
-from .workers import Pool, Worker, able_to_tell, finalize
+from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .workers import Pool, Worker, close_instance_of, self_checking
 
 _log = logging.getLogger(__name__)
 
@@ -48,22 +48,22 @@ class StreamWorker(Worker):
         spec: InstanceSpec,
         instance: StreamingInstance,
         passive: bool,
-        jobs: asyncio.Queue[Job | None],
+        queue: asyncio.Queue[SubmittedBatch | None],
     ) -> None:
         super().__init__(pool, spec, passive)
-        self._jobs = jobs
+        self._queue = queue
         self._instance: StreamingInstance | None = instance
         self._flow = Flow()
         self._task: asyncio.Task[None] | None = None
-        self._open: dict[asyncio.Task[None], Job] = {}
+        self._open: dict[asyncio.Task[None], SubmittedBatch] = {}
         self._dead = asyncio.Event()
-        self._in_company = False
+        self._shared_death = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
 
-    def give(self, job: Job) -> None:
-        self._jobs.put_nowait(job)
+    def submit(self, batch: SubmittedBatch) -> None:
+        self._queue.put_nowait(batch)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         """A warm-up: what it answers goes nowhere."""
@@ -76,7 +76,7 @@ class StreamWorker(Worker):
     async def close(self) -> None:
         self._closing.set()
         if self._task is not None:
-            self._jobs.put_nowait(None)
+            self._queue.put_nowait(None)
             await self._task
         await self._unload()
         if self._open:
@@ -92,24 +92,24 @@ class StreamWorker(Worker):
         self._closing.set()
         await self._unload()
 
-    def take_queued(self) -> list[Job]:
-        return take_all(self._jobs)
+    def take_queued(self) -> list[SubmittedBatch]:
+        return take_all(self._queue)
 
-    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
+    def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
         """Tell the model, if it has this batch, that these requests are no longer wanted."""
-        if job.stream is not None and job in self._open.values():
-            job.stream.cancel(ids, self._instance)
+        if batch.stream is not None and batch in self._open.values():
+            batch.stream.cancel(ids, self._instance)
 
-    def allow(self, job: Job, request_id: bytes, count: int) -> None:
+    def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
         """So many responses of a request are wanted, if it is here."""
-        if job.stream is not None and job in self._open.values():
-            job.stream.allow(request_id, count)
+        if batch.stream is not None and batch in self._open.values():
+            batch.stream.allow(request_id, count)
 
     @property
-    def checking(self) -> SelfCheckingInstance | None:
+    def idle_self_check(self) -> SelfCheckingInstance | None:
         """Not while it begins a batch; that responses are still to come keeps nobody from asking."""
-        beginning = any(job.stream is None or not job.stream.freed.is_set() for job in self._open.values())
-        return None if beginning else able_to_tell(self._instance)
+        beginning = any(batch.stream is None or not batch.stream.freed.is_set() for batch in self._open.values())
+        return None if beginning else self_checking(self._instance)
 
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
@@ -119,28 +119,28 @@ class StreamWorker(Worker):
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
         if instance is not None:
-            await finalize(instance, self.spec.name)
+            await close_instance_of(instance, self.spec.name)
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
-            job = await self._next()
-            if job is None and not self._dead.is_set():
+            batch = await self._next()
+            if batch is None and not self._dead.is_set():
                 return
-            if job is not None:
-                await self._begin(job)
-            if job is not None and not self._dead.is_set():
-                self._pool.freed(job)
+            if batch is not None:
+                await self._begin(batch)
+            if batch is not None and not self._dead.is_set():
+                self._pool.freed(batch)
             if self._dead.is_set():
                 while self._open:
                     await asyncio.wait(self._open)
                 self._dead.clear()
                 await self._replace()
 
-    async def _next(self) -> Job | None:
+    async def _next(self) -> SubmittedBatch | None:
         """The next batch; None at the end, and when the instance has died meanwhile."""
-        taking = asyncio.ensure_future(self._jobs.get())
+        taking = asyncio.ensure_future(self._queue.get())
         dying = asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait({taking, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,26 +149,28 @@ class StreamWorker(Worker):
         if not taking.done():
             taking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            job = await taking
-            if job is None and self._dead.is_set():
-                self._jobs.put_nowait(None)  # for the turn after this one, which is the death's
-            return job
+            batch = await taking
+            if batch is None and self._dead.is_set():
+                self._queue.put_nowait(None)  # for the turn after this one, which is the death's
+            return batch
         return None
 
-    async def _begin(self, job: Job) -> None:
+    async def _begin(self, batch: SubmittedBatch) -> None:
         """Start a batch and wait until the instance is free, or has died."""
-        batch = self._batch(job)
-        assert isinstance(batch, Batch)  # such a pool takes no waves
-        assert job.responses is not None
-        assert job.header is not None
-        streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
-        job.stream = streamed
-        for request_id, count in job.allowed.items():
+        execution = self._execution_of(batch)
+        assert isinstance(execution, Batch)  # such a pool takes no waves
+        assert batch.responses is not None
+        assert batch.header is not None
+        streamed = StreamedBatch(execution, batch.header.attempts, batch.unwanted, self._flow, batch.responses.writer)
+        batch.stream = streamed
+        for request_id, count in batch.allowed.items():
             streamed.allow(request_id, count)
-        job.responses.writer.open(streamed, job, job.responses.settle)
-        job.planned = batch.planned
-        task = asyncio.get_running_loop().create_task(self._carry(job, streamed), name=f"batch on {self.spec.name}")
-        self._open[task] = job
+        batch.responses.writer.open(streamed, batch, batch.responses.settle)
+        batch.planned = execution.planned
+        task = asyncio.get_running_loop().create_task(
+            self._run_to_end(batch, streamed), name=f"batch on {self.spec.name}"
+        )
+        self._open[task] = batch
         task.add_done_callback(self._open.pop)
         freed = asyncio.ensure_future(streamed.freed.wait())
         try:
@@ -178,10 +180,10 @@ class StreamWorker(Worker):
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    async def _carry(self, job: Job, streamed: StreamedBatch) -> None:
+    async def _run_to_end(self, batch: SubmittedBatch, streamed: StreamedBatch) -> None:
         """A batch from its beginning until all of it is in the log, or its instance's death is told."""
-        assert job.responses is not None
-        writer = job.responses.writer
+        assert batch.responses is not None
+        writer = batch.responses.writer
         death: InstanceDied | None = None
         try:
             streamed.begin()
@@ -193,19 +195,19 @@ class StreamWorker(Worker):
             _log.exception("instance %s could not execute a batch", self.spec.name)
             streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
         if death is not None and not self._dead.is_set():
-            self._in_company = sum(not job.stream.all_ended for job in self._open.values() if job.stream) > 1
+            self._shared_death = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
             self._dead.set()
             _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         streamed.freed_now()
         await writer.written(streamed)
         writer.close(streamed)
         if death is None or streamed.all_ended:
-            self._pool.finish_stream(job)
+            self._pool.finish_stream(batch)
             return
         blameless = death.blameless or self._closing.is_set()
-        executed = Executed([b""] * len(job.records))
-        executed.death = Death(self.spec.name, str(death), death.stderr, blameless, self._in_company)
-        self._pool.finish(job, executed)
+        executed = Executed([b""] * len(batch.records))
+        executed.death = Death(self.spec.name, str(death), death.stderr, blameless, self._shared_death)
+        self._pool.finish(batch, executed)
 
     async def _run(self, streamed: StreamedBatch) -> None:
         """Call the instance; returns when all requests have ended. Raises `InstanceDied`."""
@@ -286,7 +288,7 @@ class StreamWorker(Worker):
         instance = self._instance
         run.begin(sent, requests, instance)
         if instance is None:
-            raise InstanceDied(died(self.spec.name).message, blameless=True)
+            raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
         failure: CharoniaError
         try:
             steps = streamed.batch.steps
@@ -319,5 +321,5 @@ class _Collector:
         if outgoing.final:
             self.finals[outgoing.index] = outgoing.record
 
-    def freed(self, batch: StreamedBatch) -> None:
+    def freed(self, streamed: StreamedBatch) -> None:
         """Nobody waits for its slot."""

@@ -21,10 +21,10 @@ from executors.announcing import insist
 from executors.batches.accounting import Executed, increments
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 
-from .beginnings import Beginnings
+from .journalled_starts import JournalledStarts
 from .settlement import (
     Settlement,
     batch_died,
@@ -53,19 +53,19 @@ class Settler:
     """The settlements of one executor."""
 
     def __init__(
-        self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, beginnings: Beginnings
+        self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, starts: JournalledStarts
     ) -> None:
         self._log = log
-        self._beginnings = beginnings
+        self._starts = starts
         self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
 
     async def settle(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
-        incarnation: Incarnation,
+        loaded: LoadedVersion,
         *,
         before: Sequence[tuple[str, bytes]] = (),
         last: bool = True,
@@ -76,86 +76,90 @@ class Settler:
         Of a batch whose requests end one by one: the end of some of them, with the (endpoint, record) responses that go
         before theirs; `last` when with them all have ended. `outcome` is what `settle_plain` came to.
         """
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
-        ending = settlement(self._executor, header, records, executed, job.flags)
-        key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+        ending = settlement(self._executor, header, records, executed, batch.flags)
+        key = keys.statistics(loaded.model, loaded.version, loaded.content_hash)
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
         won: Won = {}
-        via_owner = header.via_owner and job.stream is None
-        ran = None if via_owner else self._beginnings.told_with(job, ending.indices)
-        await self._beginnings.tell(job)
+        via_owner = header.via_owner and batch.stream is None
+        ran = None if via_owner else self._starts.reported_with(batch, ending.indices)
+        await self._starts.report(batch)
         if via_owner:
             if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
                 ending, together = Settlement(), None
             elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
                 jobs, ending = ending.parted()
-                won = await self._write(job, executed, jobs, [], None, [])
+                won = await self._write(batch, executed, jobs, [], None, [])
                 together = None
         answers: Sequence[bytes] = executed.answers
-        if job.flags & FLAG_TIMED:
+        if batch.flags & FLAG_TIMED:
             answers = timed(records, executed)
-        if job.flags & FLAG_TRACED:
-            answers = reported(job, executed, answers, self._executor)
+        if batch.flags & FLAG_TRACED:
+            answers = reported(batch, executed, answers, self._executor)
         whole = answers
-        if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._payloads.refer(records, answers) if job.referred is None else job.referred
+        if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
+            answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that heard only of the batch's end would take those for ended that go on
         told = requests_rescheduled(self._executor, header, records, executed) if executed.again else []
         if last:
-            told += self._fact(job, executed, answers, ending, won)
+            told += self._fact(batch, executed, answers, ending, won)
         facts = [Reply(header.report_to, told)] if told else []
         now = [*replies_of(before), *replies(records, answers, answered)]
-        won |= await self._write(job, executed, ending, now, together, facts, ran, outcome)
+        won |= await self._write(batch, executed, ending, now, together, facts, ran, outcome)
         if ran is not None and True not in won.values():  # then there is no fact of their end
-            job.untold = True
-            await self._beginnings.tell(job)
-        if job.steps is not None:
-            self._settle_sequences(job, won, incarnation)
+            batch.start_unreported = True
+            await self._starts.report(batch)
+        if batch.steps is not None:
+            self._settle_sequences(batch, won, loaded)
         if together is None or False in won.values() or (counted and not ending.requests):
-            counted = await self._add_statistics(key, job, executed, won)
-        self._count(job, executed, incarnation, counted, won)
+            counted = await self._add_statistics(key, batch, executed, won)
+        self._count(batch, executed, loaded, counted, won)
         if not via_owner and ending.jobs:
             await self._append_all(replies(records, answers, [index for index in ending.jobs if won[index]]))
-        if job.flags & FLAG_TRACED:
+        if batch.flags & FLAG_TRACED:
             mine = [(records[index], whole[index]) for index, is_won in won.items() if is_won]
             await self._append_all(reports_to_gateways(mine))
 
     def settle_plain(
-        self, job: Job, executed: Executed, incarnation: Incarnation, done: Callable[[Outcome | None], None]
+        self,
+        batch: SubmittedBatch,
+        executed: Executed,
+        loaded: LoadedVersion,
+        done: Callable[[Outcome | None], None],
     ) -> bool:
         """`settle` without a task, for a batch of which nothing is special. False: nothing was done.
 
         `done` is called when all of it is in the log; or with the outcome that `settle` has to go on from.
         """
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
-        special = executed.death is not None or executed.again or job.steps is not None or header.via_owner
-        if special or job.flags & _SPECIAL or job.stream is not None or not all(executed.answers):
+        special = executed.death is not None or executed.again or batch.steps is not None or header.via_owner
+        if special or batch.flags & _SPECIAL or batch.stream is not None or not all(executed.answers):
             return False
-        outcomes, ran, untold = b"", None, job.untold
-        if job.flags & FLAG_JOURNALLED:
+        outcomes, ran, start_unreported = b"", None, batch.start_unreported
+        if batch.flags & FLAG_JOURNALLED:
             if executed.failures or not all(record.journalled for record in records):
                 return False
             outcomes = _SUCCEEDED * len(records)
-            ran = self._beginnings.told_with(job, range(len(records)))
-            if job.untold:
+            ran = self._starts.reported_with(batch, range(len(records)))
+            if batch.start_unreported:
                 return False
         counted = increments(records, executed)
         answers: Sequence[bytes] = executed.answers
-        if job.flags & FLAG_REPLY_BY_REFERENCE:
+        if batch.flags & FLAG_REPLY_BY_REFERENCE:
             # should this come to nothing, `settle` must not put them there once more: nobody would take those away
-            answers = job.referred = self._payloads.refer(records, answers)
+            answers = batch.referred = self._payloads.refer(records, answers)
 
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:
-                job.untold = untold
+                batch.start_unreported = start_unreported
                 done(outcome)
                 return
             try:
-                self._count(job, executed, incarnation, counted, outcome)
+                self._count(batch, executed, loaded, counted, outcome)
             finally:
                 done(None)
 
@@ -163,54 +167,54 @@ class Settler:
         written = self._log.settle_now(
             header.model,
             [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
-            (keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash), counted),
+            (keys.statistics(loaded.model, loaded.version, loaded.content_hash), counted),
             replies(records, answers, range(len(records))),
             (Reply(header.report_to, finished(self._executor, header.batch_id)),),
             settled,
             outcomes=outcomes,
             ran=ran,
         )
-        job.untold = job.untold or (untold and not written)
+        batch.start_unreported = batch.start_unreported or (start_unreported and not written)
         return written
 
     def _count(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
-        incarnation: Incarnation,
+        loaded: LoadedVersion,
         counted: Mapping[str, int],
         won: Won | list[bool],
     ) -> None:
         """For the metrics of this process; `counted` is what the statistics got."""
-        self._metrics.settled(incarnation.model, incarnation.version, counted)
+        self._metrics.settled(loaded.model, loaded.version, counted)
         if self._metrics.measures:
             told = dict(enumerate(won)) if isinstance(won, list) else won
-            self._metrics.observe(incarnation.model, incarnation.version, job.records, executed, told)
-        self._count_unawaited(job, executed, won)
+            self._metrics.observe(loaded.model, loaded.version, batch.records, executed, told)
+        self._count_unawaited(batch, executed, won)
 
     @staticmethod
-    def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:
+    def _settle_sequences(batch: SubmittedBatch, won: Won, loaded: LoadedVersion) -> None:
         """What was not won has not happened: the log does not have it either."""
-        sequences = incarnation.pool.sequences
+        sequences = loaded.pool.sequences
         assert sequences is not None
-        lost = {index: known for index, known in job.before.items() if not won.get(index, False)}
-        sequences.go_back(job.records, lost)
+        lost = {index: known for index, known in batch.before.items() if not won.get(index, False)}
+        sequences.go_back(batch.records, lost)
         # who was told of beforehand was cancelled, or too late
-        sequences.doubt(job.records, [index for index in lost if job.records[index].id not in job.unwanted])
-        if job.unsure:
-            sequences.forget(job.records, job.before)
+        sequences.doubt(batch.records, [index for index in lost if batch.records[index].id not in batch.unwanted])
+        if batch.unsure:
+            sequences.forget(batch.records, batch.before)
 
     def _fact(
-        self, job: Job, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
+        self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
     ) -> list[bytes]:
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
         if executed.death is not None:
             ended = set(ending.indices)
-            gone = job.unwanted | job.ended
+            gone = batch.unwanted | batch.ended
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
-        if not header.via_owner or job.stream is not None:
+        if not header.via_owner or batch.stream is not None:
             finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
             return finished(self._executor, header.batch_id)
         told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
@@ -218,7 +222,7 @@ class Settler:
 
     async def _write(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
         ending: Settlement,
         keyless: Sequence[Reply],
@@ -231,7 +235,7 @@ class Settler:
 
         `outcome` is that of a first time.
         """
-        header = job.header
+        header = batch.header
         assert header is not None
         if not ending.requests:
             await self._append_all((*keyless, *facts))
@@ -254,10 +258,10 @@ class Settler:
                     ends=ending.ends or None,
                     outcomes=ending.outcomes,
                     ran=ran,
-                    sequences=job.written or None,
+                    sequences=batch.written or None,
                 )
             except LogUnavailable:
-                unsure = job.unsure = True
+                unsure = batch.unsure = True
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
@@ -265,7 +269,7 @@ class Settler:
             if unsure:
                 won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]
             else:
-                self._count_fenced(job, ending, won)
+                self._count_fenced(batch, ending, won)
         return dict(zip(ending.indices, won, strict=True))
 
     async def _is_ours(self, model: str, ending: Settlement, executed: Executed, position: int) -> bool:
@@ -281,34 +285,34 @@ class Settler:
         await insist(ask, "the result of a job cannot be read")
         return found[-1] == executed.answers[ending.indices[position]]
 
-    def _count_fenced(self, job: Job, ending: Settlement, won: Sequence[bool]) -> None:
+    def _count_fenced(self, batch: SubmittedBatch, ending: Settlement, won: Sequence[bool]) -> None:
         lost = [request_id for (request_id, _), is_won in zip(ending.requests, won, strict=True) if not is_won]
-        late = sum(request_id not in job.unwanted for request_id in lost)
-        if late and job.header is not None:
-            self._metrics.fenced(job.header.model, job.header.version, late)
-            _log.warning("%d requests of batch %s were settled by others first", late, job.header.batch_id)
+        late = sum(request_id not in batch.unwanted for request_id in lost)
+        if late and batch.header is not None:
+            self._metrics.fenced(batch.header.model, batch.header.version, late)
+            _log.warning("%d requests of batch %s were settled by others first", late, batch.header.batch_id)
 
-    async def _add_statistics(self, key: bytes, job: Job, executed: Executed, won: Won) -> dict[str, int]:
+    async def _add_statistics(self, key: bytes, batch: SubmittedBatch, executed: Executed, won: Won) -> dict[str, int]:
         """Count what was won, where the settlement did not."""
-        mine = increments(job.records, executed, [won.get(index, False) for index in range(len(job.records))])
+        mine = increments(batch.records, executed, [won.get(index, False) for index in range(len(batch.records))])
         if mine:
             await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
         return mine
 
-    def _count_unawaited(self, job: Job, executed: Executed, won: Won | list[bool]) -> None:
+    def _count_unawaited(self, batch: SubmittedBatch, executed: Executed, won: Won | list[bool]) -> None:
         """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
-        endpoints = {record.endpoint for record in job.records}
+        endpoints = {record.endpoint for record in batch.records}
         if all(map(keys.counts_its_requests, endpoints)):
             return
         others = {endpoint for endpoint in endpoints if not keys.counts_its_requests(endpoint)}
-        mine = [i for i, record in enumerate(job.records) if record.endpoint in others]
-        assert job.header is not None
+        mine = [i for i, record in enumerate(batch.records) if record.endpoint in others]
+        assert batch.header is not None
         failed = {failure.index: failure.reason for failure in executed.failures}
         now_ns = wall_ns()
         for index in mine:
             if won[index] if isinstance(won, list) else won.get(index, False):
-                taken_ns = max(0, now_ns - job.records[index].accepted_ns)
-                self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
+                taken_ns = max(0, now_ns - batch.records[index].accepted_ns)
+                self._metrics.unawaited(batch.header.model, batch.header.version, failed.get(index, ""), taken_ns)
 
     async def _append_all(self, entries: Iterable[Reply]) -> None:
         for one in entries:

@@ -30,14 +30,14 @@ from charonia.traces.reports import (
 )
 from charonia.wire import BatchHeader, RequestRecord, report_response, unpack_response
 from executors.batches.accounting import Executed, Execution, Failure
-from executors.running.job import Job
+from executors.running.submitted_batch import SubmittedBatch
 
 _log = logging.getLogger(__name__)
 
 
-def reported(job: Job, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
+def reported(batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
     """The answers, with reports of their requests where these are traced."""
-    header, records = job.header, job.records
+    header, records = batch.header, batch.records
     assert header is not None
     executions = {index: execution for execution in executed.executions for index in execution.indices}
     failures = {failure.index: failure for failure in executed.failures}

@@ -6,10 +6,10 @@ from charonia.batch_strategies import PARAMETER as STRATEGY
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from charonia.models.latency_target import PARAMETER as TARGET
-from executors.running.incarnation import Incarnation
+from executors.running.loaded_version import LoadedVersion
 
 
-def takes_waves(incarnation: Incarnation) -> bool:
+def takes_waves(incarnation: LoadedVersion) -> bool:
     """Whether requests for a loaded version may come as waves."""
     return not incarnation.pool.streams and are_alike_to(incarnation.interface)
 

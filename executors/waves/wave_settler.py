@@ -22,8 +22,8 @@ from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settlement import batch_died, batch_finished, batch_finished_here
 
 from .counting import WaveCounts, merge
@@ -62,20 +62,20 @@ class WaveSettler:
         self._told: set[str] = set()
         """The endpoints that those gathered were answered through their sockets."""
         self._timer: asyncio.TimerHandle | None = None
-        self._counts: dict[Incarnation, WaveCounts] = {}
+        self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
         """Increments by statistics key that the log does not have."""
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
         """Statistics on their way to the log."""
-        self._uncounted: set[Job] = set()
+        self._uncounted: set[SubmittedBatch] = set()
         """Batches that instances' threads have answered, whose ends are on their way to the event loop."""
         self.unsettled = 0
         """Deletions under way."""
         self._quiet: asyncio.Event | None = None
 
-    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+    def answer(self, job: SubmittedBatch, executed: ExecutedWaves) -> None:
         """Answer over gateways' sockets, in the instance's thread; `settle` follows in the event loop."""
         if job.abandoned:
             return
@@ -89,7 +89,7 @@ class WaveSettler:
         except Exception:  # the thread goes on, and the event loop answers the others
             _log.exception("waves could not be answered from their instance's thread")
 
-    def settle(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+    def settle(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
         """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
         header = job.header
         assert header is not None
@@ -119,7 +119,7 @@ class WaveSettler:
             self._flush(through_log, replies)
         self._tell(job, executed, left)
 
-    def _tell(self, job: Job, executed: ExecutedWaves, left: list[bytes]) -> None:
+    def _tell(self, job: SubmittedBatch, executed: ExecutedWaves, left: list[bytes]) -> None:
         """Tell the owner that the batch has ended, or how it died."""
         header = job.header
         assert header is not None
@@ -243,7 +243,7 @@ class WaveSettler:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def _account(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+    def _account(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
         metrics, model, version = self._metrics, incarnation.model, incarnation.version
         metrics.executed(model, version, executed)
         counts = self._counts.get(incarnation)
@@ -267,7 +267,7 @@ class WaveSettler:
             key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
-    def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+    def _measure(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
         for place, execution in enumerate(executed.executions):
             for index in execution.indices:
                 wave = job.waves[index]

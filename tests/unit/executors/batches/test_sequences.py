@@ -29,8 +29,8 @@ from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.configuration.config import normalise
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settler import Settler
 from protos.model_config_pb2 import ModelConfig
 
@@ -192,9 +192,11 @@ def test_what_somebody_else_may_have_run_is_asked_of_the_log(every: int, told: b
     run(known, header(), record(1, start=True), 5)
     step = record(2)
     _, (_, before) = run(known, header(), step, 6)
-    job = Job([step], lambda *_: None, header(), before=before, unwanted=frozenset({step.id} if told else ()))
+    job = SubmittedBatch(
+        [step], lambda *_: None, header(), before=before, unwanted=frozenset({step.id} if told else ())
+    )
     incarnation = SimpleNamespace(pool=SimpleNamespace(sequences=known))
-    Settler._settle_sequences(job, {0: False}, cast(Incarnation, incarnation))
+    Settler._settle_sequences(job, {0: False}, cast(LoadedVersion, incarnation))
     assert known.missing(header(), [record(3)]) == ([KEY] if asks else [])
 
 

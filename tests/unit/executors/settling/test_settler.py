@@ -33,9 +33,9 @@ from executors.batches.accounting import Executed, Execution
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
-from executors.settling.beginnings import Beginnings
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.journalled_starts import JournalledStarts
 from executors.settling.settler import Outcome, Settler
 
 REQUEST_ID = b"r" * 16
@@ -80,14 +80,16 @@ async def settle(
         flags=FLAG_REPLY_BY_REFERENCE | flags,
     )
     record = unpack_request(packed)
-    job = Job([record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags)
+    job = SubmittedBatch(
+        [record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags
+    )
     executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], again={0} if again else set())
-    incarnation = cast(Incarnation, SimpleNamespace(model="m", version=1, content_hash="h"))
-    beginnings = Beginnings(log, "executor-1")
-    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), beginnings)
+    incarnation = cast(LoadedVersion, SimpleNamespace(model="m", version=1, content_hash="h"))
+    starts = JournalledStarts(log, "executor-1")
+    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts)
     outcomes: list[Outcome | None] = []
     if flags & FLAG_JOURNALLED:
-        beginnings.watch(job)
+        starts.watch(job)
         job.planned = [(0, cast(RequestPlan, None))]
     taken = settler.settle_plain(job, executed, incarnation, outcomes.append)
     while taken and not outcomes:
@@ -96,7 +98,7 @@ async def settle(
         await settler.settle(job, executed, incarnation)
     elif outcomes[0] is not None:
         await settler.settle(job, executed, incarnation, outcome=outcomes[0])
-    beginnings.close()
+    starts.close()
 
 
 @pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])

@@ -22,7 +22,7 @@ from charonia.wire import (
     unpack_response,
 )
 from executors.batches.accounting import OTHER, Executed, Execution, Failure
-from executors.running.job import Job
+from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.trace_reports import reported
 
 X = Tensor.of("x", np.ones((1, 2), np.float32))
@@ -40,9 +40,9 @@ def context(number: int, flags: int = TIMESTAMPS, report_to: str = "") -> Contex
     return Context(flags, bytes(16), bytes([number]) * 8, report_to=report_to)
 
 
-def batch(*records: RequestRecord) -> Job:
+def batch(*records: RequestRecord) -> SubmittedBatch:
     header = BatchHeader("b-1", "m", 3, "abc", 7, tuple(range(1, len(records) + 1)), b"f:{m}")
-    return Job(list(records), lambda _job, _executed: None, header)
+    return SubmittedBatch(list(records), lambda _job, _executed: None, header)
 
 
 def answer(one: RequestRecord) -> bytes:

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 class WaveAnswers(Protocol):
     """Answers executed waves (`executors.waves.wave_settler.WaveSettler`)."""
 
-    def answer(self, job: Job, executed: ExecutedWaves) -> None:
+    def answer(self, batch: SubmittedBatch, executed: ExecutedWaves) -> None:
         """Answer what can be answered at once, in the thread of the instance."""
 
 
 class ResponseLog(Protocol):
-    """Writes the responses of streamed batches to the log (`executors.settling.responding.ResponseWriter`)."""
+    """Writes the responses of streamed batches to the log (`executors.settling.response_writer.ResponseWriter`)."""
 
-    def open(self, batch: StreamedBatch, job: Job, settle: SettlePart) -> None: ...
+    def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None: ...
 
-    def close(self, batch: StreamedBatch) -> None: ...
+    def close(self, streamed: StreamedBatch) -> None: ...
 
     def put(self, outgoing: Outgoing) -> None: ...
 
-    def freed(self, batch: StreamedBatch) -> None: ...
+    def freed(self, streamed: StreamedBatch) -> None: ...
 
-    async def written(self, batch: StreamedBatch) -> None: ...
+    async def written(self, streamed: StreamedBatch) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Responses:
     settle: SettlePart
 
 
-class Job(Struct, eq=False):
+class SubmittedBatch(Struct, eq=False):
     """The batch and its callbacks, called in the event loop.
 
     `done` when it has been executed or its instance has died under it.
@@ -64,7 +64,7 @@ class Job(Struct, eq=False):
 
     records: Sequence[RequestRecord]
     """Empty in a batch of waves."""
-    done: Callable[[Job, Executed], None]
+    done: Callable[[SubmittedBatch, Executed], None]
     header: BatchHeader | None = None
     entry_id: bytes = b""
     flags: int = 0
@@ -73,10 +73,10 @@ class Job(Struct, eq=False):
     """Who answers these from the thread of an instance."""
     planned: Sequence[Planned] = ()
     """What of it is executed, once its execution has begun. Set in the instance's thread."""
-    untold: bool = False
+    start_unreported: bool = False
     """Some of it is journalled, and the journal does not say yet that its execution has begun."""
     unwanted: frozenset[bytes] = frozenset()
-    batch: Batch | WaveBatch | None = None
+    execution: Batch | WaveBatch | None = None
     stream: StreamedBatch | None = None
     """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
     responses: Responses | None = None
@@ -86,7 +86,7 @@ class Job(Struct, eq=False):
     """The requests of such a batch that had their final response, by id."""
     steps: BatchSteps | None = None
     """Those of its sequences, once it runs, with an instance in this `life`."""
-    life: int = 0
+    generation: int = 0
     written: dict[bytes, SequenceStep] = field(default_factory=dict)
     """What the log is to remember of its sequences, by request id."""
     before: dict[int, Remembered | None] = field(default_factory=dict)
@@ -102,27 +102,27 @@ class Job(Struct, eq=False):
     """It outlasted its ceiling and was reported: what still comes of it is not heard."""
 
 
-SettlePart = Callable[[Job, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
+SettlePart = Callable[[SubmittedBatch, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
 """Settles what of a batch has ended: the job, that part, (endpoint, record) of responses before, whether it was all."""
 
 
-def take_all(jobs: asyncio.Queue[Job | None]) -> list[Job]:
+def take_all(queue: asyncio.Queue[SubmittedBatch | None]) -> list[SubmittedBatch]:
     """The batches in a queue, which nobody will get from it; the ends that workers wait for stay in it."""
-    taken: list[Job] = []
+    taken: list[SubmittedBatch] = []
     ends = 0
     with contextlib.suppress(asyncio.QueueEmpty):
         while True:
-            job = jobs.get_nowait()
-            if job is None:
+            batch = queue.get_nowait()
+            if batch is None:
                 ends += 1
             else:
-                taken.append(job)
+                taken.append(batch)
     for _ in range(ends):
-        jobs.put_nowait(None)
+        queue.put_nowait(None)
     return taken
 
 
-def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
+def decode_entry(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
     """The header and the requests, or waves, of a batch stream's entry. Raises `InvalidRecord`."""
     fields = entry.fields
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
@@ -142,6 +142,6 @@ def decoded(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
     return header, records
 
 
-def died(instance: str) -> InternalError:
+def instance_died_error(instance: str) -> InternalError:
     """P19's text: the instance's process is gone."""
     return InternalError(f"Stub process '{instance}' is not healthy.")

@@ -14,16 +14,16 @@ from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.facts.resource_waits import TTL_S, TurnsNote
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
 from executors.running.rate_limiter import RateLimiter
+from executors.running.submitted_batch import SubmittedBatch
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_PERIOD_S = 1.0
 
 
-class TurnNotes:
+class WaitReports:
     """Of one executor; `open_calls` is how many calls its models wait for."""
 
     def __init__(
@@ -31,41 +31,41 @@ class TurnNotes:
         log: EventLog,
         executor: str,
         limiter: RateLimiter,
-        incarnations: Callable[[], Iterable[Incarnation]],
+        loaded_versions: Callable[[], Iterable[LoadedVersion]],
         open_calls: Callable[[], int],
     ) -> None:
         self._log = log
         self._key = keys.turns(executor)
         self._limiter = limiter
-        self._incarnations = incarnations
+        self._loaded_versions = loaded_versions
         self._open_calls = open_calls
         self._number = 0
-        self._waited: set[Job] = set()
+        self._waited: set[SubmittedBatch] = set()
 
     async def run(self) -> None:
         """Look now and then, for ever."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PERIOD_S)
             try:
-                await self.look()
+                await self.check()
             except CharoniaError as error:
                 _log.warning("a note of turns was not written: %s", error)
             except Exception:
                 _log.exception("batches that wait for their turn could not be looked at")
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Tell of who waits for what, if somebody has waited since the last look. Raises what the log raises."""
-        pools = [(one, one.pool.turns) for one in self._incarnations() if one.pool.turns is not None]
-        waiting = {job for _, turns in pools if turns is not None for job in turns.waiting}
+        pools = [(one, one.pool.limited_queue) for one in self._loaded_versions() if one.pool.limited_queue is not None]
+        waiting = {batch for _, queue in pools if queue is not None for batch in queue.waiting}
         before, self._waited = self._waited, waiting
         if waiting.isdisjoint(before) or not self._open_calls():
             return
-        told = [turns.told(one.model, one.version) for one, turns in pools if turns is not None]
+        snapshots = [queue.snapshot(one.model, one.version) for one, queue in pools if queue is not None]
         self._number += 1
         note = TurnsNote(
             self._number,
             self._limiter.counts(),
-            tuple([turn for turns, _ in told for turn in turns]),
-            tuple([batch for _, batches in told for batch in batches]),
+            tuple([turn for queue, _ in snapshots for turn in queue]),
+            tuple([batch for _, batches in snapshots for batch in batches]),
         )
         await self._log.put_note(self._key, note.pack(), TTL_S)

@@ -16,7 +16,7 @@ from .instance_pool import InstancePool
 
 
 @dataclass(slots=True, eq=False)
-class Incarnation:
+class LoadedVersion:
     """One loaded version: what it is, its instances, and what its warm-up did (I12)."""
 
     model: str

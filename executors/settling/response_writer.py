@@ -22,7 +22,7 @@ from charonia.tensors import Buffer
 from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, record_fields
 from executors.announcing import insist
 from executors.batches.batch_payloads import Payloads
-from executors.running.job import Job, SettlePart
+from executors.running.submitted_batch import SettlePart, SubmittedBatch
 from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
 _log = logging.getLogger(__name__)
@@ -34,35 +34,39 @@ class ResponseWriter:
     """The responses of one executor. `unwanted` is told of jobs that take no more responses: (job, their ids)."""
 
     def __init__(
-        self, log: EventLog, executor: str, payloads: Payloads, unwanted: Callable[[Job, frozenset[bytes]], None]
+        self,
+        log: EventLog,
+        executor: str,
+        payloads: Payloads,
+        unwanted: Callable[[SubmittedBatch, frozenset[bytes]], None],
     ) -> None:
         self._log = log
         self._executor = executor
         self._payloads = payloads
         self._unwanted = unwanted
-        self.on_first: Callable[[Job, RequestRecord], None] | None = None
+        self.on_first: Callable[[SubmittedBatch, RequestRecord], None] | None = None
         """Told of the first responses of models that may give several."""
-        self._jobs: dict[StreamedBatch, tuple[Job, SettlePart]] = {}
+        self._open: dict[StreamedBatch, tuple[SubmittedBatch, SettlePart]] = {}
         self._waiting: list[Outgoing] = []
         self._unwritten: dict[StreamedBatch, int] = {}
         self._written = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, batch: StreamedBatch, job: Job, settle: SettlePart) -> None:
+    def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None:
         """Responses of this batch may come from now on."""
-        self._jobs[batch] = (job, settle)
-        self._unwritten[batch] = 0
-        if self.on_first is not None and batch.several:
-            batch.on_first = partial(self.on_first, job)
+        self._open[streamed] = (batch, settle)
+        self._unwritten[streamed] = 0
+        if self.on_first is not None and streamed.several:
+            streamed.on_first = partial(self.on_first, batch)
 
-    def close(self, batch: StreamedBatch) -> None:
+    def close(self, streamed: StreamedBatch) -> None:
         """It has ended, one way or another."""
-        self._jobs.pop(batch, None)
-        self._unwritten.pop(batch, None)
+        self._open.pop(streamed, None)
+        self._unwritten.pop(streamed, None)
 
     def put(self, outgoing: Outgoing) -> None:
-        if outgoing.batch not in self._jobs:
+        if outgoing.batch not in self._open:
             outgoing.batch.flow.written(outgoing.record)
             return
         self._unwritten[outgoing.batch] += 1
@@ -70,25 +74,25 @@ class ResponseWriter:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
 
-    def freed(self, batch: StreamedBatch) -> None:
+    def freed(self, streamed: StreamedBatch) -> None:
         """Tell the owner, unless the batch ends in the same moment."""
-        asyncio.get_running_loop().call_soon(self._tell_freed, batch)
+        asyncio.get_running_loop().call_soon(self._report_freed, streamed)
 
-    async def written(self, batch: StreamedBatch) -> None:
+    async def written(self, streamed: StreamedBatch) -> None:
         """Wait until all that was put of a batch is in the log."""
-        while self._unwritten.get(batch):
+        while self._unwritten.get(streamed):
             await self._written.wait()
 
-    async def say_again(self, model: str) -> None:
+    async def report_again(self, model: str) -> None:
         """A new owner knows nothing of what was told to the one before."""
-        for batch, (job, _) in list(self._jobs.items()):
-            if job.header is None or job.header.model != model:
+        for streamed, (batch, _) in list(self._open.items()):
+            if batch.header is None or batch.header.model != model:
                 continue
             stream = keys.facts(model)
-            if batch.freed.is_set():
-                await self._append(stream, _freed(self._executor, job))
-            if begun := batch.begun_ids():
-                await self._append(stream, _begun(self._executor, job, begun))
+            if streamed.freed.is_set():
+                await self._append(stream, _freed(self._executor, batch))
+            if begun := streamed.begun_ids():
+                await self._append(stream, _begun(self._executor, batch, begun))
 
     async def closed(self) -> None:
         """Give up what the log would not take."""
@@ -99,9 +103,9 @@ class ResponseWriter:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _tell_freed(self, batch: StreamedBatch) -> None:
-        known = self._jobs.get(batch)
-        if known is None or batch.all_ended or known[0].header is None:
+    def _report_freed(self, streamed: StreamedBatch) -> None:
+        known = self._open.get(streamed)
+        if known is None or streamed.all_ended or known[0].header is None:
             return
         task = asyncio.get_running_loop().create_task(
             self._append(known[0].header.report_to, _freed(self._executor, known[0]))
@@ -135,31 +139,31 @@ class ResponseWriter:
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
         facts: list[Awaitable[None]] = []
-        for batch, ones in by_batch.items():
-            if (known := self._jobs.get(batch)) is not None:
-                facts += self._first_responses(batch, known[0], ones)
-        if any(known[0].flags & FLAG_JOB for batch in by_batch if (known := self._jobs.get(batch)) is not None):
+        for streamed, ones in by_batch.items():
+            if (known := self._open.get(streamed)) is not None:
+                facts += self._first_responses(streamed, known[0], ones)
+        if any(known[0].flags & FLAG_JOB for streamed in by_batch if (known := self._open.get(streamed)) is not None):
             # who reads a job sees what is kept of it at once: whoever owns it next must know by then
             await asyncio.gather(*facts)
             facts.clear()
             await self._keep(by_batch)
         settlements: list[Awaitable[None]] = []
         by_endpoint: dict[str, list[bytes]] = {}
-        for batch, ones in by_batch.items():
-            known = self._jobs.get(batch)
+        for streamed, ones in by_batch.items():
+            known = self._open.get(streamed)
             if known is None:
                 continue
-            job, settle = known
-            records = [(job.records[one.index].endpoint, self._of(job, one)) for one in ones if not one.final]
+            batch, settle = known
+            records = [(batch.records[one.index].endpoint, self._of(batch, one)) for one in ones if not one.final]
             records = [(endpoint, record) for endpoint, record in records if endpoint and record]
             ended = {one.index: one.record for one in ones if one.final}
             if ended:
-                last = batch.all_ended and self._unwritten[batch] == len(ones)
-                part = batch.part(ended)
-                job.ended.update(job.records[one.index].id for one in ones if one.final and not one.again)
-                settlements.append(settle(job, part, records, last))
-                if over := [job.records[one.index].id for one in ones if one.final and not one.again and one.place]:
-                    settlements.append(self._unmark(batch, job, over))
+                last = streamed.all_ended and self._unwritten[streamed] == len(ones)
+                part = streamed.part(ended)
+                batch.ended.update(batch.records[one.index].id for one in ones if one.final and not one.again)
+                settlements.append(settle(batch, part, records, last))
+                if over := [batch.records[one.index].id for one in ones if one.final and not one.again and one.place]:
+                    settlements.append(self._unmark(streamed, batch, over))
             else:
                 for endpoint, record in records:
                     by_endpoint.setdefault(endpoint, []).append(record)
@@ -172,8 +176,8 @@ class ResponseWriter:
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
         """Keep the responses of jobs, all but final ones; what a job does not take any more is wanted by nobody."""
         keeping: list[Awaitable[None]] = []
-        for batch, ones in by_batch.items():
-            known = self._jobs.get(batch)
+        for streamed, ones in by_batch.items():
+            known = self._open.get(streamed)
             if known is None or not any(record.is_job for record in known[0].records):
                 continue
             of_request: dict[int, list[Outgoing]] = {}
@@ -184,9 +188,9 @@ class ResponseWriter:
         if keeping:
             await asyncio.gather(*keeping)
 
-    async def _keep_of(self, job: Job, index: int, ones: list[Outgoing]) -> None:
-        assert job.header is not None
-        model, record, attempt = job.header.model, job.records[index], job.header.attempts[index]
+    async def _keep_of(self, batch: SubmittedBatch, index: int, ones: list[Outgoing]) -> None:
+        assert batch.header is not None
+        model, record, attempt = batch.header.model, batch.records[index], batch.header.attempts[index]
         taken = True
 
         async def keep() -> None:
@@ -196,36 +200,38 @@ class ResponseWriter:
 
         await insist(keep, _NOT_TAKEN)
         if not taken:
-            self._unwanted(job, frozenset((record.id,)))
+            self._unwanted(batch, frozenset((record.id,)))
 
-    def _first_responses(self, batch: StreamedBatch, job: Job, ones: list[Outgoing]) -> list[Awaitable[None]]:
+    def _first_responses(
+        self, streamed: StreamedBatch, batch: SubmittedBatch, ones: list[Outgoing]
+    ) -> list[Awaitable[None]]:
         """Of requests that do not end in the same write: the owner is told, and marked for the one after it.
 
         A job's responses can be read before its end is written, so of jobs all are.
         """
-        ended = {one.index for one in ones if one.final and not one.again and not job.records[one.index].is_job}
+        ended = {one.index for one in ones if one.final and not one.again and not batch.records[one.index].is_job}
         begun = {one.index for one in ones if one.begins} - ended
-        if not begun or job.header is None:
+        if not begun or batch.header is None:
             return []
-        ids = [job.records[index].id for index in sorted(begun)]
-        told: list[Awaitable[None]] = [self._append(job.header.report_to, _begun(self._executor, job, ids))]
-        if not batch.batch.interface.repeatable:
-            key, times = keys.visible(job.header.model), dict.fromkeys(ids, wall_ns() // 1000)
-            told.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))
-        return told
+        ids = [batch.records[index].id for index in sorted(begun)]
+        reports: list[Awaitable[None]] = [self._append(batch.header.report_to, _begun(self._executor, batch, ids))]
+        if not streamed.batch.interface.repeatable:
+            key, times = keys.visible(batch.header.model), dict.fromkeys(ids, wall_ns() // 1000)
+            reports.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))
+        return reports
 
-    async def _unmark(self, batch: StreamedBatch, job: Job, ids: Sequence[bytes]) -> None:
+    async def _unmark(self, streamed: StreamedBatch, batch: SubmittedBatch, ids: Sequence[bytes]) -> None:
         """These have ended; what stays marked in spite of it, an owner removes."""
-        if job.header is not None and batch.several and not batch.batch.interface.repeatable:
+        if batch.header is not None and streamed.several and not streamed.batch.interface.repeatable:
             with contextlib.suppress(CharoniaError):
-                await self._log.drop_times(keys.visible(job.header.model), ids)
+                await self._log.drop_times(keys.visible(batch.header.model), ids)
 
-    def _of(self, job: Job, one: Outgoing) -> bytes:
+    def _of(self, batch: SubmittedBatch, one: Outgoing) -> bytes:
         """The record as it travels; nothing of what is wanted no more."""
         if not one.batch.wanted(one.index):
             return b""
-        if job.flags & FLAG_REPLY_BY_REFERENCE:
-            return self._payloads.refer([job.records[one.index]], [one.record])[0]
+        if batch.flags & FLAG_REPLY_BY_REFERENCE:
+            return self._payloads.refer([batch.records[one.index]], [one.record])[0]
         return one.record
 
     async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:
@@ -246,11 +252,11 @@ def _parts(waiting: list[Outgoing]) -> Iterator[list[Outgoing]]:
     yield part
 
 
-def _freed(executor: str, job: Job) -> list[bytes]:
-    assert job.header is not None
-    return [FIELD_FACT, pack_fact(SlotFreed(executor, job.header.batch_id))]
+def _freed(executor: str, batch: SubmittedBatch) -> list[bytes]:
+    assert batch.header is not None
+    return [FIELD_FACT, pack_fact(SlotFreed(executor, batch.header.batch_id))]
 
 
-def _begun(executor: str, job: Job, ids: Sequence[bytes]) -> list[bytes]:
-    assert job.header is not None
-    return [FIELD_FACT, pack_fact(ResponsesBegun(executor, job.header.batch_id, b"".join(ids)))]
+def _begun(executor: str, batch: SubmittedBatch, ids: Sequence[bytes]) -> list[bytes]:
+    assert batch.header is not None
+    return [FIELD_FACT, pack_fact(ResponsesBegun(executor, batch.header.batch_id, b"".join(ids)))]
