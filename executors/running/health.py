@@ -1,8 +1,8 @@
-"""Asks the instances of a version that can tell whether they are well, and tells of changes (P6).
+"""Checks the health of a version's instances periodically and reports changes (P6).
 
-Nobody is asked per probe of a client: instances are asked every so often, whoever looks finds the last answer in the
-catalog. A version is well on an executor while each of its instances that can tell says so in time; one that executes
-a batch is not asked, its last answer holds. What that means for readiness is the catalog's to say.
+A client's readiness probe reads the last result from the catalog and calls no instance. A version is healthy on an
+executor while each of its instances with a health check answers yes in time. An instance that runs a batch is not
+checked; its last answer holds. The catalog derives readiness from the reports.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ _MIN_INTERVAL_S = 0.01
 
 
 def interval_s(source: ModelSource) -> float:
-    """How often a model is asked. Raises `InvalidArgument` for a value that is no time."""
+    """Return the period of a model's health checks in seconds. Raises `InvalidArgument` for a value that is no time."""
     return max(_MIN_INTERVAL_S, parameter_seconds(source, INTERVAL, DEFAULT_INTERVAL_S))
 
 
 class HealthWatch:
-    """The health of one loaded version. `idle_instances` gives those that are not busy, by a name of their own."""
+    """Watches one loaded version. `idle_instances` returns (name, instance) pairs of the instances that run nothing.
+
+    `report` is awaited with the new state after each change.
+    """
 
     def __init__(
         self,
@@ -47,13 +50,13 @@ class HealthWatch:
         self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Ask until cancelled, at once for the first time."""
+        """Check at once and then every `period_s`, until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(self._period_s)
 
     async def check(self) -> None:
-        """Ask everybody once, and tell when the answer is another than before."""
+        """Check all idle instances once; report when the version's state has changed."""
         asked = self._idle_instances()
         answers = await asyncio.gather(*(self._complaint(instance) for _, instance in asked))
         for (name, _), complaint in zip(asked, answers, strict=True):
@@ -67,7 +70,7 @@ class HealthWatch:
             await self._report(self.healthy)
 
     async def _complaint(self, instance: SelfCheckingInstance) -> str:
-        """Why an instance is not well, "" when it is; one that died is replaced, which is no matter of health."""
+        """Return why an instance is not healthy, "" when it is. A dead instance counts as healthy: it is replaced."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return "" if await instance.check_health() else "is_ready says no"

@@ -1,7 +1,7 @@
-"""Gives the instances of a version their batches by turns, when a rate limiter decides whose turn it is (Q1-Q4).
+"""Passes batches to instances when the rate limiter grants them resources (Q1-Q4).
 
-`executors.running.rate_limiter` knows the resources and the order; here is what waits, and the calls when something may
-begin. Without a rate limiter nothing of this exists: instances take from their pool's queue.
+`executors.running.rate_limiter` decides the order. This module keeps the waiting batches and starts executions. Without
+rate limits it is not used: instances take batches from their pool's queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ResourceGrants:
-    """One for all models of an executor. `reservations` are made and called in the event loop."""
+    """Starts executions as the limiter grants them. One for all models of an executor; used in the event loop."""
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
@@ -30,7 +30,10 @@ class ResourceGrants:
         self._passing = False
 
     def register(self, key: object, spec: InstanceSpec, group: InstanceGroup, begin: Callable[[], bool]) -> None:
-        """`begin` starts the instance's next execution, False when there is none. Raises `InvalidArgument` (Q3)."""
+        """Add an instance. `begin` starts its next execution and returns False when it has none.
+
+        Raises `InvalidArgument` when the instance could never run (Q3).
+        """
         self.limiter.register(key, group.resources, group.priority, spec.device_id)
         self._begin[key] = begin
 
@@ -40,9 +43,9 @@ class ResourceGrants:
         self.advance()
 
     def advance(self) -> None:
-        """Let begin whatever may."""
+        """Start every execution that the limiter grants."""
         if self._passing:
-            return  # called by something that begins: the loop below goes on
+            return  # called from `begin`: the loop below goes on
         self._passing = True
         try:
             while granted := self.limiter.grant():
@@ -54,9 +57,9 @@ class ResourceGrants:
 
 
 class RateLimitedQueue:
-    """The waiting batches of one pool and its workers, each of which gets one batch at a time.
+    """The waiting batches of one pool, and its workers, each of which gets one batch at a time.
 
-    `bound` says whose a batch is, where it is not anybody's.
+    `worker_of` returns the worker that a batch is bound to; None when any worker may take any batch.
     """
 
     def __init__(self, grants: ResourceGrants, worker_of: Callable[[SubmittedBatch], Worker] | None = None) -> None:
@@ -69,16 +72,19 @@ class RateLimitedQueue:
 
     @property
     def waiting(self) -> Collection[SubmittedBatch]:
-        """The batches no instance has begun."""
+        """The batches that no instance has started."""
         return self._waiting
 
     @property
     def waiting_requests(self) -> int:
-        """Requests of batches no instance has begun (M2)."""
+        """How many requests are in batches that no instance has started."""
         return sum(len(batch.records) for batch in self._waiting)
 
     def add(self, worker: Worker, group: InstanceGroup) -> None:
-        """Raises `InvalidArgument` (Q3). A passive worker never executes, so it needs nothing."""
+        """Add a worker; a passive one never executes, so it is ignored.
+
+        Raises `InvalidArgument` when it could never run (Q3).
+        """
         if not worker.passive:
             self._grants.register(worker, worker.spec, group, lambda: self._start(worker))
             self._workers.append(worker)
@@ -88,30 +94,31 @@ class RateLimitedQueue:
         self.request_grants()
 
     def finished(self, batch: SubmittedBatch, *, died: bool) -> None:
-        """The batch was executed, or its instance `died` under it."""
+        """Release the resources of a batch that was executed, or whose instance `died`."""
         worker = self._running.pop(batch, None)
         if worker is not None:
-            worker.down |= died  # it will find out itself in a moment, when the next batch would be with it already
+            worker.down |= died  # the worker notices only later, and must not get the next batch until then
             self._limiter.release(worker)
             self.request_grants()
 
     def take_all(self) -> list[SubmittedBatch]:
-        """The batches no instance has begun; they will not be."""
+        """Remove and return the batches that no instance has started."""
         taken = list(self._waiting)
         self._waiting.clear()
         self.request_grants()
         return taken
 
     def close(self) -> None:
-        """No worker of this pool executes any more."""
+        """Remove this pool's workers from the limiter."""
         for worker in self._workers:
             self._grants.unregister(worker)
         self._workers.clear()
 
     def request_grants(self) -> None:
-        """As many free workers wait for their turn as there are batches, those that are most behind first.
+        """Request resources for as many free workers as batches wait, those with the fewest executions first.
 
-        So many of each group: no batch waits for what one of them lacks while another could begin.
+        Workers with equal needs are counted together, so that no batch waits for the resources of one kind of instance
+        while another kind could start.
         """
         wanted = {self._worker_of(batch) for batch in self._waiting} if self._worker_of is not None else None
         asking: Counter[frozenset[tuple[Resource, int]]] = Counter()
@@ -125,7 +132,10 @@ class RateLimitedQueue:
         self._grants.advance()
 
     def snapshot(self, model: str, version: int) -> tuple[list[Turn], list[WaitingBatch]]:
-        """The workers of this pool, but for those that do not wait where others like them do, and who waits for one."""
+        """Return the state of this pool's workers and of its waiting batches, for deadlock detection.
+
+        Free workers that request nothing while batches wait are left out: others with equal needs stand for them.
+        """
         executing = {worker: batch for batch, worker in self._running.items()}
         resting = [worker for worker in self._free() if self._limiter.order(worker) is None] if self._waiting else []
         turns = [

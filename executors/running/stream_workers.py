@@ -1,7 +1,7 @@
-"""The workers of versions whose requests have several responses: an instance that freed a batch gets the next one.
+"""Workers for streaming instances, whose requests may have several responses.
 
-Batches that were freed go on beside: each is a task until its requests have ended. What becomes of responses is
-`streamed_batch`'s and `responding`'s.
+An instance that frees its batch gets the next one. The freed batch continues as a task until its requests have ended.
+`executors.streams.streamed_batch` tracks the responses, `executors.settling.response_writer` writes them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .workers import Pool, Worker, close_instance_of, self_checking
 _log = logging.getLogger(__name__)
 
 _BUSY_GRACE_S = 5.0
-"""An instance that never freed its batch gets so much longer: a backend with processes ends them itself first."""
+"""Extra time for an instance that has not freed its batch: a backend with processes ends a silent one itself first."""
 
 
 class StreamWorker(Worker):
-    """A `StreamingInstance` and the tasks of its batches."""
+    """Runs the batches of one `StreamingInstance`, each in a task."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class StreamWorker(Worker):
         self._queue.put_nowait(batch)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        """A warm-up: what it answers goes nowhere."""
+        """Run a warm-up batch; its responses are discarded."""
         collector = _Collector(len(records))
         streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), Flow(), collector)
         streamed.begin()
@@ -96,18 +96,18 @@ class StreamWorker(Worker):
         return take_all(self._queue)
 
     def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
-        """Tell the model, if it has this batch, that these requests are no longer wanted."""
+        """Notify the model that these requests are no longer wanted, if it runs this batch."""
         if batch.stream is not None and batch in self._open.values():
             batch.stream.cancel(ids, self._instance)
 
     def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
-        """So many responses of a request are wanted, if it is here."""
+        """Let a request send its responses below index `count`, if this instance runs its batch."""
         if batch.stream is not None and batch in self._open.values():
             batch.stream.allow(request_id, count)
 
     @property
     def idle_self_check(self) -> SelfCheckingInstance | None:
-        """Not while it begins a batch; that responses are still to come keeps nobody from asking."""
+        """The instance's health check, unless it is starting a batch. Freed batches do not count."""
         beginning = any(batch.stream is None or not batch.stream.freed.is_set() for batch in self._open.values())
         return None if beginning else self_checking(self._instance)
 
@@ -121,7 +121,7 @@ class StreamWorker(Worker):
         if instance is not None:
             await close_instance_of(instance, self.spec.name)
 
-    # -- taking --------------------------------------------------------------------------------------------------------
+    # -- taking batches ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
@@ -139,7 +139,7 @@ class StreamWorker(Worker):
                 await self._replace()
 
     async def _next(self) -> SubmittedBatch | None:
-        """The next batch; None at the end, and when the instance has died meanwhile."""
+        """Wait for the next batch; None at the end, and when the instance died while waiting."""
         taking = asyncio.ensure_future(self._queue.get())
         dying = asyncio.ensure_future(self._dead.wait())
         try:
@@ -151,12 +151,12 @@ class StreamWorker(Worker):
         with contextlib.suppress(asyncio.CancelledError):
             batch = await taking
             if batch is None and self._dead.is_set():
-                self._queue.put_nowait(None)  # for the turn after this one, which is the death's
+                self._queue.put_nowait(None)  # the caller handles the death first, and takes the end next time
             return batch
         return None
 
     async def _begin(self, batch: SubmittedBatch) -> None:
-        """Start a batch and wait until the instance is free, or has died."""
+        """Start a batch, and wait until the instance is free or has died."""
         execution = self._execution_of(batch)
         assert isinstance(execution, Batch)  # such a pool takes no waves
         assert batch.responses is not None
@@ -178,10 +178,10 @@ class StreamWorker(Worker):
         finally:
             freed.cancel()
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running batches -----------------------------------------------------------------------------------------------
 
     async def _run_to_end(self, batch: SubmittedBatch, streamed: StreamedBatch) -> None:
-        """A batch from its beginning until all of it is in the log, or its instance's death is told."""
+        """Run a batch until all its responses are in the log, or its instance's death is reported."""
         assert batch.responses is not None
         writer = batch.responses.writer
         death: InstanceDied | None = None
@@ -191,7 +191,7 @@ class StreamWorker(Worker):
             await self._run(streamed)
         except InstanceDied as ended:
             death = ended
-        except Exception as error:  # ours, not the model's fault: the callers still get an answer
+        except Exception as error:  # our fault, not the model's: the callers still get an answer
             _log.exception("instance %s could not execute a batch", self.spec.name)
             streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
         if death is not None and not self._dead.is_set():
@@ -210,7 +210,7 @@ class StreamWorker(Worker):
         self._pool.finish(batch, executed)
 
     async def _run(self, streamed: StreamedBatch) -> None:
-        """Call the instance; returns when all requests have ended. Raises `InstanceDied`."""
+        """Call the instance and wait until all requests have ended. Raises `InstanceDied`."""
         runs = list(streamed.batch.runs())
         calls: list[asyncio.Task[None]] = []
         over = asyncio.ensure_future(streamed.over.wait())
@@ -237,7 +237,7 @@ class StreamWorker(Worker):
     async def _settle_calls(
         self, streamed: StreamedBatch, calls: list[asyncio.Task[None]], over: asyncio.Future[Any]
     ) -> None:
-        """Wait for all responses; a call that ends without them fails what it left open."""
+        """Wait for the calls until all requests have ended. A call that ends early fails the requests it left open."""
         while not streamed.all_ended:
             going = {call for call in calls if not call.done()}
             if not going:
@@ -248,7 +248,7 @@ class StreamWorker(Worker):
                     call.result()
 
     async def _until(self, streamed: StreamedBatch, run: StreamRun | None, waited: set[asyncio.Future[Any]]) -> None:
-        """Wait for the first of these, no longer than the instance may be silent."""
+        """Wait for the first of these. Fails the batch when the instance sends nothing for longer than its limit."""
         ceiling_s = self._pool.ceiling_s
         while True:
             wait_s = None
@@ -259,7 +259,7 @@ class StreamWorker(Worker):
             if done:
                 return
             if self._flow.full or streamed.blocked:
-                streamed.heard_ns = monotonic_ns()  # who reads its responses is slow, not the model
+                streamed.heard_ns = monotonic_ns()  # the reader of its responses is slow, not the model
             elif (monotonic_ns() - streamed.heard_ns) / 1e9 >= most_s:
                 name = streamed.batch.interface.name
                 text = f"model '{name}' sent no response for {ceiling_s:g} s (charonia.max_execution_s)"
@@ -268,7 +268,7 @@ class StreamWorker(Worker):
                 return
 
     async def _call(self, streamed: StreamedBatch, run: StreamRun, planned: list[Planned]) -> None:
-        """One call of the instance. Raises `InstanceDied`; everything else becomes answers."""
+        """Call the instance once. Raises `InstanceDied`; every other error is answered to the callers."""
         interface, records = streamed.batch.interface, streamed.batch.records
         requests: list[ModelRequest] = []
         sent: list[int] = []
@@ -310,7 +310,7 @@ class StreamWorker(Worker):
 
 
 class _Collector:
-    """Keeps final responses of a batch that nobody waits for."""
+    """Keeps the final responses of a warm-up batch."""
 
     def __init__(self, count: int) -> None:
         self.finals: dict[int, bytes] = {}
@@ -322,4 +322,4 @@ class _Collector:
             self.finals[outgoing.index] = outgoing.record
 
     def freed(self, streamed: StreamedBatch) -> None:
-        """Nobody waits for its slot."""
+        """Do nothing: no batch waits for the slot of a warm-up."""

@@ -1,4 +1,4 @@
-"""One batch on its way through an executor, and what an instance tells of it. What that means is `intake`'s."""
+"""A batch on its way through an executor: the records from the log, its callbacks, and its progress."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class WaveAnswers(Protocol):
-    """Answers executed waves (`executors.waves.wave_settler.WaveSettler`)."""
+    """Answers executed waves. Implemented by `executors.waves.wave_settler.WaveSettler`."""
 
     def answer(self, batch: SubmittedBatch, executed: ExecutedWaves) -> None:
-        """Answer what can be answered at once, in the thread of the instance."""
+        """Send the answers that can be sent at once. Called in the instance's thread."""
 
 
 class ResponseLog(Protocol):
-    """Writes the responses of streamed batches to the log (`executors.settling.response_writer.ResponseWriter`)."""
+    """Writes responses of streamed batches. Implemented by `executors.settling.response_writer.ResponseWriter`."""
 
     def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None: ...
 
@@ -48,18 +48,18 @@ class ResponseLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """Where the responses of one batch go, and who settles what of it has ended."""
+    """The writer of a batch's responses, and the function that settles those of its requests that have ended."""
 
     writer: ResponseLog
     settle: SettlePart
 
 
 class SubmittedBatch(Struct, eq=False):
-    """The batch and its callbacks, called in the event loop.
+    """A batch that was submitted to an instance pool.
 
-    `done` when it has been executed or its instance has died under it.
-    `flags` are those of any of its records.
-    `unwanted` holds the ids of requests that were settled by somebody else meanwhile; `batch` is set while it runs.
+    `done` is called in the event loop when the batch was executed or its instance died. `flags` is the union of its
+    records' flags. `unwanted` holds the ids of requests that were settled elsewhere meanwhile. `execution` is set while
+    a cooperative instance runs the batch.
     """
 
     records: Sequence[RequestRecord]
@@ -70,44 +70,44 @@ class SubmittedBatch(Struct, eq=False):
     flags: int = 0
     waves: Sequence[Wave] = ()
     settler: WaveAnswers | None = None
-    """Who answers these from the thread of an instance."""
+    """Sends the answers of `waves` from the instance's thread."""
     planned: Sequence[Planned] = ()
-    """What of it is executed, once its execution has begun. Set in the instance's thread."""
+    """The requests that are executed. Set in the instance's thread when the execution starts."""
     start_unreported: bool = False
-    """Some of it is journalled, and the journal does not say yet that its execution has begun."""
+    """It has journalled requests whose start is not in the journal yet."""
     unwanted: frozenset[bytes] = frozenset()
     execution: Batch | WaveBatch | None = None
     stream: StreamedBatch | None = None
-    """The batch once it runs on an instance whose requests have several responses, which go to `responses`."""
+    """Its progress on a streaming instance, once it runs there. Its responses go to `responses`."""
     responses: Responses | None = None
     allowed: dict[bytes, int] = field(default_factory=dict)
-    """How many responses of its requests are wanted, by id, as far as that was said before it ran (S55)."""
+    """By request id: how many responses are wanted, as far as reported before the batch ran."""
     ended: set[bytes] = field(default_factory=set)
-    """The requests of such a batch that had their final response, by id."""
+    """The ids of its requests that had their final response."""
     steps: BatchSteps | None = None
-    """Those of its sequences, once it runs, with an instance in this `life`."""
+    """The steps of its sequences once it runs, on an instance of this `generation`."""
     generation: int = 0
     written: dict[bytes, SequenceStep] = field(default_factory=dict)
-    """What the log is to remember of its sequences, by request id."""
+    """By request id: the sequence steps to write to the log."""
     before: dict[int, Remembered | None] = field(default_factory=dict)
     unsure: bool = False
-    """A settlement of it went unanswered: it may have been the one that counted."""
+    """The log did not answer one of its settlements, which may have taken effect."""
     put: Put | None = None
-    """Where large answers go, unless they travel in their records."""
+    """Stores large answers out of band; None when all travel in their records."""
     put_columns: PutColumns | None = None
     """The same for waves."""
     referred: Sequence[bytes] | None = None
-    """Its answers as they travel, once the large ones among them were put beside the log."""
+    """Its answers as sent, once the large ones were stored out of band."""
     abandoned: bool = False
-    """It outlasted its ceiling and was reported: what still comes of it is not heard."""
+    """It exceeded its time limit and was reported as hung: a later result is ignored."""
 
 
 SettlePart = Callable[[SubmittedBatch, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
-"""Settles what of a batch has ended: the job, that part, (endpoint, record) of responses before, whether it was all."""
+"""Settles requests of a batch that have ended: (batch, results, (endpoint, record) responses before, is last)."""
 
 
 def take_all(queue: asyncio.Queue[SubmittedBatch | None]) -> list[SubmittedBatch]:
-    """The batches in a queue, which nobody will get from it; the ends that workers wait for stay in it."""
+    """Remove and return the batches in a queue. The ends (None) stay in it for the workers."""
     taken: list[SubmittedBatch] = []
     ends = 0
     with contextlib.suppress(asyncio.QueueEmpty):
@@ -123,7 +123,7 @@ def take_all(queue: asyncio.Queue[SubmittedBatch | None]) -> list[SubmittedBatch
 
 
 def decode_entry(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]:
-    """The header and the requests, or waves, of a batch stream's entry. Raises `InvalidRecord`."""
+    """Return the header and the requests, or waves, of an entry of a batch stream. Raises `InvalidRecord`."""
     fields = entry.fields
     if len(fields) < 2 or fields[0] != FIELD_HEADER:
         raise InvalidRecord("no batch header")
@@ -143,5 +143,5 @@ def decode_entry(entry: Entry) -> tuple[BatchHeader, list[RequestRecord | Wave]]
 
 
 def instance_died_error(instance: str) -> InternalError:
-    """P19's text: the instance's process is gone."""
+    """The error for requests whose instance's process is gone, in Triton's words (P19)."""
     return InternalError(f"Stub process '{instance}' is not healthy.")

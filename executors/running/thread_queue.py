@@ -1,7 +1,7 @@
-"""Hands batches from the event loop to the threads of instances: each batch wakes one thread, and only if one waits.
+"""A queue between the event loop and the threads of instances. Each batch wakes at most one thread.
 
-A `queue.SimpleQueue` with several threads waiting wakes the next of them after each item, for nothing: two changes of
-threads and a fight for the interpreter's lock with every batch.
+A `queue.SimpleQueue` on which several threads wait also wakes the next thread after each item, in vain. That costs two
+context switches and contention for the interpreter's lock per batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .submitted_batch import SubmittedBatch
 
 
 class WaitingThread:
-    """Where one thread waits for its next batch."""
+    """One thread's place to wait for its next batch."""
 
     __slots__ = ("_batch", "_lock")
 
@@ -23,7 +23,7 @@ class WaitingThread:
         self._batch: SubmittedBatch | None = None
 
     def wake(self, batch: SubmittedBatch | None) -> None:
-        """Wake the thread that waits here."""
+        """Pass a batch (None: the end) to the thread and wake it."""
         self._batch = batch
         self._lock.release()
 
@@ -34,7 +34,7 @@ class WaitingThread:
 
 
 class ThreadQueue:
-    """Batches in order, for threads that take one at a time; None ends one thread."""
+    """A FIFO queue of batches for several threads. None ends one thread."""
 
     __slots__ = ("_batches", "_idle", "_lock")
 
@@ -44,7 +44,7 @@ class ThreadQueue:
         self._idle: list[WaitingThread] = []
 
     def put(self, batch: SubmittedBatch | None) -> None:
-        """To the thread that began to wait last, whose caches are warm, or to whoever asks first."""
+        """Pass a batch to the thread that began to wait last, whose caches are warm; queue it when none waits."""
         with self._lock:
             waiting = self._idle.pop() if self._idle else None
             if waiting is None:
@@ -53,7 +53,7 @@ class ThreadQueue:
             waiting.wake(batch)
 
     def get(self, waiting: WaitingThread) -> SubmittedBatch | None:
-        """The next batch, once there is one; `seat` is the calling thread's own."""
+        """Wait for the next batch and return it. `waiting` belongs to the calling thread."""
         with self._lock:
             if self._batches:
                 return self._batches.popleft()
@@ -61,7 +61,7 @@ class ThreadQueue:
         return waiting.wait()
 
     def take_all(self) -> list[SubmittedBatch]:
-        """The batches no thread has taken, which none will get; the ends stay."""
+        """Remove and return the batches that no thread has taken. The ends (None) stay in the queue."""
         with self._lock:
             taken = [batch for batch in self._batches if batch is not None]
             ends = len(self._batches) - len(taken)

@@ -1,7 +1,7 @@
-"""The workers of one loaded version: each runs the batches of one instance, and makes the instance anew when it dies.
+"""Workers: each runs the batches of one instance, and replaces the instance when it dies.
 
-An instance over arrays has a thread of its own, in which joining, running, cutting and packing happen; the event loop
-only hears of finished batches. An instance over requests is a coroutine. Which worker gets what is `instance_pool`'s.
+An instance over arrays has its own thread, which joins, runs, cuts and packs a batch before the event loop hears of it.
+An instance over requests runs as a coroutine. `instance_pool` decides which worker gets a batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LAST_BACKOFF_S = 30.0
 
 
 class Pool(Protocol):
-    """What a worker needs of the pool it works for (`executors.running.instance_pool.InstancePool`)."""
+    """What a worker needs of its pool. Implemented by `executors.running.instance_pool.InstancePool`."""
 
     version: int
     ceiling_s: float
@@ -74,34 +74,34 @@ class Pool(Protocol):
 
 
 class Worker(ABC):
-    """One instance and what becomes of it. `down` while it has none to run on; a passive one (C8) is never started."""
+    """Runs batches on one instance. `down` while the instance is dead; a passive worker (C8) is never started."""
 
     def __init__(self, pool: Pool, spec: InstanceSpec, passive: bool) -> None:
         self.spec, self.passive, self.down = spec, passive, False
         self.generation = 1
-        """Counts the instances it has had: each has forgotten what the one before knew."""
+        """Counts its instances: a new one does not know the state of the one before."""
         self._pool = pool
         self._closing = asyncio.Event()
 
     @abstractmethod
     def start(self) -> None:
-        """Take batches from the pool's queue from now on."""
+        """Begin to take batches from the queue."""
 
     @abstractmethod
     def submit(self, batch: SubmittedBatch) -> None:
-        """One batch for this worker alone: its queue is its own (`turns`)."""
+        """Queue a batch for this worker alone, where the queue is its own."""
 
     @abstractmethod
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        """One batch outside the queue. Raises `InstanceDied`."""
+        """Run one warm-up batch, outside the queue. Raises `InstanceDied`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop after what is queued before this call, then unload the instance."""
+        """Stop after the batches that are queued before this call, then unload the instance."""
 
     @abstractmethod
     async def ended(self) -> None:
-        """Returns when it takes no more batches: it was the one that found an end in a queue of several workers."""
+        """Wait until this worker takes no more batches: it took the end from a queue that several workers share."""
 
     @abstractmethod
     async def leave(self) -> None:
@@ -109,7 +109,7 @@ class Worker(ABC):
 
     @property
     def idle_self_check(self) -> SelfCheckingInstance | None:
-        """The instance, if it can tell whether it is well and has nothing else to do."""
+        """The instance, when it has a health check and runs nothing; else None."""
         return None
 
     @abstractmethod
@@ -118,15 +118,15 @@ class Worker(ABC):
 
     @abstractmethod
     async def _unload(self) -> None:
-        """Close the instance, if there is one; problems are logged."""
+        """Close the instance, if there is one. Errors are logged."""
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the instance says that it remembers nothing from one execution to the next."""
+        """Whether the instance declares that it keeps no state between executions."""
         return False
 
     def take_queued(self) -> list[SubmittedBatch]:
-        """The batches in its own queue, where it has one, which it will not get."""
+        """Remove and return the batches in its own queue, if it has one."""
         return []
 
     def _execution_of(self, batch: SubmittedBatch) -> Batch | WaveBatch:
@@ -150,18 +150,18 @@ class Worker(ABC):
 
     def _died(self, execution: Batch | WaveBatch, death: InstanceDied) -> Executed:
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
-        # while closing it was told to end, whatever it was doing
+        # while closing, the instance was ended by us
         blameless = death.blameless or self._closing.is_set()
         execution.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
         return execution.executed
 
     def _failed(self, execution: Batch | WaveBatch, error: Exception) -> Executed:
-        """Ours, not the model's fault: the callers still get an answer."""
+        """Answer the callers after an error of ours, which is not the model's fault."""
         _log.error("instance %s could not execute a batch", self.spec.name, exc_info=error)
         return execution.fail_all(InternalError(f"{type(error).__name__}: {error}"))
 
     async def _replace(self) -> None:
-        """Make the instance anew, with back-off, until it works or the pool closes."""
+        """Make a new instance, with back-off, until it works or the pool closes."""
         self.down = True
         self.generation += 1
         await self._unload()
@@ -180,12 +180,12 @@ class Worker(ABC):
 
 
 def self_checking(instance: object) -> SelfCheckingInstance | None:
-    """The instance, if it can tell whether it is well (P6)."""
+    """Return the instance if it has a health check (P6), else None."""
     return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
 
 
 async def close_instance_of(instance: RequestInstance | StreamingInstance, name: str) -> None:
-    """Close an instance that is a coroutine's; problems are logged."""
+    """Close a cooperative instance. Errors are logged."""
     try:
         await instance.close_instance()
     except CharoniaError as error:
@@ -195,7 +195,7 @@ async def close_instance_of(instance: RequestInstance | StreamingInstance, name:
 
 
 class ThreadWorker(Worker):
-    """A `BatchInstance` and its thread. `running` is the batch it runs, since when (monotonic ns)."""
+    """Runs a `BatchInstance` in a thread. `running` is the current batch and its start (monotonic ns)."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class ThreadWorker(Worker):
         await self._unload()
 
     def stack(self) -> str:
-        """Where the thread is, innermost call last."""
+        """The thread's current stack as text, innermost call last."""
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread is not None else None
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
@@ -301,7 +301,7 @@ class ThreadWorker(Worker):
 
 
 class TaskWorker(Worker):
-    """A `RequestInstance` and its task."""
+    """Runs a `RequestInstance` in a task."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class TaskWorker(Worker):
         return None if self._current is not None else self_checking(self._instance)
 
     def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
-        """Tell the model, if it runs this batch now, that these requests are no longer wanted."""
+        """Notify the model that these requests are no longer wanted, if it runs this batch."""
         if batch is self._current and batch.execution is not None and self._instance is not None:
             batch.execution.cancel(ids, self._instance)
 

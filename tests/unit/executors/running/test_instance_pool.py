@@ -57,7 +57,9 @@ async def test_what_is_past_its_deadline_never_starts() -> None:
     under = Pool(Doubling())
     future: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
     under.pool.submit(
-        SubmittedBatch([record(1, 0, deadline_ns=1), record(2, 1)], lambda _batch, executed: future.set_result(executed))
+        SubmittedBatch(
+            [record(1, 0, deadline_ns=1), record(2, 1)], lambda _batch, executed: future.set_result(executed)
+        )
     )
     executed = await future
     late, fine = (unpack_response(answer) for answer in executed.answers)

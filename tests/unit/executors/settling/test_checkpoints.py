@@ -30,7 +30,7 @@ from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Sequences
 from executors.configuration.config import normalise
 from executors.settling import checkpoints
-from executors.settling.checkpoints import Checkpoints, is_late, restore, end_leaving
+from executors.settling.checkpoints import Checkpoints, end_leaving, is_late, restore
 from protos.model_config_pb2 import ModelConfig
 
 WIDTH = 100_000
