@@ -56,21 +56,21 @@ class Announcer:
         self._excluded: dict[str, ModelExcluded] = {}
         self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
-    async def tell(self, fact: Fact) -> None:
+    async def announce(self, fact: Fact) -> None:
         """Write a fact, whatever it takes: everybody else's view hangs on it."""
-        await insist(lambda: self.try_tell(fact), f"the log does not take {fact.kind}")
+        await insist(lambda: self.announce_once(fact), f"the log does not take {fact.kind}")
 
-    async def try_tell(self, fact: Fact) -> None:
+    async def announce_once(self, fact: Fact) -> None:
         """Write a fact once. Raises `LogUnavailable`."""
         self._remember(fact)
         await self._write(fact)
 
-    async def say_again(self) -> None:
+    async def announce_again(self) -> None:
         """Write everything that still holds, in an order in which it can be folded. Raises `LogUnavailable`."""
         for excluded in list(self._excluded.values()):
             await self._write(excluded)
-        for told in list(self._versions.values()):
-            for fact in list(told.values()):
+        for facts in list(self._versions.values()):
+            for fact in list(facts.values()):
                 await self._write(fact)
         if self._described is not None:
             await self._write(self._described)
@@ -93,10 +93,10 @@ class Announcer:
                 self._excluded.pop(fact.model, None)
             self._versions[(fact.model, fact.version)] = {fact.kind: fact}
         elif isinstance(fact, VersionStateChanged | VersionFailed | VersionHeld | VersionHealthChanged):
-            told = self._versions.setdefault((fact.model, fact.version), {})
+            facts = self._versions.setdefault((fact.model, fact.version), {})
             # the last word of its kind: a version that is loaded anew, in vain, is still served as it was (R21)
-            told.pop(fact.kind, None)
-            told[fact.kind] = fact
+            facts.pop(fact.kind, None)
+            facts[fact.kind] = fact
 
     async def _write(self, fact: Fact) -> None:
         await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

@@ -69,7 +69,7 @@ def create(
         log_settings or LogSettings(),
         repository=repository,
         loader=loader,
-        capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
+        capabilities=Capabilities(registry, gpus=gpus, configured=settings.labels),
         metrics=ExecutorMetrics(
             settings.metrics,
             caches=bool(settings.response_cache_size_bytes),

@@ -238,7 +238,7 @@ class Intake:
             self._held_entries.add(entry_id)
         self._accepted[header.batch_id] = (batch, loaded)
         blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
-        names = sequences.missing(header, records) if sequences is not None else []
+        names = sequences.to_restore(header, records) if sequences is not None else []
         if blobs or names:
             self._spawn(self._guarded(batch, self._submit_fetched(batch, loaded, blobs, names)))
         else:
@@ -371,11 +371,11 @@ class Intake:
                 batch.steps,
                 ended,
                 failed,
-                executed.again,
+                executed.rescheduled,
                 self._executor,
                 batch.generation,
             ),
-            leaves=is_late(loaded, batch.header),
+            is_leaving=is_late(loaded, batch.header),
         )
 
     async def _settle_part(self, loaded: LoadedVersion, batch: SubmittedBatch, *part: Any) -> None:

@@ -40,15 +40,15 @@ from .batches.batch_payloads import Payloads
 from .calling.executor_calls import ExecutorCalls
 from .deployment.deployment import Deployment
 from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
-from .deployment.named import Named
+from .deployment.loads_by_name import LoadsByName
+from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
-from .deployment.room import Room
 from .deployment.start_report import report
 from .intake import DRAINS, Intake
 from .limiter_metrics import LimiterMetrics
 from .loading.capabilities import Capabilities
 from .loading.loader import Loader
-from .loading.placing import Placing
+from .loading.placement_rules import PlacementRules
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
 from .running.submitted_batch import SubmittedBatch
@@ -93,7 +93,7 @@ class ExecutorService:
         self._control = log.reader()
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
-        self._membership.say_again.append(self._announcer.say_again)
+        self._membership.say_again.append(self._announcer.announce_again)
         self._membership.on_beat.append(lambda _taken: self._directory.tidy())
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
@@ -104,7 +104,7 @@ class ExecutorService:
         self._membership.say_again.append(self._calls.renew)
         self._calls.leased = self._membership.is_leased
         self._deployment = self._make_deployment(
-            log, loader, Placing(settings.pool, capabilities, loader.can_find_backend)
+            log, loader, PlacementRules(settings.pool, capabilities, loader.can_find_backend)
         )
         self._wait_reports: WaitReports | None = None
         if loader.resource_grants is not None:
@@ -113,7 +113,7 @@ class ExecutorService:
             self._wait_reports = WaitReports(
                 log, self._me, limiter, self._deployment.loaded_versions, self._calls.count_open
             )
-        self._named = Named(self._repository, self._lifecycle, self._deployment)
+        self._loads_by_name = LoadsByName(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
@@ -143,7 +143,7 @@ class ExecutorService:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
 
-    def _make_deployment(self, log: EventLog, loader: Loader, placing: Placing) -> Deployment:
+    def _make_deployment(self, log: EventLog, loader: Loader, placement: PlacementRules) -> Deployment:
         return Deployment(
             log,
             self._me,
@@ -152,7 +152,7 @@ class ExecutorService:
             loader=loader,
             announcer=self._announcer,
             metrics=self.metrics,
-            placing=placing,
+            placement=placement,
             concurrent_loads=self._settings.model_load_thread_count,
             on_hung=self._hung,
             catalog=self._calls.catalog,
@@ -166,7 +166,7 @@ class ExecutorService:
         return OnDemand(
             self._log,
             self._me,
-            room=Room(budget_bytes=settings.model_memory_budget_bytes, most_models=settings.max_loaded_models),
+            budget=MemoryBudget(budget_bytes=settings.model_memory_budget_bytes, max_models=settings.max_loaded_models),
             deployment=self._deployment,
             lifecycle=self._lifecycle,
             announcer=self._announcer,
@@ -216,7 +216,7 @@ class ExecutorService:
             raise StartupError(error.message) from None
         self._names = tuple(found)
         decisions = self._lifecycle.start(found, self._settings.load_model)
-        await self._tell_scan(ready=False)
+        await self._announce_scan(ready=False)
         load = self._on_demand.announce if self._on_demand is not None else None
         failures, _ = await asyncio.gather(self._deployment.load_all(decisions, load), self._describe())
         if self._on_demand is not None:
@@ -225,7 +225,7 @@ class ExecutorService:
         if failures and self._settings.exit_on_error:
             reasons = "; ".join(f"{model}: {reason}" for model, reason in sorted(failures.items()))
             raise StartupError(f"failed to load all models: {reasons}")
-        await self._tell_scan(ready=True)
+        await self._announce_scan(ready=True)
         if self._settings.model_control_mode == POLL:
             self._polling = asyncio.create_task(self._poll(), name="repository poll")
 
@@ -264,9 +264,9 @@ class ExecutorService:
         # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
         draining = ExecutorDraining(self._me)
         try:
-            await self._announcer.try_tell(draining)
+            await self._announcer.announce_once(draining)
         except LogUnavailable:
-            self._spawn(self._announcer.tell(draining))
+            self._spawn(self._announcer.announce(draining))
         with contextlib.suppress(LogUnavailable):
             await self._intake.stop()
         for loaded in loaded_versions:
@@ -340,15 +340,15 @@ class ExecutorService:
         """Tell what this executor is, and how much of its room for models is taken."""
         fact = ExecutorDescribed(self._me, await asyncio.to_thread(self._capabilities.labels))
         if self._on_demand is not None:
-            room = self._on_demand.room
+            budget = self._on_demand.budget
             fact = replace(
                 fact,
-                used_bytes=room.used_bytes,
-                budget_bytes=room.budget_bytes,
-                loaded_models=room.models,
-                most_models=room.most_models,
+                used_bytes=budget.used_bytes,
+                budget_bytes=budget.budget_bytes,
+                loaded_models=budget.models,
+                most_models=budget.max_models,
             )
-        await self._announcer.tell(fact)
+        await self._announcer.announce(fact)
 
     async def _answer(self, request: ModelRequested) -> None:
         decision = self._lifecycle.requested(request)
@@ -358,9 +358,9 @@ class ExecutorService:
                 case Refuse():
                     error = decision.error
                 case UnloadModel():
-                    await self._named.unload(decision.model, dependents=request.unload_dependents)
+                    await self._loads_by_name.unload(decision.model, dependents=request.unload_dependents)
                 case LoadModel():
-                    await self._named.load(decision.model, request)
+                    await self._loads_by_name.load(decision.model, request)
         except CharoniaError as failure:
             error = failure
         except Exception as failure:
@@ -369,7 +369,7 @@ class ExecutorService:
         finished = ModelRequestFinished(self._me, request.request_id)
         if error is not None:
             finished = ModelRequestFinished(self._me, request.request_id, int(error.code), error.message)
-        await self._announcer.tell(finished)
+        await self._announcer.announce(finished)
 
     async def _poll(self) -> None:
         while True:
@@ -394,9 +394,9 @@ class ExecutorService:
                 loads.append(decision)
         if tuple(found) != self._names:
             self._names = tuple(found)
-            await self._tell_scan(ready=True)
+            await self._announce_scan(ready=True)
         await self._deployment.load_all(loads)
 
-    async def _tell_scan(self, *, ready: bool) -> None:
+    async def _announce_scan(self, *, ready: bool) -> None:
         fact = RepositoryScanned(self._me, self._names, self._settings.model_control_mode, ready)
-        await self._announcer.tell(fact)
+        await self._announcer.announce(fact)

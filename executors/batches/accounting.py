@@ -13,7 +13,7 @@ from typing import Literal
 from charonia.errors import CharoniaError
 from charonia.wire import RequestRecord
 
-MOST_PLACES = 1000
+MAX_COUNTED_RESPONSES = 1000
 """Responses beyond so many of one request are not counted one by one."""
 
 BACKEND = "fail_BACKEND"
@@ -62,7 +62,7 @@ class Death:
     reason: str
     stderr: str = ""
     blameless: bool = False
-    in_company: bool = False
+    shared_instance: bool = False
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class Executed:
     executions: list[Execution] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     death: Death | None = None
-    again: set[int] = field(default_factory=set)
+    rescheduled: set[int] = field(default_factory=set)
     """Requests whose model wants another turn (S41): they have no answer yet."""
     responses: dict[int, dict[str, int]] = field(default_factory=dict)
     """What to count of the single responses to a request, where that is told (X5)."""
-    given_up: set[int] = field(default_factory=set)
+    cancelled: set[int] = field(default_factory=set)
     """Requests that were cancelled while they ran: they are settled by others, their responses count all the same."""
 
 
@@ -104,31 +104,31 @@ def increments(
             _add(totals, "fail_ns", max(0, waited))
             _add(totals, failure.reason, 1)
     for index, counts in executed.responses.items():
-        if won is None or won[index] or index in executed.given_up:
+        if won is None or won[index] or index in executed.cancelled:
             for name, value in counts.items():
                 _add(totals, name, value)
     return totals
 
 
 def count_response(
-    counts: dict[str, int], place: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
+    counts: dict[str, int], index: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
 ) -> None:
     """Count the response of index `place` to one request (X5); the output of one without any took no time."""
-    if place >= MOST_PLACES:
+    if index >= MAX_COUNTED_RESPONSES:
         return
     added = {"infer": infer_ns, kind: infer_ns + output_ns}
     if kind != "empty" and output_ns:
         added["output"] = output_ns
     for name, spent_ns in added.items():
-        _add(counts, f"r{place}_{name}_count", 1)
-        _add(counts, f"r{place}_{name}_ns", spent_ns)
+        _add(counts, f"r{index}_{name}_count", 1)
+        _add(counts, f"r{index}_{name}_ns", spent_ns)
 
 
-def count_cancel(counts: dict[str, int], place: int, spent_ns: int) -> None:
+def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:
     """Count that a request was given up before its response `place`; `spent_ns` until the model let go (X5)."""
-    if place < MOST_PLACES:
-        _add(counts, f"r{place}_cancel_count", 1)
-        _add(counts, f"r{place}_cancel_ns", spent_ns)
+    if index < MAX_COUNTED_RESPONSES:
+        _add(counts, f"r{index}_cancel_count", 1)
+        _add(counts, f"r{index}_cancel_ns", spent_ns)
 
 
 def _add_execution(

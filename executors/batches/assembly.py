@@ -295,7 +295,7 @@ def join(
     return arrays
 
 
-def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
+def wanted_outputs(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
     """The outputs any request of a batch wants, in the model's order (I6)."""
     first = run[0][0].outputs
     if have_one_plan(run) or all(plan.outputs == first for plan, _ in run):

@@ -28,7 +28,7 @@ from charonia.wire import RequestRecord, pack_failure, pack_response, response_t
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import Put, pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted_outputs
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 
@@ -163,11 +163,11 @@ class Batch:
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
             return
-        outputs = wanted(interface, pairs)
+        outputs = wanted_outputs(interface, pairs)
         indices = [index for index, _ in run]
         if self.steps is not None:
-            if self.steps.vacates:
-                self._run_nothing(instance, self.steps, arrays, outputs)
+            if self.steps.clears_slots:
+                self._run_empty_slots(instance, self.steps, arrays, outputs)
             arrays, outputs = self.steps.feed(indices, arrays, outputs)
         joined = monotonic_ns()
         try:
@@ -193,13 +193,13 @@ class Batch:
                 answers[index] = answer
         self._count(indices, rows_of(pairs), start_wall, (started, joined, inferred))
 
-    def _run_nothing(
+    def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
     ) -> None:
         """Show the model its slots without requests: sequences in them did not end, and others start there (S33)."""
-        steps.vacates = False
+        steps.clears_slots = False
         try:
-            instance.execute(*steps.feed_nothing(arrays, outputs))
+            instance.execute(*steps.feed_empty(arrays, outputs))
         except InstanceDied:
             raise
         except Exception as error:  # of requests that are none
@@ -220,7 +220,7 @@ class Batch:
         joined = monotonic_ns()
         self._running = [(self.records[index].id, request) for index, request in zip(indices, requests, strict=True)]
         try:
-            responses = await self._ask(instance, indices, requests)
+            responses = await self._call_model(instance, indices, requests)
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -265,16 +265,16 @@ class Batch:
             sent.append((index, plan))
             requests.append(model_request(record, plan, inputs))
             if self.steps is not None:
-                self.steps.tell(index, requests[-1])
+                self.steps.prepare(index, requests[-1])
         return sent, requests
 
-    async def _ask(
+    async def _call_model(
         self, instance: RequestInstance, indices: list[int], requests: list[ModelRequest]
     ) -> Sequence[ModelResponse]:
         """The model's responses to these requests; a sequence batcher asks for its empty slots as well (S33)."""
         if self.steps is None:
             return await instance.execute_requests(requests)
-        if self.steps.vacates:
+        if self.steps.clears_slots:
             await self._run_null_requests(instance, self.steps, requests[0])
         spread = self.steps.spread(indices, requests)
         found = await instance.execute_requests(spread)
@@ -292,7 +292,7 @@ class Batch:
                     self.steps.keep(index, response)
                 if response.again:
                     self.check_again()
-                    self.executed.again.add(index)
+                    self.executed.rescheduled.add(index)
                     continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
             except CharoniaError as error:
@@ -315,9 +315,9 @@ class Batch:
 
     async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
         """`_run_nothing` over requests."""
-        steps.vacates = False
+        steps.clears_slots = False
         try:
-            await instance.execute_requests(steps.nothing(like))
+            await instance.execute_requests(steps.null_requests(like))
         except InstanceDied:
             raise
         except Exception as error:

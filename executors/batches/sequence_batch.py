@@ -32,7 +32,7 @@ class BatchSteps:
     rows: int
     steps: list[Step]
     errors: dict[int, CharoniaError]
-    vacates: bool = False
+    clears_slots: bool = False
 
     def groups(self, runs: Iterable[list[Planned]]) -> Iterator[list[Planned]]:
         """Runs in which the states have one shape too."""
@@ -48,7 +48,7 @@ class BatchSteps:
         self, indices: Sequence[int], arrays: Mapping[str, Array], outputs: Sequence[str]
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
         """The arrays of an execution of these records with controls and states, and the outputs to ask for."""
-        return self.tensors.feed(self._of(indices), self.rows, arrays), self.tensors.wanted(outputs)
+        return self.tensors.feed(self._of(indices), self.rows, arrays), self.tensors.with_state_outputs(outputs)
 
     def take(self, indices: Sequence[int], results: Mapping[str, Array]) -> dict[str, Array]:
         """The results of the members; their new states are kept. Raises `InternalError`."""
@@ -57,20 +57,20 @@ class BatchSteps:
     def _of(self, indices: Sequence[int]) -> list[Step]:
         return [self.steps[index] for index in indices]
 
-    def feed_nothing(
+    def feed_empty(
         self, arrays: Mapping[str, Array], outputs: Sequence[str]
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
         """`feed` of an execution without any request."""
-        return self.tensors.feed_nothing(self.rows, arrays), self.tensors.wanted(outputs)
+        return self.tensors.feed_empty(self.rows, arrays), self.tensors.with_state_outputs(outputs)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def tell(self, index: int, request: ModelRequest) -> None:
+    def prepare(self, index: int, request: ModelRequest) -> None:
         """A request's correlation id, flags, controls and states."""
         step = self.steps[index]
         request.correlation_id, request.flags = step.correlation_id, step.flags
-        request.inputs = [*request.inputs, *_tensors(self.tensors.beside(step))]
-        request.outputs = self.tensors.wanted(request.outputs)
+        request.inputs = [*request.inputs, *_tensors(self.tensors.extra_inputs(step))]
+        request.outputs = self.tensors.with_state_outputs(request.outputs)
 
     def spread(self, indices: Sequence[int], requests: Sequence[ModelRequest]) -> list[ModelRequest]:
         """The requests at their slots, with null requests between, that look like the first one (S34)."""
@@ -79,13 +79,13 @@ class BatchSteps:
         slots: dict[int, ModelRequest] = {self.steps[i].slot: r for i, r in zip(indices, requests, strict=True)}
         return [slots.get(slot) or self._null(requests[0]) for slot in range(self.rows)]
 
-    def nothing(self, like: ModelRequest) -> list[ModelRequest]:
+    def null_requests(self, like: ModelRequest) -> list[ModelRequest]:
         """The requests of an execution without any: null requests in all slots (S33)."""
         return [self._null(like) for _ in range(self.rows or 1)]
 
     def _null(self, like: ModelRequest) -> ModelRequest:
-        beside = _tensors(self.tensors.beside(None))
-        names = {tensor.name for tensor in beside}
+        extra_inputs = _tensors(self.tensors.extra_inputs(None))
+        names = {tensor.name for tensor in extra_inputs}
         empty = [
             Tensor(t.name, t.datatype, t.shape, bytes(len(t.data)))
             if t.datatype.size_bytes
@@ -94,7 +94,7 @@ class BatchSteps:
             if t.name not in names
         ]
         return ModelRequest(
-            id="", correlation_id=0, inputs=[*empty, *beside], outputs=like.outputs, parameters={}, timeout_us=0
+            id="", correlation_id=0, inputs=[*empty, *extra_inputs], outputs=like.outputs, parameters={}, timeout_us=0
         )
 
     def keep(self, index: int, response: ModelResponse) -> None:
@@ -106,7 +106,7 @@ class BatchSteps:
             else:
                 self.tensors.keep(self.steps[index], found)
 
-    def keep_one_of(self, index: int, response: ModelResponse) -> bool:
+    def keep_from_response(self, index: int, response: ModelResponse) -> bool:
         """Keep the states of one response of several, if it brings any; the last ones count.
 
         Whether there is anything else in it, so that it is a response to its caller as well. Raises `InternalError`
@@ -118,7 +118,7 @@ class BatchSteps:
         self.tensors.keep(self.steps[index], {tensor.name: tensor.array() for tensor in response.outputs})
         return bool(response.parameters) or any(tensor.name not in states for tensor in response.outputs)
 
-    def keep_turn(self, index: int) -> None:
+    def keep_partial(self, index: int) -> None:
         """The model wants another turn of a request: its states go on as they are."""
         step = self.steps[index]
         if step.state_after is None:

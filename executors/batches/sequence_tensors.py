@@ -40,7 +40,7 @@ class Step:
     slot: int
     state_before: Tensors
     state_after: Tensors | None = None
-    given: int = 0
+    responses_sent: int = 0
 
     @property
     def flags(self) -> int:
@@ -60,7 +60,7 @@ class SequenceTensors:
         self._interface = interface
         self.controls = block.controls
         self.states = block.states
-        self.tells_ready = any(control.kind == "READY" for control in block.controls)
+        self.has_ready_control = any(control.kind == "READY" for control in block.controls)
         self.state_outputs = {state.output_name: state for state in block.states}
         self.initial: Tensors = {s.input_name: _initial(interface.name, s, directory) for s in block.states}
 
@@ -68,7 +68,7 @@ class SequenceTensors:
         """Requests with equal state shapes may share a batch."""
         return tuple([step.state_before[state.input_name].shape for state in self.states])
 
-    def wanted(self, outputs: Sequence[str]) -> tuple[str, ...]:
+    def with_state_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """These outputs and those that become states."""
         return (*outputs, *[name for name in self.state_outputs if name not in outputs])
 
@@ -93,7 +93,7 @@ class SequenceTensors:
                 fed[name] = steps[0].state_before[name]
         return fed
 
-    def feed_nothing(self, rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def feed_empty(self, rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays of an execution in which no slot has a request (S33), of the types and shapes of `arrays`."""
         count = rows or 1
         fed = {n: _spread(a[:0], [], count) if self._interface.batching else _empty(a) for n, a in arrays.items()}
@@ -133,7 +133,7 @@ class SequenceTensors:
             }
         return chosen
 
-    def beside(self, step: Step | None) -> dict[str, Array]:
+    def extra_inputs(self, step: Step | None) -> dict[str, Array]:
         """Controls and states of a single request, None for those of an empty slot."""
         head = (1,) if self._interface.batching else ()
         steps = [step] if step is not None else []

@@ -36,7 +36,7 @@ Memory = Literal["states", "instances", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class KnownSequence:
     """A sequence as the last settled request left it.
 
     `turn` are the states of a request that is not finished (S41), which has `given` so many responses.
@@ -46,14 +46,18 @@ class Remembered:
     run: bytes
     binding: int
     instance: int
-    life: int
+    generation: int
     step: int
     tensors: Tensors
     used_us: int
-    turn: Tensors | None = None
-    given: int = 0
+    partial_tensors: Tensors | None = None
+    responses_sent: int = 0
     unwritten: bytes = b""
     """Its record in the log, where that is newer than its state there."""
+
+    def is_at(self, binding: int, instance: int, generation: int) -> bool:
+        """Whether this instance, in this generation, has the sequence under this binding."""
+        return (self.binding, self.instance, self.generation) == (binding, instance, generation)
 
     def is_written_as(self, run: bytes, step: int) -> bool:
         """Whether the log has the state after this step."""
@@ -70,17 +74,17 @@ class Sequences:
         self._version = version
         self._every = block.checkpoint_every
         self._iterative = block.iterative
-        self._vacates = block.direct and tensors.tells_ready
+        self._clears_slots = block.direct and tensors.has_ready_control
         self.tensors = tensors
         self._memory = memory
-        self._known: dict[bytes, Remembered] = {}
-        self._given_up: dict[bytes, bytes] = {}
+        self._known: dict[bytes, KnownSequence] = {}
+        self._never_written: dict[bytes, bytes] = {}
         self.leaving = 0
         """For how many reasons sequences are about to leave: while there are any, every state is written."""
         self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
         self._since_sweep = 0
 
-    def missing(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
+    def to_restore(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
         """The keys of the sequences whose state has to be read from the log first."""
         if header.sequences is None or self._memory != "states":
             return []
@@ -110,23 +114,23 @@ class Sequences:
                 continue
             if state is None or (state.run, state.step) != (about.run, about.step):
                 # whoever wrote the record may have written states less often than this incarnation does
-                if self.checkpoints and self._given_up.get(key) != one[0]:
+                if self.checkpoints and self._never_written.get(key) != one[0]:
                     behind[key] = one[0]
                 continue
             tensors = {tensor.name: _array(tensor) for tensor in state.tensors}
             if self._fit(tensors):
-                self._known[key] = Remembered(about.run, -1, -1, 0, about.step, tensors, wall_ns() // 1000)
+                self._known[key] = KnownSequence(about.run, -1, -1, 0, about.step, tensors, wall_ns() // 1000)
         return behind
 
-    def give_up(self, behind: Mapping[bytes, bytes]) -> None:
+    def stop_waiting(self, behind: Mapping[bytes, bytes]) -> None:
         """The states of these will not be written; as long as their records are the same it is not waited for again."""
-        self._given_up |= behind
+        self._never_written |= behind
 
-    def begin(self, places: BatchPlaces, records: Sequence[RequestRecord], life: int) -> BatchSteps:
+    def begin(self, places: BatchPlaces, records: Sequence[RequestRecord], generation: int) -> BatchSteps:
         """The steps of a batch that its instance, in this life, is about to run."""
         steps: list[Step] = []
         errors: dict[int, CharoniaError] = {}
-        vacates = False
+        clears_slots = False
         for index, (record, place) in enumerate(zip(records, places.places, strict=True)):
             mark = _mark(record)
             start = mark.start and not place.again
@@ -135,33 +139,34 @@ class Sequences:
             before: Tensors | None = self.tensors.initial
             known = self._known.get(self._key(record))
             if not start:
-                before = self._before(known, place, places.instance, life)
-            elif self._vacates and known is not None and known.run != place.run:
-                vacates |= (known.binding, known.instance, known.life) == (place.binding, places.instance, life)
+                before = self._before(known, place, places.instance, generation)
+            elif self._clears_slots and known is not None and known.run != place.run:
+                clears_slots |= known.is_at(place.binding, places.instance, generation)
             if before is None:
                 errors[index] = InternalError(LOST.format(id=mark.correlation_id, model=self._model))
                 before = self.tensors.initial
             step = Step(mark.correlation_id, start, end, place.slot, before)
             if place.again and known is not None:
-                step.given = known.given
+                step.responses_sent = known.responses_sent
             steps.append(step)
-        return BatchSteps(self.tensors, places.rows, steps, errors, vacates)
+        return BatchSteps(self.tensors, places.rows, steps, errors, clears_slots)
 
     def warm_up(self, count: int) -> BatchSteps:
         """The steps of made-up requests: each is a whole sequence (C17)."""
         steps = [Step(number + 1, True, True, number, self.tensors.initial) for number in range(count)]
         return BatchSteps(self.tensors, 0, steps, {})
 
-    def _before(self, known: Remembered | None, place: SequencePlace, instance: int, life: int) -> Tensors | None:
+    def _before(
+        self, known: KnownSequence | None, place: SequencePlace, instance: int, generation: int
+    ) -> Tensors | None:
         """The states a request begins with; None when they are gone."""
         if self._memory == "nothing":
             return self.tensors.initial
         if known is None or known.run != place.run:
             return None
         if self._memory == "instances":
-            here = (known.binding, known.instance, known.life) == (place.binding, instance, life)
-            return self.tensors.initial if here else None
-        return known.turn if place.again and known.turn is not None else known.tensors
+            return self.tensors.initial if known.is_at(place.binding, instance, generation) else None
+        return known.partial_tensors if place.again and known.partial_tensors is not None else known.tensors
 
     def _is_here(self, key: bytes, place: SequencePlace) -> bool:
         known = self._known.get(key)
@@ -188,10 +193,10 @@ class Sequences:
         failed: Collection[int],
         again: Collection[int],
         executor: str,
-        life: int,
+        generation: int,
         *,
-        leaves: bool = False,
-    ) -> tuple[dict[bytes, SequenceStep], dict[int, Remembered | None]]:
+        is_leaving: bool = False,
+    ) -> tuple[dict[bytes, SequenceStep], dict[int, KnownSequence | None]]:
         """Remember what a batch left: `ended` are indices of requests with an answer, `failed` those with an error.
 
         `leaves`: their sequences are about to leave, whatever the others do. Returns what the log is to remember of the
@@ -199,14 +204,14 @@ class Sequences:
         """
         assert header.sequences is not None
         written: dict[bytes, SequenceStep] = {}
-        before: dict[int, Remembered | None] = {}
+        before: dict[int, KnownSequence | None] = {}
         used_us = wall_ns() // 1000
         self._sweep(used_us, len(records))
         for index, (record, place) in enumerate(zip(records, header.sequences.places, strict=True)):
             step, key = steps.steps[index], self._key(record)
             known = self._known.get(key)
             if index in again:
-                self._keep_turn(key, place, step, header.sequences.instance, life)
+                self._keep_partial(key, place, step, header.sequences.instance, generation)
                 continue
             if index not in ended:
                 continue
@@ -230,12 +235,12 @@ class Sequences:
             ).pack()
             state, unwritten = None, b""
             if self.checkpoints and not (known is not None and known.is_written_as(place.run, number)):
-                if leaves or self.leaving or number % self._every == 0:
+                if is_leaving or self.leaving or number % self._every == 0:
                     state = self._packed(place.run, number, tensors)
                 else:
                     unwritten = about
-            self._known[key] = Remembered(
-                place.run, place.binding, place_of[0], life, number, tensors, used_us, unwritten=unwritten
+            self._known[key] = KnownSequence(
+                place.run, place.binding, place_of[0], generation, number, tensors, used_us, unwritten=unwritten
             )
             written[record.id] = SequenceStep(key, about, state)
         return written, before
@@ -258,27 +263,27 @@ class Sequences:
             return None
         return known.unwritten, self._packed(known.run, known.step, known.tensors)
 
-    def wrote(self, key: bytes, about: bytes) -> None:
+    def mark_written(self, key: bytes, about: bytes) -> None:
         """The log has the state that belongs to a record."""
         known = self._known.get(key)
         if known is not None and known.unwritten == about:
             self._known[key] = replace(known, unwritten=b"")
 
-    def _keep_turn(self, key: bytes, place: SequencePlace, step: Step, instance: int, life: int) -> None:
+    def _keep_partial(self, key: bytes, place: SequencePlace, step: Step, instance: int, generation: int) -> None:
         known = self._known.get(key)
         if known is None or known.run != place.run or step.start:
-            known = Remembered(place.run, place.binding, instance, life, 0, self.tensors.initial, 0)
+            known = KnownSequence(place.run, place.binding, instance, generation, 0, self.tensors.initial, 0)
         self._known[key] = replace(
             known,
             binding=place.binding,
             instance=instance,
-            life=life,
+            generation=generation,
             used_us=wall_ns() // 1000,
-            turn=step.state_after,
-            given=step.given,
+            partial_tensors=step.state_after,
+            responses_sent=step.responses_sent,
         )
 
-    def go_back(self, records: Sequence[RequestRecord], before: Mapping[int, Remembered | None]) -> None:
+    def roll_back(self, records: Sequence[RequestRecord], before: Mapping[int, KnownSequence | None]) -> None:
         """Requests of a batch were ended by somebody else: their sequences are as they were."""
         for index, known in before.items():
             if known is None:
@@ -292,7 +297,7 @@ class Sequences:
             for index in indices:
                 self._known.pop(self._key(records[index]), None)
 
-    def doubt(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
+    def forget_if_logged(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
         """Somebody else ended these, who may have run them as well: where the log has every step it is asked."""
         if self._every == 1:
             self.forget(records, indices)
@@ -302,7 +307,7 @@ class Sequences:
         self._since_sweep += more
         if self._since_sweep >= _SWEEP_EVERY:
             self._since_sweep = 0
-            self._given_up.clear()
+            self._never_written.clear()
             for key in [key for key, known in self._known.items() if known.used_us + self._kept_us < now_us]:
                 del self._known[key]
 

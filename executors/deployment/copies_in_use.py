@@ -13,7 +13,7 @@ from pathlib import Path
 from executors.repository.model_repository import ModelRepository
 from executors.running.loaded_version import LoadedVersion
 
-from .retiring import Retirement
+from .retirement import Retirement
 
 
 class CopiesInUse:
@@ -36,15 +36,15 @@ class CopiesInUse:
         """A model may be loaded from this directory at any time (`on_demand`)."""
         self._kept[model] = directory
 
-    def tidy(self, model: str, *, wanted: bool) -> None:
+    def release_unused(self, model: str, *, wanted: bool) -> None:
         """What is served of a model has changed: when its old versions have ended, remove what they were loaded from.
 
         The last copy of a model that is `wanted` stays, whether it could be loaded or not.
         """
         if self._repository.has_copies:
-            self._retirement.afterwards(model, partial(self._tidy, model, wanted))
+            self._retirement.afterwards(model, partial(self._release_unused, model, wanted))
 
-    async def _tidy(self, model: str, wanted: bool) -> None:
+    async def _release_unused(self, model: str, wanted: bool) -> None:
         async with self._lock(model):
             versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
             # after a change of their number (R23) its instances are not all of one copy

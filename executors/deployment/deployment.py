@@ -24,7 +24,7 @@ from executors.announcing import Announcer
 from executors.batches.accounting import increments
 from executors.loading.composition import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
-from executors.loading.placing import NotPlacedHere, Placing
+from executors.loading.placement_rules import NotPlacedHere, PlacementRules
 from executors.metrics import ExecutorMetrics
 from executors.repository import overrides
 from executors.repository.model_directory import ModelDirectory
@@ -38,7 +38,7 @@ from protos.model_config_pb2 import ModelConfig
 from .copies_in_use import CopiesInUse
 from .directories import Directories
 from .lifecycle import Lifecycle, LoadModel, load_failure
-from .retiring import Retirement
+from .retirement import Retirement
 from .selection import Selection
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Deployment:
         loader: Loader,
         announcer: Announcer,
         metrics: ExecutorMetrics,
-        placing: Placing,
+        placement: PlacementRules,
         concurrent_loads: int,
         on_hung: Hung,
         catalog: Callable[[], Awaitable[Catalog]],
@@ -77,7 +77,7 @@ class Deployment:
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
-        self._selection = Selection(executor, placing, lifecycle, self._directories, announcer, self._unload_version)
+        self._selection = Selection(executor, placement, lifecycle, self._directories, announcer, self._unload_version)
         self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
         self._composition = Composition(self)
         self._catalog = catalog
@@ -157,9 +157,9 @@ class Deployment:
         except CharoniaError as error:
             self._failed[model] = error
             self._composition.failed(model)
-            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            self._copies.release_unused(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.tidy(model, wanted=True)
+        self._copies.release_unused(model, wanted=True)
         self._failed.pop(model, None)
         self._composition.forget(model)
         if loaded:
@@ -228,7 +228,7 @@ class Deployment:
 
     async def reload(self, model: str) -> None:
         """Load a model anew although its files are the same."""
-        self._lifecycle.outdate(model)
+        self._lifecycle.invalidate(model)
         await self.load(model, None)
 
     # -- loading of versions ------------------------------------------------------------------------------------------
@@ -241,14 +241,14 @@ class Deployment:
         failures: dict[int, CharoniaError] = {}
         if plan.load:
             for version in plan.load:
-                await self._announcer.tell(self._lifecycle.loading(model, version))
+                await self._announcer.announce(self._lifecycle.loading(model, version))
             failures = await self._load_planned(directory, selected, plan.load, find)
         if failures:
             raise load_failure(model, failures)
         for version in plan.unload:
             await self._unload_version(model, version)
-        for fact in self._lifecycle.given_up(model, selected):
-            await self._announcer.tell(fact)
+        for fact in self._lifecycle.drop_failed(model, selected):
+            await self._announcer.announce(fact)
         return bool(plan.load)
 
     async def _load_planned(
@@ -267,11 +267,11 @@ class Deployment:
             except CharoniaError as error:
                 failures[version] = error
                 _log.error("failed to load %s version %d: %s", model, version, error)
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+                await self._announcer.announce(self._lifecycle.failed(model, version, error))
             else:
                 if (before := self._serving.get((model, version))) is not None:
                     await self.before_leaving(before)
-                await self._tell_loaded(loaded, await self.install(loaded), directory)
+                await self._announce_loaded(loaded, await self.install(loaded), directory)
         return failures
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
@@ -292,9 +292,9 @@ class Deployment:
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
         except CharoniaError as error:
             self._failed[model] = error
-            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            self._copies.release_unused(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.tidy(model, wanted=True)
+        self._copies.release_unused(model, wanted=True)
         return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
@@ -307,7 +307,7 @@ class Deployment:
             await self.before_leaving(loaded)
         if change:
             await self._count(loaded)
-            await self._announcer.tell(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
+            await self._announcer.announce(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
         if change < 0:
             self._retirement.shrink(loaded)
         return change != 0
@@ -342,11 +342,11 @@ class Deployment:
             with contextlib.suppress(LogUnavailable):
                 await self._log.add_statistics(statistics, increments(records, executed))
 
-    async def _tell_loaded(
+    async def _announce_loaded(
         self, loaded: LoadedVersion, before: LoadedVersion | None, directory: ModelDirectory
     ) -> None:
         """It is served; its predecessor finishes what it has (R22)."""
-        await self._announcer.tell(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
+        await self._announcer.announce(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
         self.watch_health(loaded)
         if before is not None:
             self._retirement.retire(before, forget=True)
@@ -381,12 +381,12 @@ class Deployment:
         if not pool.checking_instances():
             return
 
-        async def tell(well: bool) -> None:
+        async def report(healthy: bool) -> None:
             if self._serving.get(key) is loaded:
-                await self._announcer.tell(VersionHealthChanged(self._executor, *key, well))
+                await self._announcer.announce(VersionHealthChanged(self._executor, *key, healthy))
 
         name = f"{loaded.model} version {loaded.version}"
-        watch = HealthWatch(name, pool.checking_instances, tell, loaded.health_interval_s)
+        watch = HealthWatch(name, pool.checking_instances, report, loaded.health_interval_s)
         loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------
@@ -409,20 +409,20 @@ class Deployment:
         async with self._lock(model):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
-            for fact in self._lifecycle.given_up(model):
-                await self._announcer.tell(fact)
+            for fact in self._lifecycle.drop_failed(model):
+                await self._announcer.announce(fact)
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._retirement.discard_after(model, override.directory)
-        self._copies.tidy(model, wanted=False)
+        self._copies.release_unused(model, wanted=False)
 
     async def _unload_version(self, model: str, version: int) -> None:
         loaded = self._serving.get((model, version))
         if loaded is not None:
             await self.before_leaving(loaded)
-        await self._announcer.tell(self._lifecycle.unloading(model, version))
+        await self._announcer.announce(self._lifecycle.unloading(model, version))
         if loaded is not None:
-            self._retirement.run_dry(loaded, self._composition.dependents(model))
+            self._retirement.drain(loaded, self._composition.dependents(model))
 
 
 async def _nothing(_incarnation: LoadedVersion) -> None:

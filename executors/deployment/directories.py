@@ -86,12 +86,12 @@ class Directories:
             # the index hears of it too, but a failed reload changes nothing there: the old version still serves
             _log.error("failed to load %s: %s", model, error)
             for version in planned:
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+                await self._announcer.announce(self._lifecycle.failed(model, version, error))
             if isinstance(error, StructureError):
                 raise poll_failure(model) from error
             return error
 
-    async def bring(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
+    async def fetch(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
         """The same with its files on this machine (R7). Raises for one that cannot be had, after telling its reason."""
         if directory.fetch is None:
             return directory
@@ -104,7 +104,7 @@ class Directories:
             self._lifecycle.unreadable(replace(directory, fingerprint=_NOT_FETCHED))
             _log.error("failed to fetch %s: %s", model, error)
             if not self._lifecycle.ready_versions(model):
-                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+                await self._announcer.announce(self._lifecycle.failed(model, NO_VERSION, error))
             raise load_failure(model, {NO_VERSION: error}) from None
         if directory.config is None:
             await self.refuse(directory)
@@ -117,7 +117,7 @@ class Directories:
         self._lifecycle.unreadable(directory)
         version = directory.versions[-1] if directory.versions else NO_VERSION
         _log.error("configuration of %s: %s", model, error)
-        await self._announcer.tell(self._lifecycle.failed(model, version, error))
+        await self._announcer.announce(self._lifecycle.failed(model, version, error))
         if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
             raise poll_failure(model) from error
         raise load_failure(model, {version: error})

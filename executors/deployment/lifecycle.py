@@ -182,7 +182,7 @@ class Lifecycle:
         served = {version for version, known in model.versions.items() if known.state == READY}
         return Plan(tuple(load), tuple(keep), tuple(sorted(served - set(selected))))
 
-    def outdate(self, model: str) -> None:
+    def invalidate(self, model: str) -> None:
         """What is served of a model is loaded anew by its next load, whatever its files say."""
         known = self._models.get(model)
         for version in known.versions.values() if known is not None else ():
@@ -254,7 +254,7 @@ class Lifecycle:
         known.state, known.reason = UNAVAILABLE, reason
         return VersionUnloaded(self._executor, model, version, reason)
 
-    def given_up(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
+    def drop_failed(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
         """Failed versions that nobody wants any more, so that they do not count as missing from readiness (R40)."""
         known = self._models.get(model)
         facts = []

@@ -14,7 +14,7 @@ from typing import TypeVar
 from charonia.errors import CharoniaError
 from charonia.facts.events import ModelExcluded
 from executors.announcing import Announcer
-from executors.loading.placing import NotPlacedHere, Placing
+from executors.loading.placement_rules import NotPlacedHere, PlacementRules
 from executors.repository.model_directory import ModelDirectory
 
 from .directories import Directories
@@ -31,14 +31,14 @@ class Selection:
     def __init__(
         self,
         executor: str,
-        placing: Placing,
+        placement: PlacementRules,
         lifecycle: Lifecycle,
         directories: Directories,
         announcer: Announcer,
         unload_version: Callable[[str, int], Awaitable[None]],
     ) -> None:
         self._executor = executor
-        self._placing = placing
+        self._placing = placement
         self._lifecycle = lifecycle
         self._directories = directories
         self._announcer = announcer
@@ -51,26 +51,26 @@ class Selection:
         """
         if directory.config is None:
             await self._directories.refuse(directory)
-        selected = await self._judged(directory, self._placing.select)
+        selected = await self._checked(directory, self._placing.select)
         # only now: a model that is placed elsewhere need not be fetched
-        directory = await self._directories.bring(directory, selected)
-        await self._judged(directory, self._placing.check)
+        directory = await self._directories.fetch(directory, selected)
+        await self._checked(directory, self._placing.check)
         return directory, selected
 
-    async def _judged(self, directory: ModelDirectory, judge: Callable[[ModelDirectory], T]) -> T:
-        """What `judge` says of a model; its errors are told."""
+    async def _checked(self, directory: ModelDirectory, check: Callable[[ModelDirectory], T]) -> T:
+        """What `check` says of a model; its errors are told."""
         model = directory.key
         try:
-            return await asyncio.to_thread(judge, directory)
+            return await asyncio.to_thread(check, directory)
         except NotPlacedHere as error:
             self._lifecycle.unreadable(directory)
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
-            await self._announcer.tell(ModelExcluded(self._executor, model, error.message))
+            await self._announcer.announce(ModelExcluded(self._executor, model, error.message))
             raise
         except CharoniaError as error:
             self._lifecycle.unreadable(directory)
             _log.error("failed to load %s: %s", model, error)
             if not self._lifecycle.ready_versions(model):
-                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+                await self._announcer.announce(self._lifecycle.failed(model, NO_VERSION, error))
             raise load_failure(model, {NO_VERSION: error}) from None

@@ -23,7 +23,7 @@ def tree_bytes(pid: int | None = None, proc: Path = PROC) -> int:
     return total
 
 
-def give_back_free() -> None:
+def release_free_memory() -> None:
     """Let the allocator give the system what it has free; without this a process stays as large as it ever was.
 
     Where the C library cannot (not glibc) nothing happens. Takes milliseconds: not for the event loop.

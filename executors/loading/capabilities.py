@@ -19,10 +19,10 @@ _GIB = 1024**3
 class Capabilities:
     """One executor's labels: `given` and what is detected."""
 
-    def __init__(self, registry: BackendRegistry, *, gpus: int, given: Mapping[str, str]) -> None:
+    def __init__(self, registry: BackendRegistry, *, gpus: int, configured: Mapping[str, str]) -> None:
         self.gpus = gpus
         self._registry = registry
-        self._given = dict(given)
+        self._configured = dict(configured)
         self._labels: dict[str, str] = {}
 
     def labels(self) -> dict[str, str]:
@@ -35,7 +35,7 @@ class Capabilities:
                 "cpus": str(len(os.sched_getaffinity(0))),
                 "memory_gib": f"{memory_bytes() / _GIB:.2f}",
                 "backend": ",".join(self._registry.available()),
-                **self._given,
+                **self._configured,
             }
         return dict(self._labels)
 

@@ -19,7 +19,7 @@ from executors.configuration.config import normalise, unsupported_features, vali
 from executors.repository.model_directory import ModelDirectory
 from protos.model_config_pb2 import ModelConfig
 
-from .placing import NotPlacedHere
+from .placement_rules import NotPlacedHere
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Composition:
         self._loads = loads
         self._parts: dict[str, frozenset[str]] = {}
         """What the ensembles that were to be loaded last are composed of."""
-        self._wanting: dict[str, frozenset[str]] = {}
+        self._waiting: dict[str, frozenset[str]] = {}
         """The same of those whose load failed."""
         self._catalog: Catalog | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,9 +101,9 @@ class Composition:
             return refuse_all
         models = composing_models(config)
         self._parts[name] = frozenset(models)
-        round_about = await asyncio.to_thread(self._circle, name, config)
-        if round_about:
-            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(round_about)}"))
+        cycle = await asyncio.to_thread(self._cycle, name, config)
+        if cycle:
+            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(cycle)}"))
         missing: set[str] = set()
         elsewhere: set[str] = set()
         for model in models:
@@ -141,7 +141,7 @@ class Composition:
 
     def _on_served(self, model: str) -> None:
         """An executor serves a model: perhaps what an ensemble here waits for."""
-        waiting = [name for name, models in self._wanting.items() if model in models]
+        waiting = [name for name, models in self._waiting.items() if model in models]
         if waiting and self._catalog is not None and self._catalog.served(model):
             task = asyncio.get_running_loop().create_task(self._try_again(waiting), name="ensembles that wait")
             self._tasks.add(task)
@@ -156,7 +156,7 @@ class Composition:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _circle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
+    def _cycle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
         def composed_of(model: str) -> list[str]:
             if model == name:
                 return sorted(composing_models(config))
@@ -168,7 +168,7 @@ class Composition:
 
     async def loaded(self, model: str) -> None:
         """A model was loaded, for the first time or anew: what is composed of it is checked again (R26)."""
-        waiting = [name for name, models in self._wanting.items() if model in models]
+        waiting = [name for name, models in self._waiting.items() if model in models]
         for ensemble in self.dependents(model):
             try:
                 await self._loads.reload(ensemble)
@@ -182,7 +182,7 @@ class Composition:
         for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
                 continue  # it waits for this
-            if self._wanting.pop(ensemble, None) is None:
+            if self._waiting.pop(ensemble, None) is None:
                 continue
             try:
                 await self._loads.load(ensemble, None)
@@ -192,11 +192,11 @@ class Composition:
     def failed(self, model: str) -> None:
         """The load of a model failed; an ensemble is tried again when something is loaded that it is composed of."""
         if model in self._parts:
-            self._wanting[model] = self._parts[model]
+            self._waiting[model] = self._parts[model]
 
     def forget(self, model: str) -> None:
         """Nobody wants an ensemble any more that could not be loaded."""
-        self._wanting.pop(model, None)
+        self._waiting.pop(model, None)
 
     def dependents(self, model: str) -> list[str]:
         """The ensembles that are served and are composed of a model."""

@@ -26,7 +26,7 @@ from charonia.wire import RequestRecord
 from executors.batches.accounting import OTHER, Death, Executed
 from executors.batches.assembly import request_inputs
 from executors.batches.execution import Batch, Planned, model_request
-from executors.streams.flow import Flow
+from executors.streams.flow_control import FlowControl
 from executors.streams.sequence_steps import execute_steps
 from executors.streams.streamed_batch import Outgoing, StreamedBatch, StreamRun
 
@@ -53,7 +53,7 @@ class StreamWorker(Worker):
         super().__init__(pool, spec, passive)
         self._queue = queue
         self._instance: StreamingInstance | None = instance
-        self._flow = Flow()
+        self._flow = FlowControl()
         self._task: asyncio.Task[None] | None = None
         self._open: dict[asyncio.Task[None], SubmittedBatch] = {}
         self._dead = asyncio.Event()
@@ -68,7 +68,7 @@ class StreamWorker(Worker):
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         """Run a warm-up batch; its responses are discarded."""
         collector = _Collector(len(records))
-        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), Flow(), collector)
+        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), FlowControl(), collector)
         streamed.begin()
         await self._run(streamed)
         return streamed.part(collector.finals)
@@ -198,7 +198,7 @@ class StreamWorker(Worker):
             self._shared_death = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
             self._dead.set()
             _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
-        streamed.freed_now()
+        streamed.set_freed()
         await writer.written(streamed)
         writer.close(streamed)
         if death is None or streamed.all_ended:
@@ -227,7 +227,7 @@ class StreamWorker(Worker):
                 if call.done():
                     call.result()
                 if number == len(runs) - 1:
-                    streamed.freed_now()
+                    streamed.set_freed()
             await self._settle_calls(streamed, calls, over)
         finally:
             over.cancel()
@@ -254,16 +254,16 @@ class StreamWorker(Worker):
             wait_s = None
             if ceiling_s > 0:
                 most_s = ceiling_s + (_BUSY_GRACE_S if run is not None else 0.0)
-                wait_s = max(0.01, most_s - (monotonic_ns() - streamed.heard_ns) / 1e9)
+                wait_s = max(0.01, most_s - (monotonic_ns() - streamed.last_response_ns) / 1e9)
             done, _ = await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
             if self._flow.full or streamed.blocked:
-                streamed.heard_ns = monotonic_ns()  # the reader of its responses is slow, not the model
-            elif (monotonic_ns() - streamed.heard_ns) / 1e9 >= most_s:
+                streamed.last_response_ns = monotonic_ns()  # the reader of its responses is slow, not the model
+            elif (monotonic_ns() - streamed.last_response_ns) / 1e9 >= most_s:
                 name = streamed.batch.interface.name
                 text = f"model '{name}' sent no response for {ceiling_s:g} s (charonia.max_execution_s)"
-                streamed.tell_cancelled(self._instance)
+                streamed.notify_cancelled(self._instance)
                 streamed.fail_open(InternalError(text))
                 return
 
@@ -296,7 +296,7 @@ class StreamWorker(Worker):
                 await instance.execute_stream(requests, run)
             else:
                 for index, request in zip(sent, requests, strict=True):
-                    steps.tell(index, request)
+                    steps.prepare(index, request)
                 await execute_steps(instance, steps, sent, requests, run)
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:

@@ -18,7 +18,7 @@ from executors.batches.accounting import Executed
 from executors.batches.answers import Put
 from executors.batches.execution import Batch, Planned
 from executors.batches.sequence_batch import BatchSteps
-from executors.batches.sequences import Remembered
+from executors.batches.sequences import KnownSequence
 
 if TYPE_CHECKING:
     from executors.batches.wave_execution import ExecutedWaves, PutColumns, WaveBatch
@@ -89,7 +89,7 @@ class SubmittedBatch(Struct, eq=False):
     generation: int = 0
     written: dict[bytes, SequenceStep] = field(default_factory=dict)
     """By request id: the sequence steps to write to the log."""
-    before: dict[int, Remembered | None] = field(default_factory=dict)
+    before: dict[int, KnownSequence | None] = field(default_factory=dict)
     unsure: bool = False
     """The log did not answer one of its settlements, which may have taken effect."""
     put: Put | None = None

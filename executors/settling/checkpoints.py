@@ -66,7 +66,7 @@ class Checkpoints:
             written = await self._log.keep_states(model, states)
             for (key, (about, _)), is_written in zip(states.items(), written, strict=True):
                 if is_written:
-                    sequences.wrote(key, about)
+                    sequences.mark_written(key, about)
 
 
 async def restore(log: EventLog, loaded: LoadedVersion, names: Sequence[bytes]) -> None:
@@ -88,7 +88,7 @@ async def restore(log: EventLog, loaded: LoadedVersion, names: Sequence[bytes]) 
         left = [*behind]
         if not left:
             return
-    sequences.give_up(behind)
+    sequences.stop_waiting(behind)
 
 
 def is_late(loaded: LoadedVersion, header: BatchHeader) -> bool:

@@ -160,10 +160,11 @@ class ResponseWriter:
             if ended:
                 last = streamed.all_ended and self._unwritten[streamed] == len(ones)
                 part = streamed.part(ended)
-                batch.ended.update(batch.records[one.index].id for one in ones if one.final and not one.again)
+                over = [one for one in ones if one.final and not one.rescheduled]
+                batch.ended.update(batch.records[one.index].id for one in over)
                 settlements.append(settle(batch, part, records, last))
-                if over := [batch.records[one.index].id for one in ones if one.final and not one.again and one.place]:
-                    settlements.append(self._unmark(streamed, batch, over))
+                if marked := [batch.records[one.index].id for one in over if one.response_index]:
+                    settlements.append(self._unmark(streamed, batch, marked))
             else:
                 for endpoint, record in records:
                     by_endpoint.setdefault(endpoint, []).append(record)
@@ -196,7 +197,7 @@ class ResponseWriter:
         async def keep() -> None:
             nonlocal taken
             records = [one.record for one in ones]
-            taken = await self._log.add_job_responses(model, record.id, attempt, ones[0].place, records)
+            taken = await self._log.add_job_responses(model, record.id, attempt, ones[0].response_index, records)
 
         await insist(keep, _NOT_TAKEN)
         if not taken:
@@ -209,7 +210,7 @@ class ResponseWriter:
 
         A job's responses can be read before its end is written, so of jobs all are.
         """
-        ended = {one.index for one in ones if one.final and not one.again and not batch.records[one.index].is_job}
+        ended = {one.index for one in ones if one.final and not one.rescheduled and not batch.records[one.index].is_job}
         begun = {one.index for one in ones if one.begins} - ended
         if not begun or batch.header is None:
             return []

@@ -177,7 +177,7 @@ def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes])
     """The fact that a batch took its instance with it, and which of its requests have no outcome."""
     stderr = "\n".join(death.stderr.rstrip().split("\n")[-KEPT_LINES:])[-_MAX_STDERR_CHARACTERS:]
     joined = b"".join(ids)
-    if death.in_company and not death.blameless:
+    if death.shared_instance and not death.blameless:
         shared = BatchDiedInCompany(executor, batch_id, death.reason, stderr, death.instance, joined)
         return [FIELD_FACT, pack_fact(shared)]
     fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, joined)
@@ -188,7 +188,7 @@ def requests_rescheduled(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
 ) -> list[bytes]:
     """The fact that a model wants another turn of these requests (S41)."""
-    ids = b"".join(records[index].id for index in sorted(executed.again))
+    ids = b"".join(records[index].id for index in sorted(executed.rescheduled))
     return [FIELD_FACT, pack_fact(RequestsRescheduled(executor, header.batch_id, ids))]
 
 

@@ -103,7 +103,7 @@ class Settler:
             answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that heard only of the batch's end would take those for ended that go on
-        told = requests_rescheduled(self._executor, header, records, executed) if executed.again else []
+        told = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
             told += self._fact(batch, executed, answers, ending, won)
         facts = [Reply(header.report_to, told)] if told else []
@@ -136,7 +136,7 @@ class Settler:
         """
         header, records = batch.header, batch.records
         assert header is not None
-        special = executed.death is not None or executed.again or batch.steps is not None or header.via_owner
+        special = executed.death is not None or executed.rescheduled or batch.steps is not None or header.via_owner
         if special or batch.flags & _SPECIAL or batch.stream is not None or not all(executed.answers):
             return False
         outcomes, ran, start_unreported = b"", None, batch.start_unreported
@@ -198,9 +198,11 @@ class Settler:
         sequences = loaded.pool.sequences
         assert sequences is not None
         lost = {index: known for index, known in batch.before.items() if not won.get(index, False)}
-        sequences.go_back(batch.records, lost)
+        sequences.roll_back(batch.records, lost)
         # who was told of beforehand was cancelled, or too late
-        sequences.doubt(batch.records, [index for index in lost if batch.records[index].id not in batch.unwanted])
+        sequences.forget_if_logged(
+            batch.records, [index for index in lost if batch.records[index].id not in batch.unwanted]
+        )
         if batch.unsure:
             sequences.forget(batch.records, batch.before)
 

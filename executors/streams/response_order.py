@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_HELD_BYTES = 64 << 20
+MAX_HELD_BYTES = 64 << 20
 """Of one batch."""
 
 
@@ -18,29 +18,29 @@ class ResponseOrder(Generic[T]):
     """The responses of requests 0 to `count` - 1. Each request ends with its final response."""
 
     def __init__(self, count: int) -> None:
-        self._turn = 0
+        self._next_index = 0
         self._held: list[list[tuple[T, int, bool]]] = [[] for _ in range(count)]
         self.held_bytes = 0
 
     def holds_back(self, index: int) -> bool:
         """Whether it is not yet the turn of this request."""
-        return index > self._turn
+        return index > self._next_index
 
     def put(self, index: int, response: T, size_bytes: int, *, final: bool) -> list[T]:
         """What may go out now that this response has come."""
         self._held[index].append((response, size_bytes, final))
         self.held_bytes += size_bytes
         out: list[T] = []
-        while self._turn < len(self._held):
+        while self._next_index < len(self._held):
             ended = False
-            for held, size, ends in self._held[self._turn]:
+            for held, size, ends in self._held[self._next_index]:
                 out.append(held)
                 self.held_bytes -= size
                 ended |= ends
-            self._held[self._turn].clear()
+            self._held[self._next_index].clear()
             if not ended:
                 break
-            self._turn += 1
+            self._next_index += 1
         return out
 
     def drop(self, index: int) -> int:

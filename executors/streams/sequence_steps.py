@@ -24,23 +24,23 @@ async def execute_steps(
     responses: ResponseStream,
 ) -> None:
     """`StreamingInstance.execute_stream` of requests that stand at `indices` of their batch. Raises what it raises."""
-    if steps.vacates:
-        steps.vacates = False
-        await _execute_nothing(instance, steps.nothing(requests[0]))
+    if steps.clears_slots:
+        steps.clears_slots = False
+        await _execute_null_requests(instance, steps.null_requests(requests[0]))
     spread = steps.spread(indices, requests)
     if len(spread) == len(requests):
         await instance.execute_stream(requests, responses)
         return
     places = {id(request): number for number, request in enumerate(requests)}
     numbers = [places.get(id(request)) for request in spread]
-    await instance.execute_stream(spread, _AtSlots(responses, numbers))
+    await instance.execute_stream(spread, _SlotResponses(responses, numbers))
 
 
-async def _execute_nothing(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
+async def _execute_null_requests(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
     """Returns when the instance takes the next batch."""
-    nowhere = _Nowhere()
-    call = asyncio.ensure_future(instance.execute_stream(requests, nowhere))
-    freed = asyncio.ensure_future(nowhere.freed.wait())
+    discarded = _DiscardedResponses()
+    call = asyncio.ensure_future(instance.execute_stream(requests, discarded))
+    freed = asyncio.ensure_future(discarded.freed.wait())
     try:
         await asyncio.wait({call, freed}, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
@@ -56,7 +56,7 @@ async def _execute_nothing(instance: StreamingInstance, requests: Sequence[Model
             await call
 
 
-class _AtSlots:
+class _SlotResponses:
     """A `ResponseStream` over slots; `numbers` says which of the requests each is, None for a null request."""
 
     def __init__(self, responses: ResponseStream, numbers: Sequence[int | None]) -> None:
@@ -83,7 +83,7 @@ class _AtSlots:
         self._responses.free()
 
 
-class _Nowhere:
+class _DiscardedResponses:
     """A `ResponseStream` nobody reads."""
 
     full = blocked = False

@@ -83,7 +83,7 @@ async def settle(
     job = SubmittedBatch(
         [record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags
     )
-    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], again={0} if again else set())
+    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], rescheduled={0} if again else set())
     incarnation = cast(LoadedVersion, SimpleNamespace(model="m", version=1, content_hash="h"))
     starts = JournalledStarts(log, "executor-1")
     settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts)

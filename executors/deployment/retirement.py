@@ -25,8 +25,8 @@ from .lifecycle import Lifecycle
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.02
-_QUIET_LOOKS = 50
+_CHECK_PERIOD_S = 0.02
+_MAX_IDLE_CHECKS = 50
 
 
 class Retirement:
@@ -47,7 +47,7 @@ class Retirement:
         self._metrics = metrics
         self._tasks: dict[asyncio.Task[None], str] = {}
         """What retires, and of which model."""
-        self._drying: dict[str, set[asyncio.Task[None]]] = {}
+        self._draining: dict[str, set[asyncio.Task[None]]] = {}
         """What unloaded models still run, by model."""
 
     async def idle(self) -> None:
@@ -66,16 +66,16 @@ class Retirement:
             _log.error("%d model versions did not unload within %g s", len(hanging), grace_s)
             await asyncio.wait(hanging)
 
-    def run_dry(self, loaded: LoadedVersion, dependents: Iterable[str]) -> None:
+    def drain(self, loaded: LoadedVersion, dependents: Iterable[str]) -> None:
         """Serve on until what was accepted before the unload has run, then retire (R27).
 
         Ensembles that go before it, `dependents`, run dry first.
         """
-        users = [task for name in dependents for task in self._drying.get(name, ())]
-        drying = self._drying.setdefault(loaded.model, set())
-        task = self._spawn(loaded.model, self._run_dry(loaded, users))
-        drying.add(task)
-        task.add_done_callback(drying.discard)
+        users = [task for name in dependents for task in self._draining.get(name, ())]
+        draining = self._draining.setdefault(loaded.model, set())
+        task = self._spawn(loaded.model, self._drain(loaded, users))
+        draining.add(task)
+        task.add_done_callback(draining.discard)
 
     def retire(self, loaded: LoadedVersion, *, forget: bool = False) -> asyncio.Task[None]:
         """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
@@ -104,7 +104,7 @@ class Retirement:
         await loaded.pool.shrink()
         end_leaving(loaded)
 
-    async def _run_dry(self, loaded: LoadedVersion, users: Collection[asyncio.Task[None]]) -> None:
+    async def _drain(self, loaded: LoadedVersion, users: Collection[asyncio.Task[None]]) -> None:
         # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, and no
         # wave. When other versions of it are served, what is unsettled may wait for those: then it is enough that the
         # owner has sent nothing for a while. Looks are counted, not time: an owner in this process stalls when this one
@@ -112,37 +112,37 @@ class Retirement:
         key = (loaded.model, loaded.version)
         if users:
             await asyncio.wait(users)
-        looks, last = 0, (-1, -1)
-        while looks < _QUIET_LOOKS:
-            looks += 1
+        checks, last = 0, (-1, -1)
+        while checks < _MAX_IDLE_CHECKS:
+            checks += 1
             if loaded.pool.unfinished:
                 await loaded.pool.idle()
-                looks = 0
+                checks = 0
             with contextlib.suppress(LogUnavailable):
                 waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queued(key[0]))
                 if waiting == (0, 0):
                     break
                 alone = not any(model == key[0] and version != key[1] for model, version in self._serving)
                 if alone and waiting != last:
-                    looks = 0
+                    checks = 0
                 last = waiting
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_PERIOD_S)
         if self._serving.get(key) is loaded:
             del self._serving[key]
-            await self._retire(loaded, tell=True, forget=True)
+            await self._retire(loaded, announce=True, forget=True)
 
-    async def _retire(self, loaded: LoadedVersion, *, tell: bool = False, forget: bool = False) -> None:
+    async def _retire(self, loaded: LoadedVersion, *, announce: bool = False, forget: bool = False) -> None:
         if loaded.health is not None:
             loaded.health.cancel()
         await loaded.pool.idle()
         await loaded.pool.close()
         if forget:
             await self._forget_statistics(loaded)
-        if tell:
+        if announce:
             fact = self._lifecycle.unloaded(loaded.model, loaded.version)
             if fact is not None:
                 self._metrics.unloaded(loaded.model, loaded.version)
-                await self._announcer.tell(fact)
+                await self._announcer.announce(fact)
 
     async def _forget_statistics(self, loaded: LoadedVersion) -> None:
         """Not when the same content is served again meanwhile: then they go on."""

@@ -22,7 +22,7 @@ class NotPlacedHere(Unavailable):
     """A model is not loaded here, and that is as it should be."""
 
 
-class Placing:
+class PlacementRules:
     """The rules of one executor."""
 
     def __init__(

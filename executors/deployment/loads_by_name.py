@@ -11,7 +11,7 @@ from typing import Protocol
 
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.facts.events import ModelRequested
-from executors.loading.placing import NotPlacedHere
+from executors.loading.placement_rules import NotPlacedHere
 from executors.repository.model_repository import ModelRepository
 
 from .lifecycle import Lifecycle, poll_failure
@@ -27,7 +27,7 @@ class Loads(Protocol):
     async def unload(self, model: str, *, dependents: bool = False) -> None: ...
 
 
-class Named:
+class LoadsByName:
     """The models of one executor by name."""
 
     def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: Loads) -> None:
