@@ -1,7 +1,6 @@
-"""Reads the executor's batch stream and hands batches to instances; gives back what it cannot run.
+"""Reads the executor's batch stream, submits the batches to instance pools, and returns those it cannot run.
 
-Entries that hold no batch are dropped and counted, never a crash (H27). What the end of a batch means is
-`executors.settling.settler`'s, which versions there are `executors.service`'s.
+Entries that hold no batch are dropped and counted. `executors.settling.settler` writes the ends of batches to the log.
 """
 
 from __future__ import annotations
@@ -57,11 +56,14 @@ from .waves.wave_settler import WaveSettler
 _log = logging.getLogger(__name__)
 
 DRAINS = "executor drains"
-"""Why batches come back from one that is about to end."""
+"""The reason of batches that a draining executor returns."""
 
 
 class Intake:
-    """The batches of one executor. `find(model, version)` is the incarnation that serves a version now, or None."""
+    """Takes the batches of one executor and settles them. `find(model, version)` returns what serves a version now.
+
+    With `local`, a batcher in this process dispatches the batches.
+    """
 
     def __init__(
         self,
@@ -90,33 +92,33 @@ class Intake:
         self._reader = log.reader()
         self._held_entries: set[bytes] = set()
         self._accepted: dict[str, tuple[SubmittedBatch, LoadedVersion]] = {}
-        """Batches that were taken and not executed yet, by id."""
+        """By id: the batches that were accepted and not executed yet."""
         self._stopped = False
         self._returned: set[bytes] = set()
-        """Entries that were given back before they were read."""
+        """Entries whose batches were returned before they were read."""
         self.on_wanted: Callable[[str, int], None] | None = None
-        """Told of versions that requests wait for; only where models are loaded on demand."""
+        """Called with (model, version) when requests wait for a version; only where models are loaded on demand."""
         self._settling = 0
-        """Settlements under way without a task of their own."""
+        """The number of pending settlements that have no task."""
         self._all_settled: asyncio.Event | None = None
-        """Set when there are none any more, for who waits for that."""
+        """Set when there are none; made by the first call that waits for that."""
         self._closed = False
         self._hung_reports: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Take batches from now on. A local stream's entries are gone once they are handed over."""
+        """Begin to take batches. Entries of a local stream are removed when they are read."""
         self._reader.start(self._on_entries)
         self._reader.add(self.stream, consume=self._local)
-        if self._local:  # where processes other than the batcher in this one reach it
+        if self._local:  # other processes write to this stream
             self._reader.add(keys.batches(self._executor), consume=True)
         if isinstance(self._log, ColocatedLog):
             self._log.take_over(self.stream, self._take)
 
     async def stop(self) -> None:
-        """Take no more batches: those not yet read, and those that come from now on, go back to the batcher.
+        """Accept no more batches: return those not yet read, and those that arrive from now on.
 
-        The stream is read on: what runs waits for words about it, as how many of its responses are wanted.
+        The stream is still read, because running batches need its facts, such as how many responses are wanted.
         """
         self._stopped = True
         if isinstance(self._log, ColocatedLog):
@@ -133,18 +135,18 @@ class Intake:
             self.return_batch(header, entry_id, DRAINS)
 
     def return_batch(self, header: BatchHeader, entry_id: bytes, reason: str) -> None:
-        """Return a batch unexecuted; its requests are not at fault."""
+        """Return a batch to its owner unexecuted. This does not count against its requests."""
         self._metrics.returned(header.model, header.version)
         fact = BatchReturned(self._executor, header.batch_id, reason)
         self._spawn(self._report(header, [FIELD_FACT, pack_fact(fact)], entry_id))
 
     def return_queued(self, loaded: LoadedVersion, reason: str) -> None:
-        """Return the batches of an incarnation that no instance has begun."""
+        """Return the batches of a version that no instance has started."""
         for batch in loaded.pool.take_queued():
             self.return_batch(self._forget(batch), batch.entry_id, reason)
 
     async def settled(self) -> None:
-        """Wait until every executed or returned batch has been settled in the log."""
+        """Wait until every executed or returned batch is settled in the log."""
         while self._tasks or self._settling:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._settling:
@@ -154,12 +156,12 @@ class Intake:
         await self.waves.settled()
 
     async def settled_so_far(self) -> None:
-        """Wait for what is under way now."""
+        """Wait for the tasks that settle batches now."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
     async def close(self) -> None:
-        """Give up what the log would not take."""
+        """Stop reading, and abandon what the log has not taken."""
         self._closed = True
         await self._reader.close()
         for task in self._tasks:
@@ -169,12 +171,12 @@ class Intake:
         await self._responses.closed()
 
     async def report_hung_batches(self) -> None:
-        """Tell of the batches because of which this process ends to whoever owns their models next."""
+        """Report the batches that made this process end to the next owners of their models."""
         words, self._hung_reports = self._hung_reports, []
         for word in words:
             await self._log.append(word.stream, word.fields)
 
-    # -- taking -------------------------------------------------------------------------------------------------------
+    # -- taking batches -----------------------------------------------------------------------------------------------
 
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
@@ -193,10 +195,10 @@ class Intake:
                 self._take(header, records, entry_id)
 
     def _take(self, header: BatchHeader, records: Sequence[RequestRecord | Wave], entry_id: bytes = b"") -> None:
-        """Give a batch to an instance of its model; without an entry when it came without one, from this process."""
+        """Accept a batch. `entry_id` is empty when it was passed on in this process, without an entry."""
         try:
             self._accept(header, records, entry_id)
-        except Exception as error:  # what comes after it is taken all the same, and who hands over is not to blame
+        except Exception as error:  # the batches after it are taken all the same, and the caller is not at fault
             self._end_failed(_submitted(records, _ignore_end, header, entry_id), error)
 
     def _accept(self, header: BatchHeader, records: Sequence[Any], entry_id: bytes) -> None:
@@ -255,7 +257,7 @@ class Intake:
         if self._stopped:
             self.return_batch(self._forget(batch), batch.entry_id, DRAINS)
         elif self._find(batch.header.model, batch.header.version) is not loaded:
-            # its instances may be gone by now: they do not wait for what they do not have yet
+            # its instances may be unloaded by now
             self.return_batch(self._forget(batch), batch.entry_id, f"'{batch.header.model}' was loaded anew meanwhile")
         else:
             loaded.pool.submit(batch)
@@ -284,7 +286,7 @@ class Intake:
     async def _write_statistics(self, fact: StatisticsWanted) -> None:
         await self.waves.fold()
         written = StatisticsWritten(self._executor, fact.token)
-        with contextlib.suppress(CharoniaError):  # the caller does not wait for long
+        with contextlib.suppress(CharoniaError):  # the requester has a time-out
             await self._log.append(keys.replies(fact.endpoint), [FIELD_FACT, pack_fact(written)])
 
     def _cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
@@ -302,7 +304,7 @@ class Intake:
     def _executed(self, loaded: LoadedVersion, batch: SubmittedBatch, executed: Executed) -> None:
         try:
             self._end(loaded, batch, executed)
-        except Exception as error:  # the instance is not to blame, and goes on
+        except Exception as error:  # not the instance's fault: it goes on
             self._end_failed(batch, error)
 
     def _end(self, loaded: LoadedVersion, batch: SubmittedBatch, executed: Executed) -> None:
@@ -340,7 +342,7 @@ class Intake:
     def _settled(
         self, batch: SubmittedBatch, executed: Executed, loaded: LoadedVersion, outcome: Outcome | None
     ) -> None:
-        """A settlement was answered; where that was not all, its task goes on."""
+        """Called when the log has answered a settlement. With an `outcome`, a task does the rest."""
         self._settling -= 1
         if not self._settling and self._all_settled is not None:
             self._all_settled.set()
@@ -356,7 +358,7 @@ class Intake:
             self._held_entries.discard(batch.entry_id)
 
     def _remember_sequences(self, loaded: LoadedVersion, batch: SubmittedBatch, executed: Executed) -> None:
-        """What is known of the sequences of the requests that end here, or that want another turn."""
+        """Remember the sequences of requests that have ended, or that the model reschedules."""
         sequences = loaded.pool.sequences
         if sequences is None or batch.steps is None or batch.header is None:
             return
@@ -389,7 +391,7 @@ class Intake:
         before: Sequence[tuple[str, bytes]],
         last: bool,
     ) -> None:
-        """Some requests of a batch have had their final response; `last`: now all have."""
+        """Settle requests of a batch that had their final response; `last`: now all had."""
         self._remember_sequences(loaded, batch, part)
         self._metrics.executed(loaded.model, loaded.version, part)
         if last:
@@ -414,7 +416,7 @@ class Intake:
             self._end_failed(batch, error)
 
     def _end_failed(self, batch: SubmittedBatch, error: Exception) -> None:
-        """An error nobody foresaw: the batch ends like one that took its instance along, or nobody would hear of it."""
+        """Report a batch after an unforeseen error like one whose instance died, so that its owner hears of it."""
         header = self._forget(batch)
         self._accepted.pop(header.batch_id, None)
         _log.error("batch %s of '%s' could not be ended", header.batch_id, header.model, exc_info=error)
@@ -422,13 +424,13 @@ class Intake:
         fields = batch_died(self._executor, header.batch_id, death, _ids_of(batch))
         self._spawn(self._report(header, fields, batch.entry_id))
 
-    # -- batches that hang --------------------------------------------------------------------------------------------
+    # -- hung batches -------------------------------------------------------------------------------------------------
 
     def report_hung(self, batch: SubmittedBatch, death: Death) -> None:
-        """A batch outlasted its ceiling in a thread that cannot be ended, so this process is about to end.
+        """Report a batch that exceeded its time limit in a thread, which makes this process end.
 
-        A batcher of its own is told now. One in this process ends too; then its model's next owner is told, in the
-        shared facts, once nobody here reads those (`say_last_words`).
+        A batcher in another process is notified now. A batcher in this process ends too, so its model's next owner is
+        notified later, through the shared facts (`report_hung_batches`).
         """
         header = self._forget(batch)
         self._metrics.died(header.model, header.version)
@@ -469,17 +471,17 @@ class Intake:
 def _submitted(
     records: Sequence[Any], done: Callable[[SubmittedBatch, Executed], None], header: BatchHeader, entry_id: bytes
 ) -> SubmittedBatch:
-    """A batch of requests or of waves."""
+    """Make a batch of requests, or of waves."""
     if header.waves:
         return SubmittedBatch((), done, header, entry_id, waves=records)
     return SubmittedBatch(records, done, header, entry_id)
 
 
 def _ids_of(batch: SubmittedBatch) -> Iterator[bytes]:
-    """What the owner calls the requests, or waves, of a batch."""
+    """The ids of a batch's requests, or of its waves."""
     yield from (record.id for record in batch.records)
     yield from (wave.id for wave in batch.waves)
 
 
 def _ignore_end(_submitted: SubmittedBatch, _executed: Executed) -> None:
-    """Of a batch that never came to an instance nobody tells the end."""
+    """Do nothing: the callback of a batch that never reached an instance."""

@@ -1,7 +1,7 @@
-"""One executor: loads what its repository and the control stream say, serves batches, drains.
+"""One executor: starts its parts, passes control facts to them, and stops them in order.
 
-`executors.deployment.lifecycle` decides what to load, `executors.deployment.deployment` does it, `executors.intake`
-takes and settles the batches; here they are started, told what others ask for, and stopped in order.
+`executors.deployment.lifecycle` decides which models to load, `executors.deployment.deployment` loads them,
+`executors.intake` takes and settles the batches.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _log = logging.getLogger(__name__)
 
 
 class ExecutorService:
-    """Made by `executors.app`. `start`, then `drain` and `close`; all in one event loop.
+    """One executor, made by `executors.app`. Call `start`, then `drain` and `close`, all in one event loop.
 
-    `on_failure` is called when this process can no longer do its work and should be stopped and started again: a batch
-    hangs in one of its threads. `failed` is true from then on; what else runs may still finish.
+    `on_failure` is called when a batch hangs in a thread: the process should then be stopped and started again.
+    `failed` is true from then on; other batches may still finish.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ExecutorService:
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
         loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control, make_cache)
         self.render_cache: Callable[[], bytes] = lambda: b""
-        """The metrics of what models found in the response cache."""
+        """Renders the metrics of the response cache that calls of models use."""
         self._membership.on_new_epoch.append(self._calls.begin_anew)
         self._membership.say_again.append(self._calls.renew)
         self._calls.leased = self._membership.is_leased
@@ -159,7 +159,7 @@ class ExecutorService:
         )
 
     def _make_on_demand(self) -> OnDemand | None:
-        """None where all models are loaded at all times."""
+        """None when all models stay loaded."""
         settings = self._settings
         if not settings.model_memory_budget_bytes and not settings.max_loaded_models:
             return None
@@ -175,7 +175,7 @@ class ExecutorService:
         )
 
     def _waiting(self) -> Iterator[tuple[str, int, int]]:
-        """Requests of loaded versions that wait for their instance's turn (M2)."""
+        """Yield (model, version, number of requests that wait for resources) of all loaded versions."""
         for loaded in self._deployment.loaded_versions():
             yield loaded.model, loaded.version, loaded.pool.waiting_requests
 
@@ -193,7 +193,7 @@ class ExecutorService:
         return cache
 
     async def start(self) -> None:
-        """Join, load what the control mode says, and serve. Raises `StartupError` (R29), then everything is undone."""
+        """Join, load what the control mode selects, and serve. Raises `StartupError` (R29) and undoes all."""
         try:
             await self._start()
         except BaseException:
@@ -201,7 +201,7 @@ class ExecutorService:
             raise
 
     async def _start(self) -> None:
-        # from here on: older requests were for others
+        # only newer entries: older load requests were for other executors
         self._control.start(self._on_control)
         self._control.add(keys.CONTROL, b"$")
         self._joined = True
@@ -230,7 +230,7 @@ class ExecutorService:
             self._polling = asyncio.create_task(self._poll(), name="repository poll")
 
     def _report(self) -> str:
-        """What the start-up load came to (R30)."""
+        """Return the tables of what was loaded at start-up (R30)."""
         configs = self._deployment.configs().values()
         used = {agent.name for config in configs for agent in config.model_repository_agents.agents}
         models: list[tuple[str, int | None, str]] = [
@@ -243,7 +243,7 @@ class ExecutorService:
         return report([(name, "built in") for name in sorted(used)], self._loader.backends(), sorted(models, key=str))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more batches, give queued ones back, finish running ones; False when some outlasted `timeout_s`."""
+        """Accept no more batches, return queued ones, finish running ones. False when some outlasted `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._stop_intake()
@@ -259,9 +259,9 @@ class ExecutorService:
         if self._on_demand is not None:
             await self._on_demand.stop()
         loaded_versions = self._deployment.loaded_versions()
-        # others go on with their sequences as soon as they hear of it
+        # other executors continue the sequences as soon as they hear of the drain
         await asyncio.gather(*map(self._checkpoints.write, loaded_versions))
-        # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
+        # no new batches may be sent here; requests for models that only this executor serves wait for its successor
         draining = ExecutorDraining(self._me)
         try:
             await self._announcer.announce_once(draining)
@@ -273,7 +273,7 @@ class ExecutorService:
             self._intake.return_queued(loaded, DRAINS)
 
     async def report_hung_batches(self) -> None:
-        """After `close`, and after a batcher in this process has closed: what their successors must know."""
+        """Report hung batches. Call it after `close`, and after a batcher in this process has closed."""
         with contextlib.suppress(CharoniaError):
             await self._intake.report_hung_batches()
 
@@ -286,7 +286,7 @@ class ExecutorService:
                 self.on_failure()
 
     async def close(self, grace_s: float = 30.0) -> None:
-        """Unload everything within `grace_s` and leave. `drain` first: what still runs is not answered."""
+        """Unload everything within `grace_s` seconds and leave. Call `drain` first: what still runs is not answered."""
         await self._stop_tasks()
         if self._on_demand is not None:
             await self._on_demand.stop()
@@ -304,7 +304,7 @@ class ExecutorService:
 
     @property
     def hangs(self) -> bool:
-        """Whether a thread waits for an object store, which it may do long after everything else has ended."""
+        """Whether a thread still waits for an object store, possibly long after everything else has ended."""
         return self._repository.is_waiting
 
     async def _stop_tasks(self) -> None:
@@ -329,7 +329,7 @@ class ExecutorService:
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._me:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:
-                        self._spawn(self._checkpoints.write(served))  # theirs is newer, and gets the sequences
+                        self._spawn(self._checkpoints.write(served))  # the other one is newer and gets the sequences
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -337,7 +337,7 @@ class ExecutorService:
         task.add_done_callback(self._tasks.discard)
 
     async def _describe(self) -> None:
-        """Tell what this executor is, and how much of its room for models is taken."""
+        """Announce this executor's labels, and how much of its memory budget is used."""
         fact = ExecutorDescribed(self._me, await asyncio.to_thread(self._capabilities.labels))
         if self._on_demand is not None:
             budget = self._on_demand.budget
@@ -380,7 +380,7 @@ class ExecutorService:
                 _log.exception("polling the model repository failed")
 
     async def poll_once(self) -> None:
-        """Look at the repository and follow what changed (R10). A repository that cannot be read changes nothing."""
+        """Scan the repository and load or unload what changed (R10). An unreadable repository changes nothing."""
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:

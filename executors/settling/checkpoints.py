@@ -1,9 +1,9 @@
-"""Writes the states of sequences before they leave this executor, and reads those that come (S39).
+"""Writes the states of sequences before they move to another executor, and reads the states of those that arrive (S39).
 
-While all is well a state may be written only now and then (`charonia.checkpoint_every`), but what ends in order loses
-none. Before others are told that a version goes, or some of its instances, what is not in the log yet is written there;
-from then on every step is, and so is what was on its way to those that left. When another executor has a newer
-incarnation of a version, sequences go there at once, and wait a little for what is written here.
+States may be written only every few steps (`charonia.checkpoint_every`), but an orderly shutdown loses none. Before an
+executor announces that a version, or some of its instances, is leaving, it writes the states that the log lacks. From
+then on it writes every step, including those of batches already on their way. When another executor loads a newer
+version, sequences move there at once, and wait briefly for the states that are written here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 class Checkpoints:
-    """`settled` waits for the settlements there are when it is called."""
+    """Writes states of sequences. `settled` waits for the settlements that are pending when it is called."""
 
     def __init__(self, log: EventLog, settled: Callable[[], Awaitable[None]]) -> None:
         self._log = log
         self._settled = settled
 
     async def write(self, loaded: LoadedVersion) -> None:
-        """Write what the log does not know of a version's sequences. Problems are logged: who leaves leaves anyhow."""
+        """Write the states of a version's sequences that the log lacks. Errors are logged: it leaves anyhow."""
         sequences = loaded.pool.sequences
         if sequences is None or not sequences.checkpoints:
             return
@@ -44,7 +44,7 @@ class Checkpoints:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._write(loaded.model, sequences)
                 if sequences.unwritten():
-                    # the log does not have the last steps of these yet
+                    # the last steps of these are not settled yet
                     await self._settled()
                     await self._write(loaded.model, sequences)
         except Exception as error:
@@ -70,9 +70,10 @@ class Checkpoints:
 
 
 async def restore(log: EventLog, loaded: LoadedVersion, names: Sequence[bytes]) -> None:
-    """Read the states of sequences that this executor takes over; returns when the log has answered.
+    """Read the states of sequences that this executor takes over.
 
-    Who had them may be about to write them: it hears of a newer incarnation when their owner does.
+    Tries several times: the executor that had them may be about to write them, as it hears of the newer version when
+    their owner does.
     """
     sequences = loaded.pool.sequences
     assert sequences is not None
@@ -92,8 +93,9 @@ async def restore(log: EventLog, loaded: LoadedVersion, names: Sequence[bytes]) 
 
 
 def is_late(loaded: LoadedVersion, header: BatchHeader) -> bool:
-    """Whether a batch was sent to an instance that has left, or to another incarnation: its sequences may have lost
-    their places here by now.
+    """Whether a batch was sent to an instance that has left, or to another load of the version.
+
+    Its sequences may then have moved elsewhere.
     """
     sequences = header.sequences
     has_left = sequences is not None and sequences.instance >= loaded.pool.slots
@@ -101,7 +103,7 @@ def is_late(loaded: LoadedVersion, header: BatchHeader) -> bool:
 
 
 def end_leaving(loaded: LoadedVersion) -> None:
-    """What `write` was called for has gone, and others are still here: theirs are written as seldom as before."""
+    """Return to the usual checkpoint interval: the instances for which `write` was called have left, others stay."""
     sequences = loaded.pool.sequences
     if sequences is not None and sequences.leaving:
         sequences.leaving -= 1

@@ -1,7 +1,7 @@
-"""Tells journals that batches have begun: those that last on their own, the others along with their end.
+"""Records in journals that executions have started: long ones separately, short ones together with their end.
 
-Nearly every batch ends within milliseconds, and each write costs the log more than what it says. Until a batch is told
-of, its attempt is known from `batched`, which the owner had written before the batch was given out.
+Nearly every batch ends within milliseconds, and a separate write for each would cost more than it tells. Until the
+start is recorded, the attempt is known from the `batched` entry that the owner wrote before it dispatched the batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .settlement import started
 
 _log = logging.getLogger(__name__)
 
-_SOON_S = 0.01
+_DELAY_S = 0.01
 
 
 class JournalledStarts:
-    """The batches of one executor of which some requests are journalled. Called in the event loop alone."""
+    """Reports the starts of one executor's batches that have journalled requests. Used in the event loop only."""
 
     def __init__(self, log: EventLog, executor: str) -> None:
         self._log = log
@@ -33,17 +33,20 @@ class JournalledStarts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, batch: SubmittedBatch) -> None:
-        """Tell of a batch that is about to begin, 10 to 20 ms after it has, unless it has ended by then."""
+        """Report the start of a batch 10 to 20 ms after it starts, unless it has ended by then."""
         batch.start_unreported = True
         self._watched[batch] = None
         self._arm()
 
     def forget(self, batch: SubmittedBatch) -> None:
-        """It is over, or it was given back: nobody is to be told by the clock."""
+        """Stop watching a batch that has ended or was returned."""
         self._watched.pop(batch, None)
 
     def reported_with(self, batch: SubmittedBatch, ending: Collection[int]) -> tuple[str, str] | None:
-        """Who ran these requests in which batch, when their end says for all who began that they did; else None."""
+        """Return (executor, batch id) to write with the end of these requests if that reports every start, else None.
+
+        `ending` are the indices of the requests that end.
+        """
         if not batch.start_unreported or batch.header is None:
             return None
         began = _journalled(batch)
@@ -53,7 +56,7 @@ class JournalledStarts:
         return self._executor, batch.header.batch_id
 
     async def report(self, batch: SubmittedBatch) -> None:
-        """Tell of a batch now, unless that was done. A log that is away is not told: later would be after the end."""
+        """Report the start of a batch now, once. Skipped when the log is unavailable: later would be after the end."""
         if not batch.start_unreported or batch.header is None:
             return
         batch.start_unreported = False
@@ -75,7 +78,7 @@ class JournalledStarts:
 
     def _arm(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_SOON_S, self._report_begun)
+            self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self._report_begun)
 
     def _report_begun(self) -> None:
         self._timer = None
@@ -89,5 +92,5 @@ class JournalledStarts:
 
 
 def _journalled(batch: SubmittedBatch) -> list[int]:
-    """The journalled requests of a batch that began, by their index, in order."""
+    """The indices of a batch's journalled requests that have started, in order."""
     return [index for index, _ in batch.planned if batch.records[index].journalled]

@@ -1,8 +1,8 @@
-"""Writes responses of streamed batches to the log as soon as they are made, in order: one write at a time.
+"""Writes responses of streamed batches to the log as soon as they are made: in order, one write at a time.
 
-What is made while a write is under way goes with the next one: one entry for each endpoint. A job's responses are kept
-in the log before anybody sees them; the owner of a batch hears of a request's first response in the write that makes it
-visible. Final responses go with the settlement of their requests (`settler`).
+Responses made during a write go with the next one, in one entry per endpoint. A job's responses are stored before they
+are visible. The owner of a batch is notified of a request's first response in the write that makes it visible. Final
+responses are written with the settlement of their requests (`settler`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_TAKEN = "responses cannot be written"
 
 
 class ResponseWriter:
-    """The responses of one executor. `unwanted` is told of jobs that take no more responses: (job, their ids)."""
+    """Writes one executor's responses. `unwanted(batch, ids)` is called for jobs that take no more responses."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ResponseWriter:
         self._payloads = payloads
         self._unwanted = unwanted
         self.on_first: Callable[[SubmittedBatch, RequestRecord], None] | None = None
-        """Told of the first responses of models that may give several."""
+        """Called for each first response of models that may give several."""
         self._open: dict[StreamedBatch, tuple[SubmittedBatch, SettlePart]] = {}
         self._waiting: list[Outgoing] = []
         self._unwritten: dict[StreamedBatch, int] = {}
@@ -54,14 +54,14 @@ class ResponseWriter:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None:
-        """Responses of this batch may come from now on."""
+        """Accept responses of this batch from now on. `settle` settles requests that end."""
         self._open[streamed] = (batch, settle)
         self._unwritten[streamed] = 0
         if self.on_first is not None and streamed.several:
             streamed.on_first = partial(self.on_first, batch)
 
     def close(self, streamed: StreamedBatch) -> None:
-        """It has ended, one way or another."""
+        """Forget a batch that has ended."""
         self._open.pop(streamed, None)
         self._unwritten.pop(streamed, None)
 
@@ -75,16 +75,16 @@ class ResponseWriter:
             self._task = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
 
     def freed(self, streamed: StreamedBatch) -> None:
-        """Tell the owner, unless the batch ends in the same moment."""
+        """Notify the owner that the batch's instance is free, unless the batch ends at once."""
         asyncio.get_running_loop().call_soon(self._report_freed, streamed)
 
     async def written(self, streamed: StreamedBatch) -> None:
-        """Wait until all that was put of a batch is in the log."""
+        """Wait until all responses that were put of a batch are in the log."""
         while self._unwritten.get(streamed):
             await self._written.wait()
 
     async def report_again(self, model: str) -> None:
-        """A new owner knows nothing of what was told to the one before."""
+        """Repeat the reports on a model's open batches for its new owner."""
         for streamed, (batch, _) in list(self._open.items()):
             if batch.header is None or batch.header.model != model:
                 continue
@@ -95,7 +95,7 @@ class ResponseWriter:
                 await self._append(stream, _begun(self._executor, batch, begun))
 
     async def closed(self) -> None:
-        """Give up what the log would not take."""
+        """Abandon what the log has not taken."""
         tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
@@ -125,7 +125,7 @@ class ResponseWriter:
     async def _write_part(self, part: list[Outgoing]) -> None:
         try:
             await self._write(part)
-        except Exception:  # ours: those after them must not wait for ever
+        except Exception:  # our fault: later responses must not wait for ever
             _log.exception("%d responses were not written", len(part))
         for one in part:
             one.batch.flow.written(one.record)
@@ -143,7 +143,7 @@ class ResponseWriter:
             if (known := self._open.get(streamed)) is not None:
                 facts += self._first_responses(streamed, known[0], ones)
         if any(known[0].flags & FLAG_JOB for streamed in by_batch if (known := self._open.get(streamed)) is not None):
-            # who reads a job sees what is kept of it at once: whoever owns it next must know by then
+            # readers of a job see its responses at once: the next owner must know of them by then
             await asyncio.gather(*facts)
             facts.clear()
             await self._keep(by_batch)
@@ -171,11 +171,11 @@ class ResponseWriter:
         replies = [
             self._append(keys.replies(endpoint), record_fields(records)) for endpoint, records in by_endpoint.items()
         ]
-        # in one write, in this order: the log's connection keeps the order of a tick
+        # one write, in this order: the log's connection keeps the order of calls of one tick
         await asyncio.gather(*facts, *replies, *settlements)
 
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
-        """Keep the responses of jobs, all but final ones; what a job does not take any more is wanted by nobody."""
+        """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""
         keeping: list[Awaitable[None]] = []
         for streamed, ones in by_batch.items():
             known = self._open.get(streamed)
@@ -206,9 +206,9 @@ class ResponseWriter:
     def _first_responses(
         self, streamed: StreamedBatch, batch: SubmittedBatch, ones: list[Outgoing]
     ) -> list[Awaitable[None]]:
-        """Of requests that do not end in the same write: the owner is told, and marked for the one after it.
+        """Report the requests that have a first response here: to the owner, and with marks for the next owner.
 
-        A job's responses can be read before its end is written, so of jobs all are.
+        Requests that end in the same write are left out, except jobs, whose responses can be read before their end.
         """
         ended = {one.index for one in ones if one.final and not one.rescheduled and not batch.records[one.index].is_job}
         begun = {one.index for one in ones if one.begins} - ended
@@ -222,13 +222,13 @@ class ResponseWriter:
         return reports
 
     async def _unmark(self, streamed: StreamedBatch, batch: SubmittedBatch, ids: Sequence[bytes]) -> None:
-        """These have ended; what stays marked in spite of it, an owner removes."""
+        """Remove the marks of requests that have ended. An owner removes those that stay."""
         if batch.header is not None and streamed.several and not streamed.batch.interface.repeatable:
             with contextlib.suppress(CharoniaError):
                 await self._log.drop_times(keys.visible(batch.header.model), ids)
 
     def _of(self, batch: SubmittedBatch, one: Outgoing) -> bytes:
-        """The record as it travels; nothing of what is wanted no more."""
+        """The record as it is sent; empty when the request is no longer wanted."""
         if not one.batch.wanted(one.index):
             return b""
         if batch.flags & FLAG_REPLY_BY_REFERENCE:
@@ -240,7 +240,10 @@ class ResponseWriter:
 
 
 def _parts(waiting: list[Outgoing]) -> Iterator[list[Outgoing]]:
-    """What may be written at once: final responses are written last, which others of an ordered batch may not pass."""
+    """Split responses into parts that are written one after the other.
+
+    A write puts final responses last, so in an ordered batch no response may follow a final one in the same part.
+    """
     part: list[Outgoing] = []
     ended: set[StreamedBatch] = set()
     for one in waiting:

@@ -1,8 +1,9 @@
-"""Settles executed batches in the log, however long that takes; what is written is `executors.settling.settlement`'s.
+"""Settles executed batches in the log, repeating until the log takes it. `executors.settling.settlement` makes the
+records.
 
-One write settles a batch, answers its keyless requests, counts and frees the slot (ADR 0002). Its jobs are answered
-after it, those that were won (ADR 0004). A settlement that was lost (another attempt, a cancel, a deadline was faster)
-is only counted.
+One write settles a batch, answers its keyless requests, adds to the statistics and frees the slot (ADR 0002). Jobs are
+answered afterwards, if their settlement was won (ADR 0004). A lost settlement (another attempt, a cancellation or a
+deadline was faster) is only counted.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from .trace_reports import reported
 _log = logging.getLogger(__name__)
 
 Won = dict[int, bool]
-"""Whether this executor ended a request, by its index in the batch."""
+"""By index in the batch: whether this executor's settlement of the request was the first."""
 Outcome = list[bool] | CharoniaError
-"""What the log said to a settlement: which requests were won, or why it could not be made."""
+"""The log's answer to a settlement: which requests were won, or the error."""
 
 _SUCCEEDED = OUTCOME_CODES[JobState.SUCCEEDED]
 _SPECIAL = FLAG_JOB | FLAG_TIMED | FLAG_TRACED
 
 
 class Settler:
-    """The settlements of one executor."""
+    """Settles the batches of one executor."""
 
     def __init__(
         self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, starts: JournalledStarts
@@ -71,10 +72,10 @@ class Settler:
         last: bool = True,
         outcome: Outcome | None = None,
     ) -> None:
-        """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it.
+        """Write the end of a batch, its replies and its facts. Returns when the log has all of it.
 
-        Of a batch whose requests end one by one: the end of some of them, with the (endpoint, record) responses that go
-        before theirs; `last` when with them all have ended. `outcome` is what `settle_plain` came to.
+        For a streamed batch: the end of some requests. `before` are (endpoint, record) responses to write first, `last`
+        says that all requests have ended. `outcome` is the outcome of an earlier `settle_plain`.
         """
         header, records = batch.header, batch.records
         assert header is not None
@@ -87,9 +88,9 @@ class Settler:
         ran = None if via_owner else self._starts.reported_with(batch, ending.indices)
         await self._starts.report(batch)
         if via_owner:
-            if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
+            if executed.death is not None:  # answers would be out of order: all requests run again
                 ending, together = Settlement(), None
-            elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
+            elif ending.jobs:  # the fact, written with the others' settlement, may name only jobs that were won
                 jobs, ending = ending.parted()
                 won = await self._write(batch, executed, jobs, [], None, [])
                 together = None
@@ -102,14 +103,14 @@ class Settler:
         if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
-        # in one entry: an owner that heard only of the batch's end would take those for ended that go on
+        # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         told = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
             told += self._fact(batch, executed, answers, ending, won)
         facts = [Reply(header.report_to, told)] if told else []
         now = [*replies_of(before), *replies(records, answers, answered)]
         won |= await self._write(batch, executed, ending, now, together, facts, ran, outcome)
-        if ran is not None and True not in won.values():  # then there is no fact of their end
+        if ran is not None and True not in won.values():  # then no end was written that reports the start
             batch.start_unreported = True
             await self._starts.report(batch)
         if batch.steps is not None:
@@ -130,9 +131,9 @@ class Settler:
         loaded: LoadedVersion,
         done: Callable[[Outcome | None], None],
     ) -> bool:
-        """`settle` without a task, for a batch of which nothing is special. False: nothing was done.
+        """Settle a batch without special cases, and without a task. Returns False when it did nothing.
 
-        `done` is called when all of it is in the log; or with the outcome that `settle` has to go on from.
+        `done` is called with None when the log has all of it, else with the outcome from which `settle` must continue.
         """
         header, records = batch.header, batch.records
         assert header is not None
@@ -150,7 +151,7 @@ class Settler:
         counted = increments(records, executed)
         answers: Sequence[bytes] = executed.answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE:
-            # should this come to nothing, `settle` must not put them there once more: nobody would take those away
+            # if this settlement fails, `settle` must not store them again: no reader would remove those
             answers = batch.referred = self._payloads.refer(records, answers)
 
         def settled(outcome: Outcome) -> None:
@@ -185,7 +186,7 @@ class Settler:
         counted: Mapping[str, int],
         won: Won | list[bool],
     ) -> None:
-        """For the metrics of this process; `counted` is what the statistics got."""
+        """Update this process's metrics. `counted` are the increments that were added to the statistics."""
         self._metrics.settled(loaded.model, loaded.version, counted)
         if self._metrics.measures:
             told = dict(enumerate(won)) if isinstance(won, list) else won
@@ -194,7 +195,7 @@ class Settler:
 
     @staticmethod
     def _settle_sequences(batch: SubmittedBatch, won: Won, loaded: LoadedVersion) -> None:
-        """What was not won has not happened: the log does not have it either."""
+        """Roll back the sequences of requests that were not won, as the log has not recorded their steps."""
         sequences = loaded.pool.sequences
         assert sequences is not None
         lost = {index: known for index, known in batch.before.items() if not won.get(index, False)}
@@ -233,9 +234,9 @@ class Settler:
         ran: tuple[str, str] | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
-        """One settlement; again until the log has answered. Without requests the replies and facts alone.
+        """Write one settlement, repeating until the log answers. Without requests, write only the replies and facts.
 
-        `outcome` is that of a first time.
+        `outcome` is the outcome of an earlier try.
         """
         header = batch.header
         assert header is not None
@@ -275,7 +276,7 @@ class Settler:
         return dict(zip(ending.indices, won, strict=True))
 
     async def _is_ours(self, model: str, ending: Settlement, executed: Executed, position: int) -> bool:
-        """Whether a job was ended by a settlement of ours that went unanswered: it lost its repetition to itself."""
+        """Whether a job was ended by an earlier try of this settlement that the log did not answer."""
         request_id = ending.requests[position][0]
         if request_id not in ending.ends:
             return False
@@ -295,14 +296,14 @@ class Settler:
             _log.warning("%d requests of batch %s were settled by others first", late, batch.header.batch_id)
 
     async def _add_statistics(self, key: bytes, batch: SubmittedBatch, executed: Executed, won: Won) -> dict[str, int]:
-        """Count what was won, where the settlement did not."""
+        """Add the won requests to the statistics, where the settlement did not."""
         mine = increments(batch.records, executed, [won.get(index, False) for index in range(len(batch.records))])
         if mine:
             await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
         return mine
 
     def _count_unawaited(self, batch: SubmittedBatch, executed: Executed, won: Won | list[bool]) -> None:
-        """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
+        """Count requests that no gateway counts: jobs without a waiting caller, ensemble steps, calls of models."""
         endpoints = {record.endpoint for record in batch.records}
         if all(map(keys.counts_its_requests, endpoints)):
             return

@@ -1,7 +1,7 @@
-"""Tells batchers of batches that wait for resources for long, where a circle of calls may be the reason (`deadlocks`).
+"""Reports batches that wait long for resources, so that batchers can detect cycles of calls between models.
 
-Only where rates are limited (Q1), and only while models of this executor have calls open: else nothing that holds a
-resource here waits for anybody. What an executor tells is a note in the log (`charonia.facts.resource_waits`).
+Used only with rate limits (Q1), and only while models of this executor have open calls: else no holder of a resource
+waits for anything. The report is a note in the log (`charonia.facts.resource_waits`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERIOD_S = 1.0
 
 
 class WaitReports:
-    """Of one executor; `open_calls` is how many calls its models wait for."""
+    """Writes one executor's reports. `open_calls` returns how many calls its models wait for."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class WaitReports:
         self._waited: set[SubmittedBatch] = set()
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Check periodically until cancelled."""
         while True:
             await asyncio.sleep(_PERIOD_S)
             try:
@@ -54,7 +54,7 @@ class WaitReports:
                 _log.exception("batches that wait for their turn could not be looked at")
 
     async def check(self) -> None:
-        """Tell of who waits for what, if somebody has waited since the last look. Raises what the log raises."""
+        """Write a report when a batch has waited since the last check. Raises what the log raises."""
         pools = [(one, one.pool.limited_queue) for one in self._loaded_versions() if one.pool.limited_queue is not None]
         waiting = {batch for _, queue in pools if queue is not None for batch in queue.waiting}
         before, self._waited = self._waited, waiting
