@@ -1,17 +1,17 @@
-"""How many responses of one instance may be on their way to the log at once."""
+"""Limits the responses of one instance that are not yet written to the log."""
 
 from __future__ import annotations
 
 import asyncio
 
 MAX_UNWRITTEN_BYTES = 4 << 20
-"""Bytes of responses that one instance may have on their way to the log; past it the instance is to wait."""
+"""Unwritten responses that one instance may have. The instance must wait when it has more."""
 _RECORD_BYTES = 256
-"""What a response counts for beside its record."""
+"""Overhead that is counted for each response."""
 
 
 class FlowControl:
-    """The responses of one instance that are on their way to the log."""
+    """Counts one instance's unwritten responses. After the limit is reached, half of them must be written first."""
 
     def __init__(self) -> None:
         self._unwritten_bytes = 0

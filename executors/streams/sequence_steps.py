@@ -1,6 +1,6 @@
-"""Runs requests of sequences on a `StreamingInstance`: at their slots, with null requests between (S33, S34).
+"""Runs requests of sequences on a `StreamingInstance`: one per slot, with null requests in empty slots (S33, S34).
 
-What null requests are answered is nobody's; when all others have ended, nobody waits for them.
+Responses to null requests are discarded and not waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def execute_steps(
     requests: Sequence[ModelRequest],
     responses: ResponseStream,
 ) -> None:
-    """`StreamingInstance.execute_stream` of requests that stand at `indices` of their batch. Raises what it raises."""
+    """Call `StreamingInstance.execute_stream` for the requests at `indices` of their batch. Raises what it raises."""
     if steps.clears_slots:
         steps.clears_slots = False
         await _execute_null_requests(instance, steps.null_requests(requests[0]))
@@ -37,7 +37,7 @@ async def execute_steps(
 
 
 async def _execute_null_requests(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
-    """Returns when the instance takes the next batch."""
+    """Run null requests; returns when the instance can take the next call."""
     discarded = _DiscardedResponses()
     call = asyncio.ensure_future(instance.execute_stream(requests, discarded))
     freed = asyncio.ensure_future(discarded.freed.wait())
@@ -47,7 +47,7 @@ async def _execute_null_requests(instance: StreamingInstance, requests: Sequence
             call.result()
     except InstanceDied:
         raise
-    except Exception as error:  # of requests that are none
+    except Exception as error:  # no request is affected
         _log.warning("empty slots could not be executed: %s", error)
     finally:
         for one in (call, freed):
@@ -57,7 +57,7 @@ async def _execute_null_requests(instance: StreamingInstance, requests: Sequence
 
 
 class _SlotResponses:
-    """A `ResponseStream` over slots; `numbers` says which of the requests each is, None for a null request."""
+    """A `ResponseStream` over slots. `numbers` maps a slot to the number of its request, None for a null request."""
 
     def __init__(self, responses: ResponseStream, numbers: Sequence[int | None]) -> None:
         self._responses = responses
@@ -84,7 +84,7 @@ class _SlotResponses:
 
 
 class _DiscardedResponses:
-    """A `ResponseStream` nobody reads."""
+    """A `ResponseStream` that drops all responses."""
 
     full = blocked = False
 

@@ -1,8 +1,8 @@
-"""One batch whose requests have several responses: where each request stands, and the records its responses become.
+"""A batch whose requests may have several responses: tracks each request and packs its responses.
 
-The instance hands responses over (`charonia.backend.ResponseStream`), `responding` writes them to the log; which
-instance runs a batch, and what its death means, is `stream_workers`'. A request ends with its final response, each at
-its own time; the batch ends with the last of them.
+The instance passes responses to a `StreamRun`; `executors.settling.response_writer` writes them to the log;
+`executors.running.stream_workers` runs the batch. A request ends with its final response, the batch with its last
+request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .response_order import MAX_HELD_BYTES, ResponseOrder
 
 
 class RequestProgress:
-    """How far one request is."""
+    """The progress of one request."""
 
     __slots__ = (
         "attempt",
@@ -58,30 +58,30 @@ class RequestProgress:
         self.attempt = attempt
         self.response_index = self.first = response_index
         self.last_response_ns = 0
-        """When it was given to the instance, or had its last response."""
+        """When it was passed to the instance, or had its last response (monotonic)."""
         self.window = record.window
-        """The first index that is not wanted yet; 0: all are (S55)."""
+        """The first response index that is not wanted yet; 0: all are wanted (S55)."""
         self.cancelled_ns = 0
-        """When it was given up while its instance had it."""
+        """When it was cancelled while its instance ran it (monotonic); 0: not cancelled."""
         self.begun = False
         self.ended = False
         self.cut = False
-        """It ended without its instance having said so."""
+        """Whether it ended without a final response from its instance."""
         self.error: CharoniaError | None = None
-        """Of the last response that said anything."""
+        """The error of the last response; None when that succeeded."""
         self.request: ModelRequest | None = None
 
     @property
     def blocked(self) -> bool:
-        """Whether it has given all responses that are wanted for now."""
+        """Whether it has sent all responses that are wanted for now."""
         return 0 < self.window <= self.response_index and not self.ended
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
+    """One response to write, of the request at `index` in its batch. `begins`: it is the first of several.
 
-    An empty record says only that the request has ended: its caller has gone.
+    An empty record only ends the request: its caller has gone.
     """
 
     batch: StreamedBatch
@@ -91,22 +91,23 @@ class Outgoing:
     final: bool
     begins: bool = False
     rescheduled: bool = False
-    """It has not ended: the model wants another turn (S41)."""
+    """The request has not ended: the model rescheduled it (S41)."""
 
 
 class Writer(Protocol):
-    """Takes responses to where they go, in order."""
+    """Writes responses in order."""
 
     def put(self, outgoing: Outgoing) -> None: ...
 
     def freed(self, batch: StreamedBatch) -> None:
-        """The batch's instance is free although the batch has not ended."""
+        """Called when the batch's instance is free although the batch has not ended."""
 
 
 class StreamedBatch:
     """The requests of one batch until each has had its final response.
 
-    `over` is set then, `freed` when its instance takes another batch. `heard_ns` is when a response came last.
+    `over` is set then; `freed` is set when its instance takes another batch. `last_response_ns` is the time of the last
+    response (monotonic).
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class StreamedBatch:
         self.last_response_ns = monotonic_ns()
         self.several = batch.interface.decoupled
         self.on_first: Callable[[RequestRecord], None] | None = None
-        """Told of each request's first response, unless that is only the final flag."""
+        """Called for each request's first response, unless that is only the final flag."""
         self._unwanted = set(unwanted)
         self._writer = writer
         self._open = len(batch.records)
@@ -127,11 +128,11 @@ class StreamedBatch:
         self.ordered = self.several and block is not None and block.preserve_ordering
         self._order: ResponseOrder[Outgoing] | None = ResponseOrder(len(batch.records)) if self.ordered else None
         self._counted: set[int] = set()
-        """Runs, by their start, that are counted with a request already."""
+        """The runs, by start time, that were counted with one of their requests."""
         self.reports = False
-        """Whether its single responses are counted (X5)."""
+        """Whether its single responses are counted."""
         self.instance: object = None
-        """Which has been called with its requests."""
+        """The instance that was called with its requests."""
         self._allowed = asyncio.Event()
         numbers = list(attempts)
         steps = batch.steps
@@ -147,20 +148,20 @@ class StreamedBatch:
         }
 
     def begin(self) -> None:
-        """Pass on what ended before it could run: refused, left out, past its deadline."""
+        """Pass on the requests that ended before they could run: rejected, left out, or past their deadline."""
         for index, answer in enumerate(self.batch.executed.answers):
             if index not in self._requests:
                 self._end(index, 0, answer)
 
     def begun_ids(self) -> list[bytes]:
-        """The requests that had a response and no final one."""
+        """The ids of requests that had a response but no final one."""
         return [one.record.id for one in self._requests.values() if one.begun and not one.ended]
 
     def wanted(self, index: int) -> bool:
         return self.batch.records[index].id not in self._unwanted
 
     def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
-        """These requests are settled by somebody else: their responses are wanted no more, and the model is told."""
+        """Cancel requests that were settled elsewhere, and notify the model."""
         self._unwanted.update(ids)
         self._notify_windows()
         self.notify_cancelled(instance, ids)
@@ -174,14 +175,14 @@ class StreamedBatch:
                 self._end_request(one, b"")
 
     def notify_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
-        """Tell the model of open requests (all, or these) that nobody waits for them."""
+        """Notify the model that open requests (all, or these) are cancelled."""
         found = [one for one in self._requests.values() if not one.ended and (ids is None or one.record.id in ids)]
         requests = [one.request for one in found if one.request is not None]
         if requests and isinstance(instance, CancellableInstance):
             instance.cancel_requests(requests)
 
     def allow(self, request_id: bytes, count: int) -> None:
-        """Responses below index `count` of a request are wanted (S55)."""
+        """Let a request send its responses below index `count` (S55)."""
         for one in self._requests.values():
             if one.record.id == request_id and count > one.window > 0:
                 one.window = count
@@ -189,7 +190,7 @@ class StreamedBatch:
         self._notify_windows()
 
     def _notify_window(self, one: RequestProgress) -> None:
-        """The instance counts what it gives, from the first response of this turn on."""
+        """Pass the window on to the instance, which counts responses from the first of this execution."""
         if one.request is not None and one.window:
             one.request.window = one.window - one.first
             if isinstance(self.instance, WindowedInstance):
@@ -201,11 +202,11 @@ class StreamedBatch:
 
     @property
     def blocked(self) -> bool:
-        """Whether an open request waits until more of it is wanted."""
+        """Whether an open request waits until more responses are wanted."""
         return any(one.blocked for one in self._requests.values())
 
     async def unblocked(self, requests: Collection[RequestProgress]) -> None:
-        """Wait until none of these does."""
+        """Wait until none of these requests does."""
         while any(one.blocked and self.wanted(one.index) for one in requests):
             await self._allowed.wait()
 
@@ -216,7 +217,7 @@ class StreamedBatch:
         return StreamRun(self, {index: self._requests[index] for index, _ in run})
 
     def fail_open(self, error: CharoniaError, indices: Collection[int] | None = None, *, reason: str = BACKEND) -> None:
-        """Give open requests (all, or these) a final failure."""
+        """Fail open requests (all, or these)."""
         for one in list(self._requests.values()):
             if not one.ended and (indices is None or one.index in indices):
                 one.error, one.cut = error, True
@@ -226,7 +227,7 @@ class StreamedBatch:
     # -- for runs ------------------------------------------------------------------------------------------------------
 
     def respond(self, one: RequestProgress, response: ModelResponse | None, *, final: bool) -> bool:
-        """One response of a request that is open; whether it was the final one."""
+        """Take one response of an open request; return whether it was the final one."""
         since_ns, self.last_response_ns = one.last_response_ns, monotonic_ns()
         one.last_response_ns = self.last_response_ns
         final = final or not self.several
@@ -292,7 +293,7 @@ class StreamedBatch:
         return pack_failure(one.record.id, name, version, error, final=final, place=self._wire_place(one))
 
     def _is_for_caller(self, one: RequestProgress, response: ModelResponse) -> bool:
-        """Keep the states that a response brings; whether there is more in it. Raises `InternalError`."""
+        """Keep the states of a response; return whether it holds more for the caller. Raises `InternalError`."""
         steps = self.batch.steps
         if steps is None or response.error is not None:
             return True
@@ -302,7 +303,7 @@ class StreamedBatch:
         return True
 
     def _reschedule(self, one: RequestProgress) -> None:
-        """The model wants another turn of this request (S41). Raises `InternalError` where there are none."""
+        """End this execution of a request that the model reschedules (S41). Raises `InternalError` if it may not."""
         self.batch.check_again()
         if self.batch.steps is not None:
             self.batch.steps.keep_partial(one.index)
@@ -336,19 +337,19 @@ class StreamedBatch:
         self._put(Outgoing(self, index, response_index, record, True))
 
     def _put(self, outgoing: Outgoing) -> None:
-        """It goes to the log, when it is its turn; the batch may be over with it."""
+        """Pass a response to the writer, or hold it back for order. The batch may be over with it."""
         self._open -= outgoing.final
         out = [outgoing]
         if self._order is not None:
             out = self._order.put(outgoing.index, outgoing, len(outgoing.record), final=outgoing.final)
         for one in out:
-            self.flow.add(one.record)  # what is held slows nobody: those before it may be of the same instance
+            self.flow.add(one.record)  # held responses do not count: those they wait for may be of the same instance
             self._writer.put(one)
         if self._open == 0:
             self.over.set()
 
     def _too_much(self, one: RequestProgress, record: bytes) -> bool:
-        """Whether a response cannot be held until it is its turn: then its request has ended."""
+        """End the request and return True when a response cannot be held back because too many bytes are."""
         order = self._order
         if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MAX_HELD_BYTES:
             return False
@@ -361,7 +362,7 @@ class StreamedBatch:
         return True
 
     def _count_cancel(self, one: RequestProgress) -> None:
-        """Its instance has let go of a request that was given up."""
+        """Count a cancelled request that its instance has ended."""
         if self.reports and one.cancelled_ns:
             executed = self.batch.executed
             counts = executed.responses.setdefault(one.index, {})
@@ -378,9 +379,9 @@ class StreamedBatch:
         return self._open == 0
 
     def part(self, ended: dict[int, bytes]) -> Executed:
-        """These requests' end, to be settled and counted; every request is in one part.
+        """Return the results of requests that have ended, to settle and count. Every request is in one part.
 
-        Of those that nobody wants any more what they were given is counted, as far as they were cancelled.
+        Of requests that are no longer wanted, only the responses are counted, if they were cancelled while they ran.
         """
         executed = self.batch.executed
         finals = {index: record for index, record in ended.items() if self.wanted(index)}
@@ -402,7 +403,7 @@ class StreamedBatch:
         return part
 
     def set_freed(self) -> None:
-        """The instance takes another batch."""
+        """Record that the instance can take another batch."""
         if not self.freed.is_set():
             self.freed.set()
             if not self.all_ended:
@@ -410,7 +411,7 @@ class StreamedBatch:
 
 
 class StreamRun:
-    """The responses of one call of an instance (`charonia.backend.ResponseStream`)."""
+    """Takes the responses of one call of an instance. Implements `charonia.backend.ResponseStream`."""
 
     def __init__(self, batch: StreamedBatch, planned: dict[int, RequestProgress]) -> None:
         self._batch = batch
@@ -424,7 +425,7 @@ class StreamRun:
         self.freed = asyncio.Event()
 
     def begin(self, indices: list[int], requests: list[ModelRequest], instance: object = None) -> None:
-        """The instance is called with these requests now, which stand at `indices` of the batch."""
+        """Called just before the instance gets these requests, which are at `indices` of the batch."""
         self._batch.instance = instance
         self._batch.reports = self._batch.several and getattr(instance, "reports_responses", True)
         self._requests = [self._planned[index] for index in indices]
