@@ -297,7 +297,7 @@ class Sequences:
                 self._known.pop(self._key(records[index]), None)
 
     def forget_if_logged(self, records: Sequence[RequestRecord], indices: Collection[int]) -> None:
-        """Forget sequences whose requests were settled (perhaps run) elsewhere, if the log has the state of each step."""
+        """Forget sequences whose requests were settled elsewhere, if the log has the state of each step."""
         if self._every == 1:
             self.forget(records, indices)
 

@@ -1,7 +1,4 @@
-"""Copies of remote models (R7) on this machine: those that nobody reads any more are removed.
-
-What is fetched when is `executors.repository.remote`'s; here it is known what is served from which directory.
-"""
+"""Removes local copies of remote models (R7) that are no longer used. `executors.repository.remote` fetches them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from .retirement import Retirement
 
 
 class CopiesInUse:
-    """`serving` and `locks` are `deployment`'s: a model's lock is held while it is loaded."""
+    """Knows which directories the served versions use. `lock(model)` is held while a model is loaded."""
 
     def __init__(
         self,
@@ -33,13 +30,13 @@ class CopiesInUse:
         self._kept: dict[str, Path] = {}
 
     def keep(self, model: str, directory: Path) -> None:
-        """A model may be loaded from this directory at any time (`on_demand`)."""
+        """Keep a directory from which a model may be loaded at any time (`on_demand`)."""
         self._kept[model] = directory
 
     def release_unused(self, model: str, *, wanted: bool) -> None:
-        """What is served of a model has changed: when its old versions have ended, remove what they were loaded from.
+        """Remove the unused copies of a model once its old versions have ended.
 
-        The last copy of a model that is `wanted` stays, whether it could be loaded or not.
+        The latest copy of a model that is `wanted` stays, whether it could be loaded or not.
         """
         if self._repository.has_copies:
             self._retirement.afterwards(model, partial(self._release_unused, model, wanted))
@@ -47,7 +44,7 @@ class CopiesInUse:
     async def _release_unused(self, model: str, wanted: bool) -> None:
         async with self._lock(model):
             versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
-            # after a change of their number (R23) its instances are not all of one copy
+            # after resizing (R23), its instances may use several copies
             used = {spec.source.directory for one in versions for spec in one.pool.specs}
             used |= {loaded.source.directory for loaded in versions}
             if model in self._kept:

@@ -1,8 +1,7 @@
-"""The versions an executor serves: brings loads and unloads about, one model at a time, and tells the log.
+"""Loads and unloads the versions that an executor serves, one operation per model at a time, and announces them.
 
-`executors.deployment.lifecycle` decides what differs, `executors.loading.loader` makes instances. A new incarnation
-works before the old one stops taking batches, and the old one finishes what it has (R22). When to load is
-`executors.service`'s.
+`executors.deployment.lifecycle` decides what to change, `executors.loading.loader` makes the instances. On a reload the
+new instances work before the old ones stop taking batches, and the old ones finish theirs (R22).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 class Deployment:
     """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`.
 
-    `on_hung` is told of batches that outlast their ceiling in a thread of this process.
+    `on_hung` is called for batches that exceed their time limit in a thread of this process.
     """
 
     def __init__(
@@ -82,30 +81,30 @@ class Deployment:
         self._composition = Composition(self)
         self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
-        """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
+        """The models of a joint load: an ensemble among them waits for its composing models."""
         self._failed: dict[str, CharoniaError] = {}
         self.before_leaving: Callable[[LoadedVersion], Awaitable[None]] = _nothing
-        """What is done before others hear that a version goes, or some of its instances (`checkpoints`)."""
+        """Awaited before it is announced that a version, or some of its instances, leaves (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
-        """Models that are loaded on demand (`on_demand`), in memory or not."""
+        """The models that are loaded on demand (`on_demand`), in memory or not."""
 
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
 
     def find(self, model: str, version: int) -> LoadedVersion | None:
-        """What serves a version now."""
+        """Return what serves a version now, or None."""
         return self._serving.get((model, version))
 
     def loaded_versions(self) -> list[LoadedVersion]:
         return list(self._serving.values())
 
     async def idle(self) -> None:
-        """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
+        """Wait until no instance has a batch, those of replaced and unloaded versions included."""
         await asyncio.gather(*(loaded.pool.idle() for loaded in self.loaded_versions()))
         await self._retirement.idle()
 
     async def close(self, grace_s: float) -> None:
-        """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
+        """Unload everything. Instances that do not end within `grace_s` seconds end with the process."""
         await self._composition.close()
         loaded_versions = self.loaded_versions()
         self._serving.clear()
@@ -124,9 +123,9 @@ class Deployment:
     async def load_all(
         self, decisions: list[LoadModel], load: Callable[[str], Awaitable[None]] | None = None
     ) -> dict[str, str]:
-        """Load several models at once, or do with each what `load` does; the reason of each that failed.
+        """Load several models concurrently, with `load` if given. Returns the reasons of those that failed, by model.
 
-        That one is not placed here is no failure.
+        A model that is placed elsewhere is no failure.
         """
         failures: dict[str, str] = {}
 
@@ -151,7 +150,7 @@ class Deployment:
         return failures
 
     async def load(self, model: str, request: ModelRequested | None) -> None:
-        """Load what is new or changed of a model. Raises the error the caller is told (R20, R21, C62)."""
+        """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62)."""
         try:
             loaded = await self._load(model, request)
         except CharoniaError as error:
@@ -172,7 +171,7 @@ class Deployment:
             override = await self._directories.override(model, request, kept)
             try:
                 directory = await asyncio.to_thread(self._directories.find, model, override)
-                # before this takes one of the places: the models of an ensemble need them
+                # before this load takes a permit: the loads of an ensemble's composing models need permits
                 find = await self._composition.prepare(directory)
                 async with self._loads:
                     loaded = await self._load_versions(directory, find)
@@ -189,37 +188,37 @@ class Deployment:
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
 
     def configs(self) -> dict[str, ModelConfig]:
-        """The configurations of the models that are served."""
+        """The configurations of the served models."""
         return {model: loaded.source.config for (model, _), loaded in self._serving.items()}
 
     def interfaces(self, model: str) -> dict[int, ModelInterface]:
-        """The versions of a model that take work, or would when somebody asks for them."""
+        """The versions of a model that are ready, or can be loaded on demand."""
         if model in self.announced:
             return self.announced[model]
         ready = self._lifecycle.ready_versions(model)
         return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
 
     async def catalog(self) -> Catalog:
-        """What all executors serve."""
+        """The catalog of what all executors serve."""
         return await self._catalog()
 
     def find_directory(self, model: str) -> ModelDirectory | None:
-        """A model's files, with its override; None for a model that is not there. Reads files."""
+        """A model's directory with its override; None for an unknown model. Reads files."""
         try:
             return self._directories.find(model, self._lifecycle.override(model))
         except CharoniaError:
             return None
 
     def failure(self, model: str) -> CharoniaError | None:
-        """Why the last load of a model failed."""
+        """The error of a model's last load, None when it succeeded."""
         return self._failed.get(model)
 
     def is_underway(self, model: str) -> bool:
-        """Whether a model is being loaded together with others."""
+        """Whether a joint load of this model is in progress."""
         return model in self._starting
 
     async def load_underway(self, model: str) -> bool:
-        """Wait for the load of a model that was begun together with others; False when there is none."""
+        """Wait for a joint load of a model; False when there is none."""
         starting = self._starting.get(model)
         if starting is None or starting is asyncio.current_task():
             return False
@@ -227,14 +226,14 @@ class Deployment:
         return True
 
     async def reload(self, model: str) -> None:
-        """Load a model anew although its files are the same."""
+        """Load a model again although its files are unchanged."""
         self._lifecycle.invalidate(model)
         await self.load(model, None)
 
     # -- loading of versions ------------------------------------------------------------------------------------------
 
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
-        """Load what differs from what is served; False when nothing did (R22)."""
+        """Load the versions that differ from the served ones; False when none did (R22)."""
         model = directory.key
         directory, selected = await self._selection.select(directory)
         plan = self._lifecycle.plan(directory, selected)
@@ -275,7 +274,7 @@ class Deployment:
         return failures
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
-        """Directory, final configuration and versions of a model, without an instance; None for one that has none.
+        """Return directory, final configuration and versions of a model without making instances; None for an ensemble.
 
         Raises what `load` raises.
         """
@@ -298,7 +297,7 @@ class Deployment:
         return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
-        """Whether a served version only got more or fewer instances (R23)."""
+        """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed."""
         loaded = self._serving.get((directory.key, version))
         if loaded is None or directory.key in self.announced:
             return False
@@ -313,11 +312,11 @@ class Deployment:
         return change != 0
 
     async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
-        """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
+        """Load a version without serving it. Raises a `CharoniaError`."""
         return await self._loader.load(directory, version, config)
 
     async def install(self, loaded: LoadedVersion) -> LoadedVersion | None:
-        """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
+        """Serve a loaded version from now on; return the one that it replaces, or None."""
         key = (loaded.model, loaded.version)
         loaded.pool.on_hung = self._on_hung
         loaded.pool.start()
@@ -327,7 +326,7 @@ class Deployment:
         return before
 
     async def _count(self, loaded: LoadedVersion) -> None:
-        """Count its instances, and what its warm-up did (I12)."""
+        """Count its instances and the results of its warm-up (I12)."""
         key = (loaded.model, loaded.version)
         self._metrics.loaded(
             loaded.model,
@@ -345,7 +344,7 @@ class Deployment:
     async def _announce_loaded(
         self, loaded: LoadedVersion, before: LoadedVersion | None, directory: ModelDirectory
     ) -> None:
-        """It is served; its predecessor finishes what it has (R22)."""
+        """Announce a served version and retire its predecessor, which finishes its batches (R22)."""
         await self._announcer.announce(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
         self.watch_health(loaded)
         if before is not None:
@@ -365,18 +364,18 @@ class Deployment:
         )
 
     def withdraw(self, loaded: LoadedVersion) -> None:
-        """Take no more batches of a version that is idle."""
+        """Stop serving an idle version."""
         key = (loaded.model, loaded.version)
         if self._serving.get(key) is loaded:
             del self._serving[key]
             self._metrics.unloaded(*key)
 
     async def retire(self, loaded: LoadedVersion) -> None:
-        """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
+        """Unload a withdrawn version. It may be loaded again, so its statistics stay."""
         await asyncio.wait([self._retirement.retire(loaded)])
 
     def watch_health(self, loaded: LoadedVersion) -> None:
-        """From now on, that its version is served being told (P6)."""
+        """Check the health of an announced version from now on (P6)."""
         pool, key = loaded.pool, (loaded.model, loaded.version)
         if not pool.checking_instances():
             return
@@ -392,10 +391,10 @@ class Deployment:
     # -- unloading ----------------------------------------------------------------------------------------------------
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27).
+        """Stop serving a model; returns when it takes no new work. Its instances end later (R27).
 
-        The ensembles that are composed of it go before it. `dependents`: of an ensemble go also the models that no
-        other is composed of (R26).
+        Ensembles that contain it are unloaded first. `dependents`: unload an ensemble's composing models too, unless
+        other ensembles contain them (R26).
         """
         for ensemble in self._composition.dependents(model):
             await self.unload(ensemble)
@@ -426,4 +425,4 @@ class Deployment:
 
 
 async def _nothing(_incarnation: LoadedVersion) -> None:
-    """Nobody has said what."""
+    """Do nothing: the default of `before_leaving`."""

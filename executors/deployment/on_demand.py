@@ -43,7 +43,7 @@ _LAST_RETRY_S = 300.0
 
 @dataclass(slots=True)
 class Announced:
-    """A version that may be loaded: everything but its instances."""
+    """A version that may be loaded: everything except its instances."""
 
     directory: ModelDirectory
     config: ModelConfig
@@ -54,10 +54,10 @@ class Announced:
 
 
 class OnDemand:
-    """The models of one executor that is given room for some of them.
+    """Loads and evicts the models of one executor with a memory budget.
 
-    `describe()` tells how much of the room is taken. With a budget in bytes one model is loaded at a time, because only
-    then is what memory grows by its own; else `concurrent_loads`.
+    `describe()` announces how much of the budget is used. With a budget in bytes, models are loaded one at a time, so
+    that the growth of memory is that of one model; otherwise up to `concurrent_loads` at once.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class OnDemand:
     # -- announcing ---------------------------------------------------------------------------------------------------
 
     async def announce(self, model: str) -> None:
-        """Make a model known. Raises the error that keeps it from being loaded, after telling it."""
+        """Announce a model. Raises the error that keeps it from being loaded, after announcing that."""
         prepared = await self._deployment.prepare(model)
-        if prepared is None:  # it has no instances: there is nothing to wait with
+        if prepared is None:  # an ensemble has no instances: load it now
             await self._deployment.load(model, None)
             return
         directory, config, versions = prepared
@@ -115,20 +115,20 @@ class OnDemand:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load what is wanted from now on."""
-        if self.budget.budget_bytes:  # looking into the models' files has left much
+        """Begin to load the wanted models."""
+        if self.budget.budget_bytes:  # reading the models' files has left much free memory
             self._spawn(asyncio.to_thread(release_free_memory))
         for _ in range(self._workers):
             self._spawn(self._load_wanted())
 
     async def stop(self) -> None:
-        """Load nothing more; a load under way is broken off."""
+        """Load nothing more; cancel loads in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wanted(self, model: str, version: int) -> None:
-        """Requests wait for a version; asking again changes nothing."""
+        """Load a version for which requests wait. Further calls do nothing."""
         key = (model, version)
         if key in self._announced and key not in self._asked and self._deployment.find(*key) is None:
             self._asked.add(key)
@@ -150,7 +150,7 @@ class OnDemand:
                 self._describing = self._spawn(self._describe_soon())
 
     async def _describe_soon(self) -> None:
-        """Not for each of many models that take turns."""
+        """Announce the used memory once for several loads."""
         await asyncio.sleep(_DESCRIBE_S)
         await self._describe()
 
@@ -182,7 +182,7 @@ class OnDemand:
         self._deployment.watch_health(loaded)
 
     async def _shrink(self, key: VersionKey) -> None:
-        """It took more than was thought: others make room after all, or it is given up when it can never fit."""
+        """Evict others for a model that took more than estimated. Raises `ResourceExhausted` when it can never fit."""
         size = self.budget.guess_bytes(key, 0)
         if self.budget.never_fits(size):
             raise self._too_large(size)
@@ -197,10 +197,10 @@ class OnDemand:
     async def _measure(self) -> int:
         return await asyncio.to_thread(_trimmed_tree_bytes) if self.budget.budget_bytes else 0
 
-    # -- making room --------------------------------------------------------------------------------------------------
+    # -- eviction -----------------------------------------------------------------------------------------------------
 
     async def _free_capacity(self, key: VersionKey, size_bytes: int) -> None:
-        """Wait until there is room. Raises `ResourceExhausted` when there never is."""
+        """Wait until a model of this size fits. Raises `ResourceExhausted` when it never can."""
         if self.budget.never_fits(size_bytes):
             raise self._too_large(size_bytes)
         pause_s = _FIRST_PAUSE_S
@@ -212,7 +212,7 @@ class OnDemand:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     async def _evict_one(self) -> bool:
-        """Unload the idle version that was used longest ago; whether there was one."""
+        """Evict the least recently used idle version; return whether there was one."""
         for key in self._announced:
             loaded = self._deployment.find(*key)
             if loaded is not None:
@@ -222,7 +222,7 @@ class OnDemand:
             if loaded is None or not await self._is_idle(loaded):
                 continue
             await self._deployment.before_leaving(loaded)
-            if loaded.pool.unfinished:  # something has come meanwhile
+            if loaded.pool.unfinished:  # a batch has arrived meanwhile
                 end_leaving(loaded)
                 continue
             await self._evict(key, loaded)
@@ -233,13 +233,13 @@ class OnDemand:
         if loaded.pool.unfinished:
             return False
         with contextlib.suppress(LogUnavailable):
-            # waves in the queue are not counted: their owner takes them apart and wants the model back
+            # queued waves are not counted: their owner bursts them and asks for the model again
             return (await self._log.pending(loaded.model))[0] == 0 and not loaded.pool.unfinished
         return False
 
     async def _evict(self, key: VersionKey, loaded: LoadedVersion) -> None:
-        """What its owner sends before it hears of this comes back to it unexecuted."""
-        # before it is told: an owner that has heard of it may want it again at once, and is believed then (`wanted`)
+        """Unload a version. Batches that its owner sends before it hears of this are returned."""
+        # before the announcement: an owner that has read it may ask for the version again at once (`wanted`)
         self._deployment.withdraw(loaded)
         try:
             await self._announcer.announce(VersionHeld(self._executor, *key, 0))
@@ -248,7 +248,7 @@ class OnDemand:
         self.budget.release(key)
         _log.info("%s version %d made room for another model", *key)
 
-    # -- what cannot be loaded ----------------------------------------------------------------------------------------
+    # -- failed loads -------------------------------------------------------------------------------------------------
 
     async def _failed(self, key: VersionKey, error: CharoniaError) -> None:
         announced = self._announced[key]
@@ -270,6 +270,6 @@ class OnDemand:
 
 
 def _trimmed_tree_bytes() -> int:
-    """What a load has freed again is no part of what the model takes."""
+    """Memory of the process tree, after returning what a load has freed to the system."""
     release_free_memory()
     return tree_bytes()

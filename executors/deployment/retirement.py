@@ -1,7 +1,4 @@
-"""Versions that are served no longer: what they still have runs to its end, then their instances go.
-
-When that is, is `deployment`'s; here is how, and that nothing which ends is forgotten.
-"""
+"""Retires versions that are no longer served: lets their batches finish, then unloads their instances."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _MAX_IDLE_CHECKS = 50
 
 
 class Retirement:
-    """`serving` is what the executor serves now, by model and version; a version that has run dry leaves it here."""
+    """Drains and unloads versions. `serving` are the served versions by model and version; drained ones are removed."""
 
     def __init__(
         self,
@@ -46,17 +43,17 @@ class Retirement:
         self._announcer = announcer
         self._metrics = metrics
         self._tasks: dict[asyncio.Task[None], str] = {}
-        """What retires, and of which model."""
+        """The running tasks, with their models."""
         self._draining: dict[str, set[asyncio.Task[None]]] = {}
-        """What unloaded models still run, by model."""
+        """By model: the tasks that drain its versions."""
 
     async def idle(self) -> None:
-        """Wait until all that is retiring has ended."""
+        """Wait until all retiring versions have ended."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
     async def close(self, grace_s: float) -> None:
-        """Wait for it, at most `grace_s`; what hangs is left to the end of the process."""
+        """Wait at most `grace_s` seconds for all retiring versions. Those that hang end with the process."""
         if not self._tasks:
             return
         _, hanging = await asyncio.wait(set(self._tasks), timeout=grace_s)
@@ -67,9 +64,9 @@ class Retirement:
             await asyncio.wait(hanging)
 
     def drain(self, loaded: LoadedVersion, dependents: Iterable[str]) -> None:
-        """Serve on until what was accepted before the unload has run, then retire (R27).
+        """Serve until the requests that were accepted before the unload have run, then retire (R27).
 
-        Ensembles that go before it, `dependents`, run dry first.
+        The ensembles in `dependents` drain first.
         """
         users = [task for name in dependents for task in self._draining.get(name, ())]
         draining = self._draining.setdefault(loaded.model, set())
@@ -78,19 +75,19 @@ class Retirement:
         task.add_done_callback(draining.discard)
 
     def retire(self, loaded: LoadedVersion, *, forget: bool = False) -> asyncio.Task[None]:
-        """Finish the batches of what is served no longer, then finalize it. `forget`: its statistics end too (X6)."""
+        """Finish the batches of a version, then unload it. `forget`: delete its statistics too."""
         return self._spawn(loaded.model, self._retire(loaded, forget=forget))
 
     def shrink(self, loaded: LoadedVersion) -> None:
-        """Let instances go that are not kept, when they have finished what they have (R23)."""
+        """Remove surplus instances after their batches (R23)."""
         self._spawn(loaded.model, self._shrink(loaded))
 
     def discard_after(self, model: str, directory: Path) -> None:
-        """Remove a model's temporary directory when nobody loaded from it runs any more."""
+        """Remove a model's temporary directory when the versions loaded from it have ended."""
         self.afterwards(model, lambda: asyncio.to_thread(overrides.remove, directory))
 
     def afterwards(self, model: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something when all that retires now of a model has ended."""
+        """Run `work` when all versions of a model that retire now have ended."""
         waiting = [task for task, of in self._tasks.items() if of == model]
 
         async def last() -> None:
@@ -105,10 +102,9 @@ class Retirement:
         end_leaving(loaded)
 
     async def _drain(self, loaded: LoadedVersion, users: Collection[asyncio.Task[None]]) -> None:
-        # The queue is the owner's to see; here it is known to be empty when the model has nothing unsettled, and no
-        # wave. When other versions of it are served, what is unsettled may wait for those: then it is enough that the
-        # owner has sent nothing for a while. Looks are counted, not time: an owner in this process stalls when this one
-        # does.
+        # Only the owner sees its queue. Here it counts as empty when the model has no unsettled request and no queued
+        # wave. When other versions are served, unsettled requests may be theirs: then it is enough that the owner has
+        # sent nothing for a while. Checks are counted, not time, because an owner in this process stalls with it.
         key = (loaded.model, loaded.version)
         if users:
             await asyncio.wait(users)
@@ -145,7 +141,7 @@ class Retirement:
                 await self._announcer.announce(fact)
 
     async def _forget_statistics(self, loaded: LoadedVersion) -> None:
-        """Not when the same content is served again meanwhile: then they go on."""
+        """Delete a version's statistics, unless the same content is served again: then they continue."""
         key = (loaded.model, loaded.version)
         serving = self._serving.get(key)
         if serving is None or serving.content_hash != loaded.content_hash:

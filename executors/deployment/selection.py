@@ -1,8 +1,4 @@
-"""What of a model is to be served here: the versions its configuration wants, where it is placed, its files fetched.
-
-What is told and what is taken back when it is not to be served is here too; loading is
-`executors.deployment.deployment`'s.
-"""
+"""Selects the versions of a model to serve here: checks placement, fetches files, and announces why not."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ T = TypeVar("T")
 
 
 class Selection:
-    """Of one executor. `unload_version` stops serving a version."""
+    """The selection of one executor. `unload_version` stops serving a version."""
 
     def __init__(
         self,
@@ -45,20 +41,20 @@ class Selection:
         self._unload_version = unload_version
 
     async def select(self, directory: ModelDirectory) -> tuple[ModelDirectory, list[int]]:
-        """The model with its files, and the versions that should be served here.
+        """Return the model with its files, and the versions to serve here.
 
-        Raises for what cannot be, after telling its reason.
+        Raises after announcing the reason when the model cannot be served.
         """
         if directory.config is None:
             await self._directories.refuse(directory)
         selected = await self._checked(directory, self._placing.select)
-        # only now: a model that is placed elsewhere need not be fetched
+        # only now: a model that is placed elsewhere is not fetched
         directory = await self._directories.fetch(directory, selected)
         await self._checked(directory, self._placing.check)
         return directory, selected
 
     async def _checked(self, directory: ModelDirectory, check: Callable[[ModelDirectory], T]) -> T:
-        """What `check` says of a model; its errors are told."""
+        """Return what `check` returns for a model; announce its errors."""
         model = directory.key
         try:
             return await asyncio.to_thread(check, directory)

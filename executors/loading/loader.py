@@ -1,7 +1,7 @@
-"""Turns a model's files into instances ready to work: auto-complete, defaults, checks, instances, warm-up.
+"""Loads versions: auto-complete, defaults, checks, instances, warm-up.
 
-Whether and when to load is `executors.deployment.lifecycle`'s; telling the log is `executors.service`'s. Everything
-that reads files or blocks runs in threads, so that heartbeats go on.
+`executors.deployment` decides when, and announces the result. Everything that reads files or blocks runs in threads, so
+that heartbeats continue.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 class Loader:
     """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
 
-    With a `turnstile`, executions are limited by the resources of their instance groups (Q1). `calls` lets models call
-    models.
+    With `resource_grants`, executions are limited by the resources of their instance groups (Q1). `calls` lets models
+    call models.
     """
 
     calls: ResolvingCalls | None = None
@@ -81,7 +81,7 @@ class Loader:
         self._host_policies = host_policies or HostPolicies({})
 
     def backends(self) -> list[tuple[str, str, str]]:
-        """Word, file and settings (JSON) of the backends that models have needed so far (R30)."""
+        """(name, file, settings as JSON) of the backends that models have used so far (R30)."""
         everywhere = self._backend_config.get("", {})
         return [
             (word, path, json.dumps({**everywhere, **self._backend_config.get(word, {})}, sort_keys=True))
@@ -89,19 +89,19 @@ class Loader:
         ]
 
     def can_find_backend(self, directory: ModelDirectory) -> bool:
-        """Whether the backend of a model could be had here, without importing it. Reads files and metadata."""
+        """Whether the backend of a model is installed, without importing it. Reads files and metadata."""
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        # of a remote model the files of no other versions are here
+        # only selected versions of a remote model have files here
         newest = max(directory.selected_versions(), default=0)
         return python_based(self._source(directory, newest, config)) is not None
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
-        """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
+        """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).
 
-        `find` gives the interfaces of the models an ensemble is composed of. Raises a `CharoniaError`; it is the
-        reason for all of the model's versions.
+        `find` returns the interfaces of an ensemble's composing models. Raises a `CharoniaError`, which is the reason
+        for all of the model's versions.
         """
         written = directory.required_config()
         unsupported = unsupported_features(written)
@@ -129,7 +129,7 @@ class Loader:
         return config
 
     async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
-        """A version with its instances made and warmed up, not started. Raises a `CharoniaError` and leaves nothing."""
+        """Return a version with warmed-up instances, not started. Raises a `CharoniaError` and leaves nothing."""
         for attempt in range(self._retries + 1):
             try:
                 return await self._load(directory, version, config)
@@ -151,7 +151,7 @@ class Loader:
         ceiling_s = max_execution_s(source)
         create = backend.create_instance
         if wants_process(source):
-            # its ceiling ends a process, not the executor
+            # the time limit ends the instance's process, not the executor
             create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
         pool = InstancePool(interface, version, create, ceiling_s, resource_grants=self.resource_grants)
         try:
@@ -176,7 +176,7 @@ class Loader:
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
     ) -> LoadedVersion:
-        """An ensemble has no instances: its owner runs it on the models it is composed of."""
+        """Load an ensemble, which has no instances: its owner runs it on its composing models."""
         source = self._source(directory, version, config)
         digest, labels = await asyncio.to_thread(_read, source, config)
         interface = ModelInterface.of(config)
@@ -192,10 +192,10 @@ class Loader:
         )
 
     async def resize(self, served: LoadedVersion, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
-        """Bring a served version to what a configuration wants, where that is more or fewer instances alone (R23).
+        """Add or remove instances of a served version, if a configuration changes nothing else (R23).
 
-        Returns by how many it has changed; 0 when it must be loaded anew. Those that leave do when their pool shrinks.
-        Raises what `load` raises.
+        Returns the change in instances; 0 when the version must be reloaded. Surplus instances leave when the pool is
+        told to shrink. Raises what `load` raises.
         """
         if self.resource_grants is not None or is_ensemble(config) or served.pool.is_shrinking:
             return 0
@@ -239,7 +239,7 @@ class Loader:
         return found
 
     def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
-        """How it calls models: those of its own namespace before others."""
+        """How the model calls others: those of its own namespace first."""
         if self.calls is None or not directory.namespace:
             return self.calls
         return NearCalls(self.calls, directory.namespace, directory.key)
@@ -286,7 +286,7 @@ def _specs(
     policies: HostPolicies,
     calls: ModelCalls | None,
 ) -> list[InstanceSpec]:
-    """`<group>_<index>`, numbered over the group's devices (C8)."""
+    """The instances of a group, named `<group>_<index>`, numbered over its devices (C8)."""
     kind = _KINDS[group.kind]
     devices = group.gpus if kind == "GPU" else (-1,)
     places = [device for device in devices for _ in range(group.count)]

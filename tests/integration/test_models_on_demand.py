@@ -80,7 +80,7 @@ async def test_what_is_announced_is_complete_and_not_loaded(models: Path) -> Non
 
 async def test_the_least_recently_used_idle_one_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # else the one that was loaded first may have to make room because the other one must still stay
-    monkeypatch.setattr(executors.deployment.memory_budget, "LEAST_STAY_NS", 0)
+    monkeypatch.setattr(executors.deployment.memory_budget, "MIN_STAY_NS", 0)
     async with running(models, max_loaded_models=2) as bench:
         await want(bench, "a")
         await until_held(bench, ("a", True))
