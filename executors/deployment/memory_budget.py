@@ -20,7 +20,7 @@ _MIN_LEARNING_BYTES = 1024**2
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model in memory. `used_ns` is when it was last given work, `keep_ns` how long it stays after that."""
+    """A model in memory. `used_ns` is the time of its last batch, `min_idle_ns` how long it stays after that."""
 
     size_bytes: int
     loaded_ns: int

@@ -1,10 +1,10 @@
-"""Models that are loaded when the first request waits for them, and make room for others when they are idle.
+"""Loads models when the first request waits for them, and evicts idle ones to make room for others.
 
-Every version is announced at the start: its configuration is completed and its files are read, no instance is made.
-The owner of a model whose requests wait asks one executor for it (`VersionWanted`). What makes room is the version that
-was used longest ago, never one that has work here or requests in the log. What cannot be loaded says so
-(`VersionFailed`), which answers those that wait once nobody else announces it, and is announced again after a while.
-Counting is `executors.deployment.memory_budget`'s, instances are `executors.deployment.deployment`'s.
+Every version is announced at the start: its configuration is completed and its files are read, but no instance is made.
+The owner of a model with waiting requests asks one executor to load it (`VersionWanted`). The least recently used idle
+version is evicted, never one with batches here or requests in the log. A failed load is announced (`VersionFailed`),
+which fails the waiting requests when no other executor announces the version; it is announced again after a while.
+`executors.deployment.memory_budget` keeps the sizes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _GIB = 1024**3
 
 
 class Capabilities:
-    """One executor's labels: `given` and what is detected."""
+    """One executor's labels: `configured` and detected ones."""
 
     def __init__(self, registry: BackendRegistry, *, gpus: int, configured: Mapping[str, str]) -> None:
         self.gpus = gpus

@@ -194,8 +194,8 @@ class Loader:
     async def resize(self, served: LoadedVersion, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
         """Add or remove instances of a served version, if a configuration changes nothing else (R23).
 
-        Returns the change in instances; 0 when the version must be reloaded. Surplus instances leave when the pool is
-        told to shrink. Raises what `load` raises.
+        Returns the change in instances; 0 when the version must be reloaded. Surplus instances leave with
+        `InstancePool.shrink`. Raises what `load` raises.
         """
         if self.resource_grants is not None or is_ensemble(config) or served.pool.is_shrinking:
             return 0
