@@ -113,7 +113,9 @@ class ExecutorApp:
 
     def render(self) -> bytes:
         """Return the metrics page."""
-        metered = [backend.render_metrics for backend in self._backends.made() if isinstance(backend, MeteredBackend)]
+        metered = [
+            backend.render_metrics for backend in self._backends.created() if isinstance(backend, MeteredBackend)
+        ]
         pages = [self.service.metrics.render(), self.service.render_cache()]
         pages += [render() for render in (*self._renderers, *metered)]
         # several pages may have samples of one metric

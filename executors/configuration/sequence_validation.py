@@ -1,4 +1,4 @@
-"""Rules of the `sequence_batching` block: control tensors, strategies and implicit states (items C40-C45)."""
+"""Validates the `sequence_batching` block: control tensors, strategies and implicit states (C40-C45)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CORRID_TYPES = frozenset({pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYP
 
 
 def check_sequence_batching(config: pb.ModelConfig, name: str) -> None:
-    """Raises `StructureError` with the text of C42 or C43 for the first rule the block breaks."""
+    """Raise `StructureError` with the text of C42 or C43 for the first rule that the block breaks."""
     block = config.sequence_batching
     _check_controls(block, name)
     if block.HasField("oldest"):
@@ -49,7 +49,7 @@ def _check_controls(block: pb.ModelSequenceBatching, name: str) -> None:
 
 
 def _check_flag(control: pb.ModelSequenceBatching.Control, kind: str, name: str) -> None:
-    """START, END and READY: one list of a false and a true value."""
+    """Check a START, END or READY control: one list of a false and a true value."""
     given = _value_lists(control)
     if not given:
         raise StructureError(
@@ -89,7 +89,7 @@ def _value_lists(control: pb.ModelSequenceBatching.Control) -> dict[str, int]:
 
 
 def check_states(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for a state whose initial value cannot stand for it (C45)."""
+    """Raise `InstanceError` for a state whose initial value does not fit it (C45)."""
     seen: set[str] = set()
     inputs = {item.name for item in config.input}
     for tensor in config.sequence_batching.control_input:

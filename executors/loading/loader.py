@@ -27,9 +27,9 @@ from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.calling.near_calls import NearCalls, ResolvingCalls
 from executors.configuration.autofill import default_max_batch_size, from_graph
-from executors.configuration.ceilings import max_execution_s
 from executors.configuration.config import normalise, unsupported_features, validate
 from executors.configuration.io_validation import check_reshapes
+from executors.configuration.time_parameters import max_execution_s
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_instance import create_isolated, wants_process
 from executors.loading.strategy_checks import check_strategy
@@ -85,7 +85,7 @@ class Loader:
         everywhere = self._backend_config.get("", {})
         return [
             (word, path, json.dumps({**everywhere, **self._backend_config.get(word, {})}, sort_keys=True))
-            for word, path in self._registry.places().items()
+            for word, path in self._registry.files().items()
         ]
 
     def can_find_backend(self, directory: ModelDirectory) -> bool:

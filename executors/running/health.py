@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.backend import InstanceDied, ModelSource, SelfCheckingInstance
-from executors.configuration.ceilings import parameter_seconds
+from executors.configuration.time_parameters import parameter_seconds
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from charonia.backend import (
 )
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
-from executors.configuration.ceilings import MAX_EXECUTION
+from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .child_process import ChildProcess
 from .custom_metrics import Board, CustomMetrics

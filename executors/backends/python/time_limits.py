@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument
-from executors.configuration.ceilings import max_execution_s, number, parameter_seconds
+from executors.configuration.time_parameters import max_execution_s, number, parameter_seconds
 
 from .environments.environments import CACHE_DIRECTORY
 

@@ -19,7 +19,7 @@ from executors.backends.python.api.metrics import write_to
 from executors.backends.python.protocol.frames import Frame, FrameError, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
-from executors.host.parentage import die_with
+from executors.host.parent_death import die_with
 
 from .answering import Abandoned, Execution
 from .broker import Broker
