@@ -310,7 +310,7 @@ def _error_of(error: BaseException) -> InternalError:
 
 
 def _by_name(result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
-    """A callable's result by output name. It may be a mapping, a list or tuple in the outputs' order, or the one output."""
+    """A callable's result by output name: a mapping, a list or tuple in the outputs' order, or the single output."""
     if isinstance(result, Mapping):
         return {str(name): np.asarray(array) for name, array in result.items()}
     if isinstance(result, (list, tuple)) and len(result) == len(outputs):

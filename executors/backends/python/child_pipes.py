@@ -1,4 +1,4 @@
-"""The executor's ends of a model process's socket and output pipe; what comes through them is `child_process`'s."""
+"""asyncio protocols for the executor's ends of a model process's socket and output pipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .protocol.frames import Frame, FrameError, FrameReader
 
 
 class Child(Protocol):
-    """Who is told."""
+    """Gets the events of both pipes. Implemented by `child_process.ChildProcess`."""
 
     def frame_received(self, frame: Frame) -> None:
-        """Raises `FrameError`, or what else bytes of another form lead to."""
+        """Handle one frame. Raises `FrameError`, or other exceptions for malformed content."""
 
     def may_write(self, writable: bool) -> None: ...
 
@@ -26,7 +26,7 @@ class Child(Protocol):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """The socket."""
+    """Reads frames from the socket."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -53,7 +53,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 class OutputProtocol(asyncio.Protocol):
-    """What it prints."""
+    """Reads the output of the process."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
