@@ -29,14 +29,7 @@ from charonia.facts.events import (
     VersionWanted,
     pack_fact,
 )
-from charonia.wire import (
-    FLAG_JOURNALLED,
-    FLAG_REFERENCE,
-    FLAG_REPLY_BY_REFERENCE,
-    BatchHeader,
-    RequestRecord,
-    Wave,
-)
+from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFERENCE, BatchHeader, RequestRecord, Wave
 
 from .announcing import insist
 from .batches.accounting import Death, Executed

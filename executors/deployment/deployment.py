@@ -329,12 +329,7 @@ class Deployment:
         """Count its instances and the results of its warm-up (I12)."""
         key = (loaded.model, loaded.version)
         self._metrics.loaded(
-            loaded.model,
-            loaded.interface,
-            loaded.version,
-            loaded.pool.slots,
-            loaded.load_ns,
-            loaded.source.config,
+            loaded.model, loaded.interface, loaded.version, loaded.pool.slots, loaded.load_ns, loaded.source.config
         )
         statistics = keys.statistics(*key, loaded.content_hash)
         for records, executed in loaded.warmed:

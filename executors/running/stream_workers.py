@@ -13,13 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from charonia import failpoints
-from charonia.backend import (
-    InstanceDied,
-    InstanceSpec,
-    ModelRequest,
-    SelfCheckingInstance,
-    StreamingInstance,
-)
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, SelfCheckingInstance, StreamingInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord

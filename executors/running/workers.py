@@ -134,14 +134,7 @@ class Worker(ABC):
         if batch.waves:
             return WaveBatch(self._pool.planner, self._pool.version, batch.waves, batch.put_columns)
         batch.steps = self._pool.steps(batch, self.generation)
-        return Batch(
-            self._pool.planner,
-            self._pool.version,
-            batch.records,
-            batch.unwanted,
-            batch.steps,
-            batch.put,
-        )
+        return Batch(self._pool.planner, self._pool.version, batch.records, batch.unwanted, batch.steps, batch.put)
 
     def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
         sequences = self._pool.sequences
@@ -198,12 +191,7 @@ class ThreadWorker(Worker):
     """Runs a `BatchInstance` in a thread. `running` is the current batch and its start (monotonic ns)."""
 
     def __init__(
-        self,
-        pool: Pool,
-        spec: InstanceSpec,
-        instance: BatchInstance,
-        passive: bool,
-        queue: ThreadQueue,
+        self, pool: Pool, spec: InstanceSpec, instance: BatchInstance, passive: bool, queue: ThreadQueue
     ) -> None:
         super().__init__(pool, spec, passive)
         self.running: tuple[SubmittedBatch, int] | None = None

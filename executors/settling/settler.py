@@ -125,11 +125,7 @@ class Settler:
             await self._append_all(reports_to_gateways(mine))
 
     def settle_plain(
-        self,
-        batch: SubmittedBatch,
-        executed: Executed,
-        loaded: LoadedVersion,
-        done: Callable[[Outcome | None], None],
+        self, batch: SubmittedBatch, executed: Executed, loaded: LoadedVersion, done: Callable[[Outcome | None], None]
     ) -> bool:
         """Settle a batch without special cases, and without a task. Returns False when it did nothing.
 

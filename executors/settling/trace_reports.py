@@ -103,8 +103,4 @@ def _tensors(record: RequestRecord, answer: bytes) -> tuple[ReportedTensor, ...]
     # the queue holds the same tensors as the model gets
     inputs = inputs_of(record)
     outputs = unpack_response(answer).outputs
-    return (
-        *tensors_of(QUEUE_INPUT, inputs),
-        *tensors_of(BACKEND_INPUT, inputs),
-        *tensors_of(BACKEND_OUTPUT, outputs),
-    )
+    return (*tensors_of(QUEUE_INPUT, inputs), *tensors_of(BACKEND_INPUT, inputs), *tensors_of(BACKEND_OUTPUT, outputs))

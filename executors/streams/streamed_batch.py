@@ -12,13 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from charonia.backend import (
-    CancellableInstance,
-    ModelRequest,
-    ModelResponse,
-    StreamingInstance,
-    WindowedInstance,
-)
+from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance, WindowedInstance
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
