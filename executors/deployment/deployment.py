@@ -34,7 +34,6 @@ from executors.running.loaded_version import LoadedVersion
 from executors.waves.eligibility import takes_waves
 from protos.model_config_pb2 import ModelConfig
 
-from .copies_in_use import CopiesInUse
 from .directories import Directories
 from .lifecycle import Lifecycle, LoadModel, load_failure
 from .retirement import Retirement
@@ -77,7 +76,9 @@ class Deployment:
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
         self._selection = Selection(executor, placement, lifecycle, self._directories, announcer, self._unload_version)
-        self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
+        self._repository = repository
+        self._on_demand_directories: dict[str, Path] = {}
+        """The directories from which models on demand may be loaded at any time, by model."""
         self._composition = Composition(self)
         self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -156,9 +157,9 @@ class Deployment:
         except CharoniaError as error:
             self._failed[model] = error
             self._composition.failed(model)
-            self._copies.release_unused(model, wanted=not isinstance(error, NotPlacedHere))
+            self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.release_unused(model, wanted=True)
+        self._release_copies(model, wanted=True)
         self._failed.pop(model, None)
         self._composition.forget(model)
         if loaded:
@@ -284,16 +285,16 @@ class Deployment:
                 if is_ensemble(directory.config):
                     return None
                 directory, selected = await self._selection.select(directory)
-                self._copies.keep(model, directory.path)
+                self._on_demand_directories[model] = directory.path
                 config = await self._directories.complete(directory, selected, selected, refuse_all)
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
         except CharoniaError as error:
             self._failed[model] = error
-            self._copies.release_unused(model, wanted=not isinstance(error, NotPlacedHere))
+            self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.release_unused(model, wanted=True)
+        self._release_copies(model, wanted=True)
         return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
@@ -408,7 +409,26 @@ class Deployment:
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._retirement.discard_after(model, override.directory)
-        self._copies.release_unused(model, wanted=False)
+        self._release_copies(model, wanted=False)
+
+    def _release_copies(self, model: str, *, wanted: bool) -> None:
+        """Remove the unused local copies of a remote model (R7) once its old versions have ended.
+
+        The latest copy of a model that is `wanted` stays, whether it could be loaded or not.
+        """
+
+        async def release() -> None:
+            async with self._lock(model):
+                versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
+                # after resizing (R23), its instances may use several copies
+                used = {spec.source.directory for one in versions for spec in one.pool.specs}
+                used |= {loaded.source.directory for loaded in versions}
+                if (directory := self._on_demand_directories.get(model)) is not None:
+                    used.add(directory)
+                await asyncio.to_thread(self._repository.release, model, used, latest=wanted)
+
+        if self._repository.has_copies:
+            self._retirement.afterwards(model, release)
 
     async def _unload_version(self, model: str, version: int) -> None:
         loaded = self._serving.get((model, version))
