@@ -61,7 +61,7 @@ class Announcer:
 
     async def announce(self, fact: Fact) -> None:
         """Write a fact, repeating until the log takes it: all other processes depend on it."""
-        await insist(lambda: self.announce_once(fact), f"the log does not take {fact.kind}")
+        await insist(lambda: self.announce_once(fact), f"{fact.kind} cannot be written to the log")
 
     async def announce_once(self, fact: Fact) -> None:
         """Write a fact once. Raises `LogUnavailable`."""

@@ -165,9 +165,9 @@ class Intake:
 
     async def report_hung_batches(self) -> None:
         """Report the batches that made this process end to the next owners of their models."""
-        words, self._hung_reports = self._hung_reports, []
-        for word in words:
-            await self._log.append(word.stream, word.fields)
+        reports, self._hung_reports = self._hung_reports, []
+        for report in reports:
+            await self._log.append(report.stream, report.fields)
 
     # -- taking batches -----------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Intake:
             self.return_batch(self._forget(batch), batch.entry_id, DRAINS)
         elif self._find(batch.header.model, batch.header.version) is not loaded:
             # its instances may be unloaded by now
-            self.return_batch(self._forget(batch), batch.entry_id, f"'{batch.header.model}' was loaded anew meanwhile")
+            self.return_batch(self._forget(batch), batch.entry_id, f"'{batch.header.model}' was reloaded meanwhile")
         else:
             loaded.pool.submit(batch)
 

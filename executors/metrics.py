@@ -258,7 +258,7 @@ class ExecutorMetrics(Collector):
             compute.add_metric((*labels, "output"), totals.output_ns / 1e9)
         yield compute
         yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
-        yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
+        yield self._counter("batches_returned", "Batches returned unexecuted", lambda totals: totals.returned)
         yield self._counter("batches_died", "Batches whose instance died or hung", lambda totals: totals.died)
         what = "Requests whose sequence's state was gone"
         yield self._counter("sequence_states_lost", what, lambda totals: totals.states_lost)

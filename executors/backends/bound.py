@@ -119,7 +119,7 @@ class BoundRequests:
         await self._thread.close(self._call.close)
 
     def _answers(self, requests: Sequence[ModelRequest]) -> list[ModelResponse]:
-        given = [
+        passed = [
             Request(
                 {tensor.name: tensor.array() for tensor in request.inputs},
                 request.id,
@@ -129,10 +129,10 @@ class BoundRequests:
             )
             for request in requests
         ]
-        answers = self._call(given)
-        if not isinstance(answers, Sequence) or len(answers) != len(given):
+        answers = self._call(passed)
+        if not isinstance(answers, Sequence) or len(answers) != len(passed):
             raise InternalError(
-                f"a function bound with style 'requests' must return a list of {len(given)} answers, one per request"
+                f"a function bound with style 'requests' must return a list of {len(passed)} answers, one per request"
             )
         return [self._response(answer) for answer in answers]
 

@@ -47,18 +47,18 @@ class BackendRegistry:
 
         `runtime: "model.py"` selects a python-based backend even when a native backend has the same name.
         """
-        word = source.config.backend
-        if word in self._existing or word == _PYTHON or not word:
-            return self.get(word)
+        name = source.config.backend
+        if name in self._existing or name == _PYTHON or not name:
+            return self.get(name)
         if source.config.runtime != RUNTIME:
             try:
-                return self.get(word)
+                return self.get(name)
             except InvalidArgument:
                 if python_based(source) is None:
                     raise
         elif python_based(source) is None:
             raise InvalidArgument(
-                f"unable to find '{RUNTIME}' of backend '{word}', the runtime of model '{source.name}'"
+                f"unable to find '{RUNTIME}' of backend '{name}', the runtime of model '{source.name}'"
             )
         return self.get(_PYTHON)
 
@@ -71,8 +71,8 @@ class BackendRegistry:
         """The names of the backends that models have used so far, and their modules' files."""
         with self._lock:
             created = dict(self._created)
-        modules = {word: sys.modules.get(type(backend).__module__) for word, backend in sorted(created.items())}
-        return {word: getattr(module, "__file__", None) or "" for word, module in modules.items()}
+        modules = {name: sys.modules.get(type(backend).__module__) for name, backend in sorted(created.items())}
+        return {name: getattr(module, "__file__", None) or "" for name, module in modules.items()}
 
     def get(self, name: str) -> Backend:
         """Return a backend by name. Raises `InvalidArgument` for an unknown one, `Unsupported` for a broken one."""
@@ -92,10 +92,10 @@ class BackendRegistry:
         """The names of all installed backends, sorted. Reads every installed distribution's metadata."""
         from importlib.metadata import entry_points
 
-        words = (
+        names = (
             {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys() | self._existing.keys()
         )
-        return sorted(word for word in words if self.has(word))
+        return sorted(name for name in names if self.has(name))
 
 
 def prefers_gpu(backend: Backend) -> bool:

@@ -107,7 +107,7 @@ class Batch:
                 if 0 < record.deadline_ns <= now:
                     raise DeadlineExceeded("request deadline exceeded before execution")
                 if record.reference is not None and len(record.data) != record.reference.size_bytes:
-                    raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
+                    raise Unavailable("the request's tensors, which are stored outside the log, cannot be read")
                 self.planned.append((index, planner.plan(record)))
             except CharoniaError as error:
                 self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)

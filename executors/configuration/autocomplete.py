@@ -99,55 +99,55 @@ def _add(config: Document, what: str, tensor: Document, allowed: tuple[str, ...]
         )
     if "name" not in tensor:
         raise ValueError(f"{what} in auto-complete-config function for model '{model}' is missing 'name' property.")
-    given = _typed(what, tensor)
+    added = _typed(what, tensor)
     tensors = config.setdefault(what, [])
     written = next((item for item in tensors if item.get("name") == tensor["name"]), None)
     if written is None:
-        tensors.append(given)
+        tensors.append(added)
         return
-    _complete(model, what, written, given)
+    _complete(model, what, written, added)
 
 
 def _typed(what: str, tensor: Document) -> Document:
     """Return the tensor with a checked type name, and dims as a list of integers."""
-    given = dict(tensor)
-    name = given.get("data_type", "TYPE_INVALID")
+    added = dict(tensor)
+    name = added.get("data_type", "TYPE_INVALID")
     if isinstance(name, int) and 0 <= name < len(_DATA_TYPES):
         name = _DATA_TYPES[name]
     if name not in _DATA_TYPES:
-        raise ValueError(f"{what} '{given['name']}' has the unknown data type '{name}'")
-    given["data_type"] = name
-    given["dims"] = [int(dim) for dim in given.get("dims", [])]
-    return given
+        raise ValueError(f"{what} '{added['name']}' has the unknown data type '{name}'")
+    added["data_type"] = name
+    added["dims"] = [int(dim) for dim in added.get("dims", [])]
+    return added
 
 
-def _complete(model: str, what: str, written: Document, given: Document) -> None:
+def _complete(model: str, what: str, written: Document, added: Document) -> None:
     """Complete a written tensor. All checks come first, so a rejected tensor changes nothing."""
     name = written["name"]
     written_type = written.get("data_type", "TYPE_INVALID")
-    if written_type != "TYPE_INVALID" and given["data_type"] not in ("TYPE_INVALID", written_type):
+    if written_type != "TYPE_INVALID" and added["data_type"] not in ("TYPE_INVALID", written_type):
         raise ValueError(
             f"unable to load model '{model}', configuration expects datatype {written_type} for {what} '{name}', "
-            f"model provides {given['data_type']}"
+            f"model provides {added['data_type']}"
         )
     written_dims = [int(dim) for dim in written.get("dims", [])]
-    if written_dims and given["dims"] and given["dims"] != written_dims:
+    if written_dims and added["dims"] and added["dims"] != written_dims:
         raise ValueError(
-            f"model '{model}', tensor '{name}': the model expects dims {given['dims']} but the model configuration "
+            f"model '{model}', tensor '{name}': the model expects dims {added['dims']} but the model configuration "
             f"specifies dims {written_dims}"
         )
     # a written `false` looks like an unwritten one, so only a written `true` can contradict
-    if "optional" in given and written.get("optional", False) and not given["optional"]:
+    if "optional" in added and written.get("optional", False) and not added["optional"]:
         raise ValueError(
-            f"model '{model}', tensor '{name}': the model expects optional {given['optional']} but the model "
+            f"model '{model}', tensor '{name}': the model expects optional {added['optional']} but the model "
             f"configuration specifies optional {written['optional']}"
         )
     if written_type == "TYPE_INVALID":
-        written["data_type"] = given["data_type"]
+        written["data_type"] = added["data_type"]
     if not written_dims:
-        written["dims"] = given["dims"]
-    if "optional" in given:
-        written["optional"] = bool(given["optional"])
+        written["dims"] = added["dims"]
+    if "optional" in added:
+        written["optional"] = bool(added["optional"])
 
 
 def _name(config: Document) -> str:

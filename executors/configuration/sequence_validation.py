@@ -50,18 +50,18 @@ def _check_controls(block: pb.ModelSequenceBatching, name: str) -> None:
 
 def _check_flag(control: pb.ModelSequenceBatching.Control, kind: str, name: str) -> None:
     """Check a START, END or READY control: one list of a false and a true value."""
-    given = _value_lists(control)
-    if not given:
+    values = _value_lists(control)
+    if not values:
         raise StructureError(
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' "
             f"for {kind} for {name}"
         )
-    if len(given) > 1:
+    if len(values) > 1:
         raise StructureError(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {kind} for {name}"
         )
-    ((field, length),) = given.items()
+    ((field, length),) = values.items()
     if length != 2:
         raise StructureError(f"sequence batching control '{field}' must have exactly 2 entries for {kind} for {name}")
 
@@ -134,7 +134,7 @@ def _check_initial_state(state: pb.ModelSequenceBatching.State, initial: pb.Mode
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"name '{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
-    if any(fixed not in (-1, given) for fixed, given in zip(state.dims, initial.dims, strict=True)):
+    if any(fixed not in (-1, size) for fixed, size in zip(state.dims, initial.dims, strict=True)):
         raise InstanceError(
             f"'initial_state' dim for input name '{name}' doesn't match 'state' dim. "
             f"{list(initial.dims)} != {list(state.dims)}"

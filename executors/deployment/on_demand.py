@@ -165,7 +165,7 @@ class OnDemand:
             loaded = await self._deployment.make(announced.directory, key[1], announced.config)
             grown = await self._measure() - before
             if loaded.content_hash != announced.fact.content_hash:
-                raise InternalError("its files are others than when it was announced")
+                raise InternalError("its files have changed since it was announced")
             self.budget.set_size(key, max(0, grown), monotonic_ns())
             self.budget.learn(announced.config.backend, announced.files_bytes, grown)
             if self.budget.over_budget():

@@ -139,8 +139,8 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
     whole = len(indices) == len(records)
     chosen = records if whole else [records[index] for index in indices]
     if len({record.endpoint for record in chosen}) == 1:  # nearly always
-        endpoint, told = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
-        return [Reply(keys.replies(endpoint), record_fields(told))] if endpoint else []
+        endpoint, sent = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
+        return [Reply(keys.replies(endpoint), record_fields(sent))] if endpoint else []
     return replies_of((records[index].endpoint, answers[index]) for index in indices if records[index].endpoint)
 
 

@@ -104,10 +104,10 @@ class Settler:
             answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
-        told = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
+        fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
-            told += self._fact(batch, executed, answers, ending, won)
-        facts = [Reply(header.report_to, told)] if told else []
+            fields += self._fact(batch, executed, answers, ending, won)
+        facts = [Reply(header.report_to, fields)] if fields else []
         now = [*replies_of(before), *replies(records, answers, answered)]
         won |= await self._write(batch, executed, ending, now, together, facts, ran, outcome)
         if ran is not None and True not in won.values():  # then no end was written that reports the start
@@ -185,8 +185,8 @@ class Settler:
         """Update this process's metrics. `counted` are the increments that were added to the statistics."""
         self._metrics.settled(loaded.model, loaded.version, counted)
         if self._metrics.measures:
-            told = dict(enumerate(won)) if isinstance(won, list) else won
-            self._metrics.observe(loaded.model, loaded.version, batch.records, executed, told)
+            by_index = dict(enumerate(won)) if isinstance(won, list) else won
+            self._metrics.observe(loaded.model, loaded.version, batch.records, executed, by_index)
         self._count_unawaited(batch, executed, won)
 
     @staticmethod
@@ -196,7 +196,7 @@ class Settler:
         assert sequences is not None
         lost = {index: known for index, known in batch.before.items() if not won.get(index, False)}
         sequences.roll_back(batch.records, lost)
-        # who was told of beforehand was cancelled, or too late
+        # requests that were reported as unwanted before were cancelled, or past their deadline
         sequences.forget_if_logged(
             batch.records, [index for index in lost if batch.records[index].id not in batch.unwanted]
         )
@@ -216,8 +216,8 @@ class Settler:
         if not header.via_owner or batch.stream is not None:
             finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
             return finished(self._executor, header.batch_id)
-        told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
-        return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in told))
+        answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
+        return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
 
     async def _write(
         self,
@@ -318,4 +318,4 @@ class Settler:
             await self._append(one)
 
     async def _append(self, reply: Reply) -> None:
-        await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")
+        await insist(lambda: self._log.append(reply.stream, reply.fields), "the end of a batch cannot be written")

@@ -392,8 +392,8 @@ class StreamedBatch:
                 self._counted.add(one.start_ns)
         executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
         part.cancelled = executed.cancelled & ended.keys()
-        told = [index for index in executed.responses if index in finals or index in part.cancelled]
-        part.responses = {index: executed.responses.pop(index) for index in told}
+        counted = [index for index in executed.responses if index in finals or index in part.cancelled]
+        part.responses = {index: executed.responses.pop(index) for index in counted}
         return part
 
     def set_freed(self) -> None:

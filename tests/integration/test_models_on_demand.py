@@ -158,7 +158,7 @@ async def test_files_that_changed_since_are_no_version_of_the_model(models: Path
         linear(models / "a" / "1" / "model.onnx", np.ones((16, 3), np.float32))
         await want(bench, "a")
         failed = await bench.control.fact(VersionFailed, model="a")
-        assert failed.message == "Internal: its files are others than when it was announced"
+        assert failed.message == "Internal: its files have changed since it was announced"
 
 
 async def test_what_is_not_placed_here_is_not_announced(models: Path) -> None:

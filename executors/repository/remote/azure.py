@@ -81,7 +81,7 @@ class AzureStore:
             why = f"{self._address.endpoint} cannot be reached; check the account's name and the network"
         elif isinstance(error, ClientAuthenticationError) or getattr(error, "status_code", 0) in (401, 403):
             why = (
-                f"access to the container '{container}' was denied; whoever AZURE_STORAGE_ACCOUNT and "
+                f"access to the container '{container}' was denied; the identity that AZURE_STORAGE_ACCOUNT and "
                 "AZURE_STORAGE_KEY, AZURE_STORAGE_AUTH_TYPE or TRITON_CLOUD_CREDENTIAL_PATH name must be allowed to "
                 "list and read it"
             )

@@ -58,7 +58,7 @@ class Copies:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if directory is None and (root.is_symlink() or root.stat().st_uid != os.getuid()):
-                raise StartupError(f"'{root}', for copies of remote models, is somebody else's: set TMPDIR")
+                raise StartupError(f"'{root}', for copies of remote models, belongs to another user: set TMPDIR")
             self._root, self._lock = _claim(root, hashlib.blake2b(url.encode(), digest_size=6).hexdigest())
             for left in (*self._root.glob(f"{_PARTIAL}*"), *root.glob(f"{_GONE}*")):
                 shutil.rmtree(left, ignore_errors=True)

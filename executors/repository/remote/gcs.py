@@ -94,8 +94,9 @@ class GcsStore:
             why = f"Google Cloud Storage has no bucket '{bucket}'; check the URL"
         elif isinstance(error, (Forbidden, Unauthorized)):
             why = (
-                f"access to the bucket '{bucket}' was denied ({error.code}); whoever GOOGLE_APPLICATION_CREDENTIALS or "
-                "TRITON_CLOUD_CREDENTIAL_PATH names must be allowed to list and read it"
+                f"access to the bucket '{bucket}' was denied ({error.code}); the identity that "
+                "GOOGLE_APPLICATION_CREDENTIALS or TRITON_CLOUD_CREDENTIAL_PATH names must be allowed to list and read "
+                "it"
             )
         elif isinstance(error, GoogleAPICallError):
             why = f"Google Cloud Storage answered {error.code}"

@@ -113,7 +113,7 @@ class S3Store:
             why = f"{where} has no bucket '{bucket}'; check the URL"
         elif code in _DENIED or _status(error) in (401, 403):
             why = (
-                f"access to the bucket '{bucket}' was denied ({code}); whoever AWS_ACCESS_KEY_ID and "
+                f"access to the bucket '{bucket}' was denied ({code}); the identity that AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, AWS_PROFILE or TRITON_CLOUD_CREDENTIAL_PATH name must be allowed to list and "
                 "read it"
             )

@@ -45,14 +45,14 @@ class ModelConfig:
         self._check_properties("output", output)
         _rules().add_output(self._model_config, dict(output))
 
-    def _check_properties(self, kind: str, given: Mapping[str, Any]) -> None:
+    def _check_properties(self, kind: str, tensor: Mapping[str, Any]) -> None:
         # the merge rules also accept partial tensors, but a model must pass whole ones; they reject unknown keys
-        if "name" not in given or not _PROPERTIES.issuperset(given):
+        if "name" not in tensor or not _PROPERTIES.issuperset(tensor):
             return
         for needed in ("data_type", "dims"):
-            if needed not in given:
+            if needed not in tensor:
                 raise ValueError(
-                    f"{kind} '{given['name']}' in auto-complete-config function for model "
+                    f"{kind} '{tensor['name']}' in auto-complete-config function for model "
                     f"'{self._model_config.get('name', '')}' is missing '{needed}' property."
                 )
 

@@ -93,5 +93,5 @@ def _members(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _place(archive: Path, into: Path, name: str) -> Path:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\0" in name:
-        raise InvalidArgument(f"'{archive}' holds '{name}', which lies outside of it")
+        raise InvalidArgument(f"'{archive}' holds '{name}', which is outside of it")
     return into / parts
