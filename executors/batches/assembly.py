@@ -35,6 +35,7 @@ _KEEP_BYTES = 64 * 1024 * 1024
 """Larger buffers are freed after their batch, so that one large batch does not hold memory for ever."""
 
 JOINED_BYTES = 65_536
+"""Up to this size, joining the records and copying the result once is cheaper than copying each record."""
 
 _ALIGNMENT = 64
 """Bytes: the alignment that vectorised kernels want for an input's first element."""

@@ -54,7 +54,7 @@ class Payloads:
         return blobs
 
     def map_waves(self, waves: Sequence[Wave]) -> None:
-        """Map the tensors of waves that lie in files."""
+        """Map the tensors of waves that are in files."""
         for wave in waves:
             if not wave.references or wave.payloads:
                 continue
@@ -93,7 +93,7 @@ class Payloads:
         return None if reference is None else refer_response(answer, reference)
 
     def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
-        """Give the large answers to a wave to its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
+        """Store the large answers to a wave for its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
         return self._directory.give(columns, wave.endpoint) if wave.reply_by_reference else None
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
