@@ -15,7 +15,7 @@ from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import ExecutorSettings, LogSettings
 
 from .backends.registry import BackendRegistry
-from .host.devices import count_gpus, no_gpu
+from .host.devices import count_gpus, missing_gpu_warning
 from .host.host_policy import HostPolicies
 from .loading.capabilities import Capabilities
 from .loading.loader import Loader
@@ -45,7 +45,7 @@ def create(
     """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
-    if warning := no_gpu(gpus):
+    if warning := missing_gpu_warning(gpus):
         _log.warning("%s", warning)
     repository = ModelRepository(
         settings.model_repository,

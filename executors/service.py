@@ -85,10 +85,10 @@ class ExecutorService:
         self._loader = loader
         self._settings = settings
         self.metrics = metrics
-        self._me = settings.incarnation
+        self._executor = settings.incarnation
         self._repository = repository
-        self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
-        self._directory = PayloadDirectory(settings.shm_dir, self._me)
+        self._lifecycle = Lifecycle(self._executor, settings.model_control_mode)
+        self._directory = PayloadDirectory(settings.shm_dir, self._executor)
         self._membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._announcer = Announcer(log)
@@ -97,7 +97,9 @@ class ExecutorService:
         self._membership.on_beat.append(lambda _taken: self._directory.tidy())
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
-        loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control, make_cache)
+        loader.calls = self._calls = ExecutorCalls(
+            log, self._executor, self._directory, interval_ms, control, make_cache
+        )
         self.render_cache: Callable[[], bytes] = lambda: b""
         """Renders the metrics of the response cache that calls of models use."""
         self._membership.on_new_epoch.append(self._calls.begin_anew)
@@ -111,7 +113,7 @@ class ExecutorService:
             limiter = loader.resource_grants.limiter
             metrics.registry.register(LimiterMetrics(limiter, self._waiting))
             self._wait_reports = WaitReports(
-                log, self._me, limiter, self._deployment.loaded_versions, self._calls.count_open
+                log, self._executor, limiter, self._deployment.loaded_versions, self._calls.count_open
             )
         self._loads_by_name = LoadsByName(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
@@ -119,7 +121,8 @@ class ExecutorService:
         payloads = Payloads(log, self._directory)
         self._sockets = ReplySockets(self._directory)
         self._intake = Intake(
-            *(log, self._me, self._deployment.find, metrics, payloads, self._sockets), local=settings.hosts_batcher
+            *(log, self._executor, self._deployment.find, metrics, payloads, self._sockets),
+            local=settings.hosts_batcher,
         )
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
@@ -135,7 +138,7 @@ class ExecutorService:
         return Membership(
             self._log,
             "executor",
-            self._me,
+            self._executor,
             pool=settings.pool,
             hosts_batcher=settings.hosts_batcher,
             payloads=self._directory,
@@ -146,7 +149,7 @@ class ExecutorService:
     def _make_deployment(self, log: EventLog, loader: Loader, placement: PlacementRules) -> Deployment:
         return Deployment(
             log,
-            self._me,
+            self._executor,
             repository=self._repository,
             lifecycle=self._lifecycle,
             loader=loader,
@@ -165,7 +168,7 @@ class ExecutorService:
             return None
         return OnDemand(
             self._log,
-            self._me,
+            self._executor,
             budget=MemoryBudget(budget_bytes=settings.model_memory_budget_bytes, max_models=settings.max_loaded_models),
             deployment=self._deployment,
             lifecycle=self._lifecycle,
@@ -250,7 +253,7 @@ class ExecutorService:
                 await self._deployment.idle()
                 await self._intake.settled()
         except TimeoutError:
-            _log.error("executor %s still had running batches after %g s", self._me, timeout_s)
+            _log.error("executor %s still had running batches after %g s", self._executor, timeout_s)
             return False
         return True
 
@@ -262,7 +265,7 @@ class ExecutorService:
         # other executors continue the sequences as soon as they hear of the drain
         await asyncio.gather(*map(self._checkpoints.write, loaded_versions))
         # no new batches may be sent here; requests for models that only this executor serves wait for its successor
-        draining = ExecutorDraining(self._me)
+        draining = ExecutorDraining(self._executor)
         try:
             await self._announcer.announce_once(draining)
         except LogUnavailable:
@@ -278,7 +281,7 @@ class ExecutorService:
             await self._intake.report_hung_batches()
 
     def _hung(self, batch: SubmittedBatch, death: Death) -> None:
-        _log.critical("executor %s must end: a batch hangs in %s: %s", self._me, death.instance, death.reason)
+        _log.critical("executor %s must end: a batch hangs in %s: %s", self._executor, death.instance, death.reason)
         self._intake.report_hung(batch, death)
         if not self.failed:
             self.failed = True
@@ -298,7 +301,7 @@ class ExecutorService:
             self._joined = False
             await self._membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
-                await self._log.delete_stream(keys.batches(self._me))
+                await self._log.delete_stream(keys.batches(self._executor))
         self._directory.close()
         await asyncio.to_thread(self._repository.close)
 
@@ -326,7 +329,7 @@ class ExecutorService:
                 self._membership.hear(fact)
                 if isinstance(fact, ModelRequested):
                     self._spawn(self._answer(fact))
-                elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._me:
+                elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:
                         self._spawn(self._checkpoints.write(served))  # the other one is newer and gets the sequences
@@ -338,7 +341,7 @@ class ExecutorService:
 
     async def _describe(self) -> None:
         """Announce this executor's labels, and how much of its memory budget is used."""
-        fact = ExecutorDescribed(self._me, await asyncio.to_thread(self._capabilities.labels))
+        fact = ExecutorDescribed(self._executor, await asyncio.to_thread(self._capabilities.labels))
         if self._on_demand is not None:
             budget = self._on_demand.budget
             fact = replace(
@@ -366,9 +369,9 @@ class ExecutorService:
         except Exception as failure:
             _log.exception("model request for %r failed", request.model)
             error = load_failure(request.model, {NO_VERSION: InternalError(f"{type(failure).__name__}: {failure}")})
-        finished = ModelRequestFinished(self._me, request.request_id)
+        finished = ModelRequestFinished(self._executor, request.request_id)
         if error is not None:
-            finished = ModelRequestFinished(self._me, request.request_id, int(error.code), error.message)
+            finished = ModelRequestFinished(self._executor, request.request_id, int(error.code), error.message)
         await self._announcer.announce(finished)
 
     async def _poll(self) -> None:
@@ -398,5 +401,5 @@ class ExecutorService:
         await self._deployment.load_all(loads)
 
     async def _announce_scan(self, *, ready: bool) -> None:
-        fact = RepositoryScanned(self._me, self._names, self._settings.model_control_mode, ready)
+        fact = RepositoryScanned(self._executor, self._names, self._settings.model_control_mode, ready)
         await self._announcer.announce(fact)

@@ -93,7 +93,7 @@ class Payloads:
         return None if reference is None else refer_response(answer, reference)
 
     def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
-        """Store the large answers to a wave for its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
+        """Store a wave's large answers for its gateway, in one copy. Any thread (`wave_execution.PutColumns`)."""
         return self._directory.give(columns, wave.endpoint) if wave.reply_by_reference else None
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:

@@ -27,8 +27,8 @@ LOST = (
     "with the START flag"
 )
 
-_SWEEP_EVERY = 1024
-_KEPT_LONGER_US = 60_000_000
+_SWEEP_REQUESTS = 1024
+_IDLE_MARGIN_US = 60_000_000
 
 Memory = Literal["states", "instances", "nothing"]
 """Where the state of a model's sequences is: in implicit states, in the instances' own memory, or nowhere."""
@@ -80,7 +80,7 @@ class Sequences:
         self._never_written: dict[bytes, bytes] = {}
         self.leaving = 0
         """The number of pending reasons for sequences to leave. While there are any, every state is written."""
-        self._kept_us = 2 * block.max_idle_us + _KEPT_LONGER_US
+        self._max_idle_us = 2 * block.max_idle_us + _IDLE_MARGIN_US
         self._since_sweep = 0
 
     def to_restore(self, header: BatchHeader, records: Sequence[RequestRecord]) -> list[bytes]:
@@ -304,10 +304,10 @@ class Sequences:
     def _sweep(self, now_us: int, more: int) -> None:
         """Forget, from time to time, sequences that were idle for so long that their owner has dropped them."""
         self._since_sweep += more
-        if self._since_sweep >= _SWEEP_EVERY:
+        if self._since_sweep >= _SWEEP_REQUESTS:
             self._since_sweep = 0
             self._never_written.clear()
-            for key in [key for key, known in self._known.items() if known.used_us + self._kept_us < now_us]:
+            for key in [key for key, known in self._known.items() if known.used_us + self._max_idle_us < now_us]:
                 del self._known[key]
 
     def _packed(self, run: bytes, number: int, tensors: Tensors) -> bytes:

@@ -84,7 +84,7 @@ class Deployment:
         self._starting: dict[str, asyncio.Task[None]] = {}
         """The models of a joint load: an ensemble among them waits for its composing models."""
         self._failed: dict[str, CharoniaError] = {}
-        self.before_leaving: Callable[[LoadedVersion], Awaitable[None]] = _nothing
+        self.before_leaving: Callable[[LoadedVersion], Awaitable[None]] = _do_nothing
         """Awaited before it is announced that a version, or some of its instances, leaves (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """The models that are loaded on demand (`on_demand`), in memory or not."""
@@ -439,5 +439,5 @@ class Deployment:
             self._retirement.drain(loaded, self._composition.dependents(model))
 
 
-async def _nothing(_incarnation: LoadedVersion) -> None:
+async def _do_nothing(_incarnation: LoadedVersion) -> None:
     """Do nothing: the default of `before_leaving`."""

@@ -33,7 +33,7 @@ POLL = "poll"
 WILDCARD = "*"
 
 
-class Stamps(Protocol):
+class FileStamps(Protocol):
     """Detects changed files. Implemented by `executors.repository.model_directory.Fingerprint`."""
 
     @property
@@ -44,13 +44,13 @@ class Stamps(Protocol):
     def versions(self) -> Mapping[int, str]: ...
 
 
-class Found(Protocol):
+class FoundModel(Protocol):
     """A model in the repository. Implemented by `executors.repository.model_directory.ModelDirectory`."""
 
     @property
     def key(self) -> str: ...
     @property
-    def fingerprint(self) -> Stamps: ...
+    def fingerprint(self) -> FileStamps: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class _Version:
 class _Model:
     versions: dict[int, _Version] = field(default_factory=dict)
     override: Override | None = None
-    seen: Stamps | None = None
+    seen: FileStamps | None = None
     """The fingerprint at the last attempt to load it: polling tries again only when the files change."""
 
 
@@ -129,7 +129,7 @@ class Lifecycle:
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
-    def start(self, found: Mapping[str, Found], load_model: Sequence[str]) -> list[LoadModel]:
+    def start(self, found: Mapping[str, FoundModel], load_model: Sequence[str]) -> list[LoadModel]:
         """Decide what to load at start: everything, or in explicit mode what `--load-model` names (R8).
 
         Raises `StartupError` for a wildcard among other names.
@@ -155,7 +155,7 @@ class Lifecycle:
             return Refuse(request, InvalidArgument("Load parameter 'config' must be specified for model file override"))
         return LoadModel(request.model, request)
 
-    def polled(self, found: Mapping[str, Found]) -> list[LoadModel | UnloadModel]:
+    def polled(self, found: Mapping[str, FoundModel]) -> list[LoadModel | UnloadModel]:
         """Decide on what changed in the repository since the last scan (R10)."""
         decisions: list[LoadModel | UnloadModel] = []
         for key, directory in found.items():
@@ -167,7 +167,7 @@ class Lifecycle:
         )
         return decisions
 
-    def plan(self, directory: Found, selected: Sequence[int]) -> Plan:
+    def plan(self, directory: FoundModel, selected: Sequence[int]) -> Plan:
         """Plan a load of this model: versions that are served from unchanged files are kept (R22)."""
         model = self._model(directory.key)
         model.seen = directory.fingerprint
@@ -224,7 +224,7 @@ class Lifecycle:
             known.state, known.reason = LOADING, ""
         return VersionStateChanged(self._executor, model, version, LOADING)
 
-    def loaded(self, fact: VersionLoaded, fingerprint: Stamps) -> VersionLoaded:
+    def loaded(self, fact: VersionLoaded, fingerprint: FileStamps) -> VersionLoaded:
         """A version is served. Its predecessor may be drained now."""
         self._model(fact.model).versions[fact.version] = _Version(READY, "", _stamp(fingerprint, fact.version))
         return fact
@@ -237,7 +237,7 @@ class Lifecycle:
             known.state, known.reason = UNAVAILABLE, reason
         return VersionFailed(self._executor, model, version, int(error.code), reason)
 
-    def unreadable(self, directory: Found) -> None:
+    def unreadable(self, directory: FoundModel) -> None:
         """A model's configuration cannot be used; polling tries again when its files change."""
         self._model(directory.key).seen = directory.fingerprint
 
@@ -290,9 +290,9 @@ def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidAr
     return InvalidArgument(f"load failed for model '{model}': {parts}")
 
 
-def _stamp(fingerprint: Stamps, version: int) -> tuple[str, str, str]:
+def _stamp(fingerprint: FileStamps, version: int) -> tuple[str, str, str]:
     return (fingerprint.config, fingerprint.shared, fingerprint.versions.get(version, ""))
 
 
-def _differ(one: Stamps, other: Stamps) -> bool:
+def _differ(one: FileStamps, other: FileStamps) -> bool:
     return (one.config, one.shared, dict(one.versions)) != (other.config, other.shared, dict(other.versions))

@@ -19,7 +19,7 @@ from .lifecycle import Lifecycle, poll_failure
 _log = logging.getLogger(__name__)
 
 
-class Loads(Protocol):
+class ModelLoads(Protocol):
     """Loads and unloads models by key. Implemented by `executors.deployment.deployment.Deployment`."""
 
     async def load(self, model: str, request: ModelRequested | None) -> None: ...
@@ -30,7 +30,7 @@ class Loads(Protocol):
 class LoadsByName:
     """Loads and unloads one executor's models by name."""
 
-    def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: Loads) -> None:
+    def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: ModelLoads) -> None:
         self._repository = repository
         self._lifecycle = lifecycle
         self._loads = loads

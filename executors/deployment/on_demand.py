@@ -42,7 +42,7 @@ _LAST_RETRY_S = 300.0
 
 
 @dataclass(slots=True)
-class Announced:
+class AnnouncedVersion:
     """A version that may be loaded: everything except its instances."""
 
     directory: ModelDirectory
@@ -80,7 +80,7 @@ class OnDemand:
         self._announcer = announcer
         self._describe = describe
         self._workers = 1 if budget.budget_bytes else max(1, concurrent_loads)
-        self._announced: dict[VersionKey, Announced] = {}
+        self._announced: dict[VersionKey, AnnouncedVersion] = {}
         self._wanted: asyncio.Queue[VersionKey] = asyncio.Queue()
         self._asked: set[VersionKey] = set()
         self._evicting = asyncio.Lock()
@@ -101,7 +101,7 @@ class OnDemand:
             self._announced[(model, version)] = announced
             await self._announcer.announce(announced.fact)
 
-    def _announcement(self, directory: ModelDirectory, config: ModelConfig, version: int) -> Announced:
+    def _announcement(self, directory: ModelDirectory, config: ModelConfig, version: int) -> AnnouncedVersion:
         digest = content_hash(directory.path, version, config)
         labels = {name: list(lines) for name, lines in load_labels(directory.path, config).items()}
         serialised = config.SerializeToString(deterministic=True)
@@ -110,7 +110,7 @@ class OnDemand:
         min_idle_us = (
             config.sequence_batching.max_sequence_idle_microseconds if config.HasField("sequence_batching") else 0
         )
-        return Announced(directory, config, fact, files_bytes, 2000 * min_idle_us)
+        return AnnouncedVersion(directory, config, fact, files_bytes, 2000 * min_idle_us)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class OnDemand:
         await asyncio.sleep(_DESCRIBE_S)
         await self._describe()
 
-    async def _load(self, key: VersionKey, announced: Announced) -> None:
+    async def _load(self, key: VersionKey, announced: AnnouncedVersion) -> None:
         size = self.budget.guess_bytes(key, announced.files_bytes, announced.config.backend)
         async with self._evicting:
             await self._free_capacity(key, size)
@@ -258,7 +258,7 @@ class OnDemand:
         wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (announced.failures - 1))
         self._spawn(self._announce_again(announced, wait_s))
 
-    async def _announce_again(self, announced: Announced, wait_s: float) -> None:
+    async def _announce_again(self, announced: AnnouncedVersion, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         await self._announcer.announce(announced.fact)
 

@@ -34,7 +34,7 @@ def count_gpus(environment: Mapping[str, str], device_directory: Path = Path("/d
     return min(count, present)
 
 
-def no_gpu(gpus: int, installed: Callable[[str], object] = distribution) -> str:
+def missing_gpu_warning(gpus: int, installed: Callable[[str], object] = distribution) -> str:
     """Return a warning when GPU libraries are installed but no GPU is visible; else ""."""
     if gpus:
         return ""

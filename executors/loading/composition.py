@@ -46,7 +46,7 @@ def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConf
     return config
 
 
-class Loads(Protocol):
+class ModelLoads(Protocol):
     """Loads models. Implemented by `executors.deployment.deployment.Deployment`."""
 
     def configs(self) -> Mapping[str, ModelConfig]:
@@ -81,7 +81,7 @@ class Loads(Protocol):
 class Composition:
     """The ensembles of one executor and their composing models."""
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: ModelLoads) -> None:
         self._loads = loads
         self._parts: dict[str, frozenset[str]] = {}
         """By ensemble: the composing models at its last load."""
@@ -219,7 +219,7 @@ class _Members:
     def __init__(
         self,
         ensemble: str,
-        loads: Loads,
+        loads: ModelLoads,
         missing: frozenset[str],
         elsewhere: Mapping[str, Mapping[int, ModelInterface]],
     ) -> None:

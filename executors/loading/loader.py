@@ -147,7 +147,7 @@ class Loader:
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
         health_interval_s = interval_s(source)
-        digest, labels = await asyncio.to_thread(_read, source, config)
+        digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
         ceiling_s = max_execution_s(source)
         create = backend.create_instance
         if wants_process(source):
@@ -178,7 +178,7 @@ class Loader:
     ) -> LoadedVersion:
         """Load an ensemble, which has no instances: its owner runs it on its composing models."""
         source = self._source(directory, version, config)
-        digest, labels = await asyncio.to_thread(_read, source, config)
+        digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
         interface = ModelInterface.of(config)
         return LoadedVersion(
             directory.key,
@@ -203,7 +203,7 @@ class Loader:
         bound = interface.sequence_batching is not None
         change = change_of(before.instance_groups, interface.instance_groups, bound=bound)
         source = self._source(directory, version, config)
-        if change == 0 or (await asyncio.to_thread(_read, source, config))[0] != served.content_hash:
+        if change == 0 or (await asyncio.to_thread(_hash_and_labels, source, config))[0] != served.content_hash:
             return 0
         if change > 0:
             group = interface.instance_groups[-1]
@@ -298,7 +298,7 @@ def _specs(
     ]
 
 
-def _read(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
+def _hash_and_labels(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
     digest = content_hash(source.directory, source.version, config)
     labels = {name: list(lines) for name, lines in load_labels(source.directory, config).items()}
     return digest, labels

@@ -232,10 +232,10 @@ def _written_config(path: Path) -> ModelConfig:
         return ModelConfig()
     except OSError as error:
         raise StructureError(f"unable to read '{path.name}': {error}") from error
-    return parsed(path.name, content)
+    return parse_config(path.name, content)
 
 
-def parsed(file_name: str, content: bytes) -> ModelConfig:
+def parse_config(file_name: str, content: bytes) -> ModelConfig:
     """Parse a configuration file's content. Raises `StructureError`."""
     try:
         return pbtxt.parse(content.decode("utf-8"))
@@ -254,10 +254,10 @@ def _stamp_of_file(path: Path) -> str:
 
 def _stamp(entries: list[FileEntry]) -> str:
     """A digest of files' names, sizes and modification times. Never reads the files (R10)."""
-    return condensed(f"{e.relative}\0{e.size_bytes}\0{e.modified_ns}\0{e.inode}" for e in entries)
+    return digest_of(f"{e.relative}\0{e.size_bytes}\0{e.modified_ns}\0{e.inode}" for e in entries)
 
 
-def condensed(lines: Iterable[str]) -> str:
+def digest_of(lines: Iterable[str]) -> str:
     """A digest of lines, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for line in lines:

@@ -15,7 +15,7 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog
 from executors.running.submitted_batch import SubmittedBatch
 
-from .settlement import started
+from .settlement import start_entry
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class JournalledStarts:
         if not indices:
             return
         try:
-            entry = started(self._executor, batch.header, batch.records, indices)
+            entry = start_entry(self._executor, batch.header, batch.records, indices)
             await self._log.append(keys.journal(batch.header.model), entry)
         except LogUnavailable as error:
             _log.warning("the beginning of a batch is not in its journal: %s", error)

@@ -55,7 +55,7 @@ class Settlement:
     ends: dict[bytes, JobEnd] = field(default_factory=dict)
     outcomes: bytes = b""
 
-    def parted(self) -> tuple[Settlement, Settlement]:
+    def split_jobs(self) -> tuple[Settlement, Settlement]:
         """Return two settlements: that of the jobs, and that of all others."""
         return self._part(True), self._part(False)
 
@@ -144,7 +144,7 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
     return replies_of((records[index].endpoint, answers[index]) for index in indices if records[index].endpoint)
 
 
-def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
+def with_durations(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
     """The answers, with the durations of their execution where requested (S56)."""
     answers = list(executed.answers)
     for execution in executed.executions:
@@ -193,7 +193,7 @@ def requests_rescheduled(
     return [FIELD_FACT, pack_fact(RequestsRescheduled(executor, header.batch_id, ids))]
 
 
-def started(
+def start_entry(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
 ) -> list[bytes]:
     """The journal entry for the start of these requests (`charonia.facts.journal`)."""

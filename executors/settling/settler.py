@@ -35,9 +35,9 @@ from .settlement import (
     replies_of,
     requests_rescheduled,
     settlement,
-    timed,
+    with_durations,
 )
-from .trace_reports import reported
+from .trace_reports import with_reports
 
 _log = logging.getLogger(__name__)
 
@@ -91,14 +91,14 @@ class Settler:
             if executed.death is not None:  # answers would be out of order: all requests run again
                 ending, together = Settlement(), None
             elif ending.jobs:  # the fact, written with the others' settlement, may name only jobs that were won
-                jobs, ending = ending.parted()
+                jobs, ending = ending.split_jobs()
                 won = await self._write(batch, executed, jobs, [], None, [])
                 together = None
         answers: Sequence[bytes] = executed.answers
         if batch.flags & FLAG_TIMED:
-            answers = timed(records, executed)
+            answers = with_durations(records, executed)
         if batch.flags & FLAG_TRACED:
-            answers = reported(batch, executed, answers, self._executor)
+            answers = with_reports(batch, executed, answers, self._executor)
         whole = answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
             answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred

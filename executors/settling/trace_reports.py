@@ -35,7 +35,7 @@ from executors.running.submitted_batch import SubmittedBatch
 _log = logging.getLogger(__name__)
 
 
-def reported(batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
+def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
     """The answers, with a report for each request that is traced."""
     header, records = batch.header, batch.records
     assert header is not None

@@ -8,7 +8,7 @@ from typing import Protocol
 from .protocol.frames import Frame, FrameError, FrameReader
 
 
-class Child(Protocol):
+class PipeEvents(Protocol):
     """Gets the events of both pipes. Implemented by `child_process.ChildProcess`."""
 
     def frame_received(self, frame: Frame) -> None:
@@ -28,7 +28,7 @@ class Child(Protocol):
 class FrameProtocol(asyncio.BufferedProtocol):
     """Reads frames from the socket."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: PipeEvents) -> None:
         self._child = child
         self._reader = FrameReader()
 
@@ -55,7 +55,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 class OutputProtocol(asyncio.Protocol):
     """Reads the output of the process."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: PipeEvents) -> None:
         self._child = child
 
     def data_received(self, data: bytes) -> None:

@@ -34,7 +34,7 @@ from .exchange import columns_content, failure_of, outputs_of, requests_content,
 from .model_calls import Batch, PendingModelCalls
 from .protocol.frames import Buffer, Frame, FrameError, Kind
 from .protocol.shared_slots import ExecutorSlots
-from .response_streams import SingleResponses, Stream
+from .response_streams import SingleResponses, StreamedResponses
 from .runtime_file import code_file, mentions
 from .time_limits import Limits
 
@@ -123,7 +123,7 @@ class PythonInstance:
         A failure of `execute` is raised; it fails the requests without a final response (P12).
         """
         call, reply = self._begin_requests(requests)
-        stream = Stream(self._child, responses, len(requests))
+        stream = StreamedResponses(self._child, responses, len(requests))
         self._child.stream(call, stream)
         try:
             frame = await reply

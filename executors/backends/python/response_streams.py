@@ -16,7 +16,7 @@ from .exchange import response_of
 from .protocol.frames import Frame, FrameError
 
 
-class Stream:
+class StreamedResponses:
     """Passes responses on. `ended` is done when each request had its final one, or the process has died."""
 
     def __init__(self, child: ChildProcess, responses: ResponseStream, count: int) -> None:

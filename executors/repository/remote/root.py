@@ -26,8 +26,8 @@ from executors.repository.model_directory import (
     CONFIG_FILE,
     Fingerprint,
     ModelDirectory,
-    condensed,
-    parsed,
+    digest_of,
+    parse_config,
 )
 from protos.model_config_pb2 import ModelConfig
 
@@ -178,7 +178,7 @@ class RemoteRoot:
             content = io.BytesIO()
             self._copies.take(partial(self._copy, name), file, content)
             known = self._configs[name] = (file, content.getvalue())
-        return parsed(file.name.rpartition("/")[2], known[1])
+        return parse_config(file.name.rpartition("/")[2], known[1])
 
     def _fetch(self, name: str, objects: Objects, wanted: Collection[int]) -> Path:
         """Fetch the shared files and those of the `wanted` versions; return the model's directory."""
@@ -236,7 +236,7 @@ def _visible(objects: Iterable[RemoteObject]) -> list[RemoteObject]:
 
 def _fingerprint(objects: Objects, existing: tuple[int, ...], config: RemoteObject | None) -> Fingerprint:
     def stamp(chosen: Iterable[RemoteObject]) -> str:
-        return condensed(f"{o.name}\0{o.size_bytes}\0{o.stamp}" for o in chosen)
+        return digest_of(f"{o.name}\0{o.size_bytes}\0{o.stamp}" for o in chosen)
 
     files = _visible(objects)
     of_version: dict[int, list[RemoteObject]] = {version: [] for version in existing}

@@ -228,7 +228,7 @@ def test_a_model_that_remembers_itself_goes_on_only_where_it_was() -> None:
 def test_what_nobody_uses_is_forgotten() -> None:
     known = sequences()
     run(known, header(), record(1, start=True), 5)
-    known._kept_us = -1
+    known._max_idle_us = -1
     known._since_sweep = 1 << 20
     run(known, header(run=OTHER_RUN), record(9, start=True), 5)
     assert len(known._known) == 1
