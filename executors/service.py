@@ -45,12 +45,12 @@ from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
 from .deployment.start_report import report
 from .intake import DRAINS, Intake
-from .limiter_metrics import LimiterMetrics
 from .loading.capabilities import Capabilities
 from .loading.loader import Loader
 from .loading.placement_rules import PlacementRules
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
+from .running.limiter_metrics import LimiterMetrics
 from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
 from .settling.wait_reports import WaitReports

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .running.rate_limiter import GLOBAL, RateLimiter
+from .rate_limiter import GLOBAL, RateLimiter
 
 
 class LimiterMetrics(Collector):
