@@ -71,9 +71,7 @@ def create(
         loader=loader,
         capabilities=Capabilities(registry, gpus=gpus, configured=settings.labels),
         metrics=ExecutorMetrics(
-            settings.metrics,
-            caches=bool(settings.response_cache_size_bytes),
-            joint=bool(settings.metrics_socket),
+            settings.metrics, caches=bool(settings.response_cache_size_bytes), joint=bool(settings.metrics_socket)
         ),
         control=control,
         cache_log=cache_log,

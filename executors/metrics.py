@@ -203,13 +203,7 @@ class ExecutorMetrics(Collector):
         self._invalid += 1
 
     def loaded(
-        self,
-        model: str,
-        interface: ModelInterface,
-        version: int,
-        instances: int,
-        load_ns: int,
-        config: ModelConfig,
+        self, model: str, interface: ModelInterface, version: int, instances: int, load_ns: int, config: ModelConfig
     ) -> None:
         """A version is served with this many instances; its series exist from now on."""
         self._of(model, version)

@@ -18,14 +18,7 @@ from charonia.backend import Array
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.interface import ModelInterface
-from charonia.tensors import (
-    Buffer,
-    Tensor,
-    check_bytes_elements,
-    expected_size_bytes,
-    shape_text,
-    split_bytes_elements,
-)
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, expected_size_bytes, shape_text, split_bytes_elements
 from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
 
 _PLAN_LIMIT = 4096
@@ -245,9 +238,7 @@ def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:
 
 
 def join(
-    interface: ModelInterface,
-    run: Sequence[tuple[RequestPlan, RequestRecord]],
-    workspace: Workspace,
+    interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]], workspace: Workspace
 ) -> dict[str, Array]:
     """Return the batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged: flat.
 

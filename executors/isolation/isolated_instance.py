@@ -21,17 +21,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from executors.configuration.time_parameters import MAX_EXECUTION
 from executors.host.output import OutputLines
 
-from .isolated_exchange import (
-    CLOSE,
-    DONE,
-    EXECUTE,
-    FAILED,
-    READY,
-    Message,
-    pack_message,
-    pack_spec,
-    receive,
-)
+from .isolated_exchange import CLOSE, DONE, EXECUTE, FAILED, READY, Message, pack_message, pack_spec, receive
 
 ISOLATION = "charonia.isolation"
 

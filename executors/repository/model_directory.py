@@ -166,10 +166,7 @@ def content_hash(directory: Path, version: int, config: ModelConfig) -> str:
     bare.ClearField("instance_group")
     digest = hashlib.blake2b(bare.SerializeToString(deterministic=True), digest_size=16)
     skip = _not_shared(_versions(directory))
-    for scope, entries in (
-        ("shared", walk(directory, skip_top=skip)),
-        ("version", walk(directory / str(version))),
-    ):
+    for scope, entries in (("shared", walk(directory, skip_top=skip)), ("version", walk(directory / str(version)))):
         for entry in entries:
             # lengths and separators make the encoding unambiguous
             digest.update(f"\0{scope}\0{entry.relative}\0{entry.size_bytes}\0".encode())

@@ -47,13 +47,7 @@ class PendingModelCalls:
     `batches` are the requests of each running EXECUTE, by its number.
     """
 
-    def __init__(
-        self,
-        child: ChildProcess,
-        model: str,
-        calls: ModelCalls | None,
-        batches: Mapping[int, Batch],
-    ) -> None:
+    def __init__(self, child: ChildProcess, model: str, calls: ModelCalls | None, batches: Mapping[int, Batch]) -> None:
         self._child = child
         self._model = model
         self._calls = calls

@@ -249,11 +249,7 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
     """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason (P3)."""
     source = spec.source
     limits = Limits.of(source)
-    content = {
-        "location": location(source),
-        "args": initialize_args(spec),
-        "outputs": list(spec.interface.outputs),
-    }
+    content = {"location": location(source), "args": initialize_args(spec), "outputs": list(spec.interface.outputs)}
     slots = None if spec.interface.decoupled else _slots()
     child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
     instance = PythonInstance(child, limits, source.name, spec.calls)

@@ -74,11 +74,7 @@ class GcsStore:
         try:
             # raw: decoding a Content-Encoding would change the size
             blob.download_to_file(
-                sink,
-                raw_download=True,
-                if_generation_match=int(found.stamp),
-                timeout=_ANSWER_S,
-                retry=self._retry,
+                sink, raw_download=True, if_generation_match=int(found.stamp), timeout=_ANSWER_S, retry=self._retry
             )
         except (NotFound, PreconditionFailed):
             raise ObjectChanged(f"{found.name!r} of '{self._address.url}' changed while it was fetched") from None
