@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
@@ -18,7 +19,7 @@ from .service import BatcherService
 
 
 class BatcherApp:
-    """One batcher. `local_executor` is the executor incarnation in this process, "" for none.
+    """One batcher. `link` leads to the executor in this process, if there is one.
 
     `control` is what it knows of everybody, for others in this process; `cache_log` is where responses are cached when
     that is not the log.
@@ -30,7 +31,7 @@ class BatcherApp:
         settings: BatcherSettings,
         log_settings: LogSettings,
         *,
-        local_executor: str = "",
+        link: LocalLink | None = None,
         cache_log: EventLog | None = None,
     ) -> None:
         self._log_is_private = log_settings.private
@@ -45,16 +46,14 @@ class BatcherApp:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
         delays = Delays(_hook("TRITONSERVER_DELAY_SCHEDULER"), _hook("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"))
-        self.service = BatcherService(
-            log, self.control, settings, local_executor=local_executor, delays=delays, cache_log=cache_log
-        )
+        self.service = BatcherService(log, self.control, settings, link=link, delays=delays, cache_log=cache_log)
         self._membership.on_new_epoch.append(self._begin_anew)
         self.control.catalog.process_listeners.append(self._membership.hear)
         self._membership.on_beat.append(self.control.on_beat)
         self.metrics = BatcherMetrics(
             self.service, self.control.catalog, settings.metrics, joint=settings.joint_metrics
         )
-        if not local_executor:
+        if link is None:
             self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
         self._endpoint = MetricsEndpoint(
             self.metrics.render if settings.metrics_socket else beside_host(self.metrics.render, settings.metrics),
@@ -64,7 +63,7 @@ class BatcherApp:
         )
 
     def _begin_anew(self) -> None:
-        """The log is another one: nobody's queue is ours until it is taken there."""
+        """The log is another one: no queue is ours until it is taken there."""
         self.service.begin_anew()
         self.control.begin_anew()
 

@@ -1,6 +1,6 @@
 """What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2).
 
-Of ensembles also what is an executor's to tell of other models, for nobody else runs them (M1, M3, S56).
+Of ensembles also what is an executor's to tell of other models, for no executor runs them (M1, M3, S56).
 """
 
 from __future__ import annotations

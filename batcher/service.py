@@ -17,6 +17,7 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
 from charonia.metrics.latencies import Latencies
@@ -43,7 +44,7 @@ _News = TypeVar("_News")
 
 
 class BatcherService:
-    """`local_executor` is the incarnation of an executor in this process, "" in a batcher of its own."""
+    """`link` leads to the executor in this process; None in a batcher of its own."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class BatcherService:
         control: ControlPlane,
         settings: BatcherSettings,
         *,
-        local_executor: str = "",
+        link: LocalLink | None = None,
         delays: Delays = NO_DELAYS,
         cache_log: EventLog | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class BatcherService:
         self._control = control
         self._catalog = control.catalog
         self._settings = settings
-        self._local_executor = local_executor
+        self._link = link
         self._reader = log.reader()
         self._owned: dict[str, OwnedModel] = {}
         self._routes: dict[bytes, OwnedModel] = {}
@@ -74,7 +75,7 @@ class BatcherService:
         )
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
-        """Of ensembles: nobody else runs them."""
+        """Of ensembles: no executor runs them."""
         self.cached: CachedCalls | None = None
         """What steps of ensembles find in the response cache, where there is one (K4)."""
         if caches:
@@ -117,7 +118,7 @@ class BatcherService:
         await self._reader.close()
 
     def begin_anew(self) -> None:
-        """The log is another one, in which nothing is owned yet: ownership is taken again as models are said anew."""
+        """The log is another one, in which nothing is owned yet: models are taken again as they are reported."""
         self._step_down()
         self._departed.clear()
         if self.cached is not None:
@@ -131,7 +132,7 @@ class BatcherService:
     # -- ownership ----------------------------------------------------------------------------------------------------
 
     def _consider_all(self) -> None:
-        # also those that nobody serves any more: what was queued for them must be refused by somebody
+        # also those that no executor serves any more: what was queued for them must be refused by an owner
         for model in {row.model for row in self._catalog.index()} | {*self._catalog.served_models()}:
             self._on_model(model)
 
@@ -142,7 +143,7 @@ class BatcherService:
         owned = self._owned.get(model)
         if owned is not None:
             if held and is_ensemble(held) is not isinstance(owned, OwnedEnsemble):
-                # another kind of model has its name now: it is owned anew
+                # another kind of model has its name now: its ownership starts again
                 self._drop_if_owned(model)
                 return
             self._tell(owned, owned.on_served, held)
@@ -178,7 +179,7 @@ class BatcherService:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
                     await asyncio.sleep(_RETRY_S)
                 except Exception:
-                    # nobody else will: this process is alive and the log says that it is the owner
+                    # no other batcher will: this process is alive and the log says that it is the owner
                     _log.exception("model '%s' could not be recovered", model)
                     await asyncio.sleep(self._pauses.next_s(model, monotonic_ns()))
         finally:
@@ -188,7 +189,8 @@ class BatcherService:
     async def _restore(self, model: str, token: int) -> None:
         news = await newcomers(self._control)
         owned = self._owner(model, token)
-        known = [e for e in self._catalog.live_executors() if e != self._local_executor]
+        here = self._link.executor if self._link is not None else ""
+        known = [e for e in self._catalog.live_executors() if e != here]
         for stream in owned.fact_streams:
             self._routes[stream] = owned
         try:
@@ -203,7 +205,7 @@ class BatcherService:
             raise
         # only now does it hear of capacity: until here a request may be with an executor already
         self._owned[model] = owned
-        # and only now of what comes: an entry that is read before anybody would take it is read by nobody
+        # and only now of what comes: an entry that is read before an owner would take it is lost
         owned.windows.follow()
         owned.on_blocking = self._deadlocks.soon
         owned.on_behind = self._rounds.look_behind
@@ -232,7 +234,7 @@ class BatcherService:
             model,
             token,
             self._settings.incarnation,
-            local_executor=self._local_executor,
+            link=self._link,
             prefetch=self._settings.prefetch,
             window_requests=self._settings.window_requests,
             lane_weights=self._catalog.lane_weights,
@@ -266,7 +268,7 @@ class BatcherService:
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             owned = self._drop(model)
-            # a log that was rewound may have forgotten that it was ours: nobody else would take it then
+            # a log that was rewound may have forgotten that it was ours: no other batcher would take it then
             pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_stumbled else _RETRY_S
             asyncio.get_running_loop().call_later(pause_s, self._on_model, model)
 

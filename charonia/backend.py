@@ -86,7 +86,7 @@ class InstanceSpec:
     interface: ModelInterface
     cores: frozenset[int] = frozenset()
     calls: ModelCalls | None = None
-    """For models that call models; None where nobody can be called."""
+    """For models that call models; None where no model can be called."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ModelRequest:
     trace: Traced | None = None
     """Its trace, when it is traced: calls that its model makes with it are part of that (N5, P17)."""
     window: int = 0
-    """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is told of more."""
+    """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is notified of more."""
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class CancellableInstance(Protocol):
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
         """Some of the requests being executed are settled already. Must not block; may come too late.
 
-        They still get their (final) response, which nobody reads.
+        They still get their (final) response, which no caller reads.
         """
 
 
@@ -361,7 +361,7 @@ class MeteredBackend(Protocol):
     """What a `Backend` may be besides: one whose models have metrics of their own, for the executor's page."""
 
     def render_metrics(self) -> bytes:
-        """Text exposition 0.0.4 of families that are nobody else's. Called in the event loop: must be quick."""
+        """Text exposition 0.0.4 of families of this backend alone. Called in the event loop: must be quick."""
 
 
 class InstanceDied(Exception):

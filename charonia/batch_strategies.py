@@ -99,7 +99,7 @@ class VolumeStrategy:
 def batch_strategy(parameters: Mapping[str, str]) -> BatchStrategy | None:
     """The strategy that a configuration's parameters name, None when they name none.
 
-    Raises `InvalidArgument`, also for whatever somebody else's code raises.
+    Raises `InvalidArgument`, also for whatever the strategy's own code raises.
     """
     name = parameters.get(PARAMETER)
     if name is None:

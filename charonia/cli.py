@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _main(argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough of it
+    except BrokenPipeError:  # the reader of the output closed it: it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code

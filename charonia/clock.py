@@ -1,7 +1,7 @@
 """The only places where services read time: wall time for what crosses processes, monotonic time for durations.
 
-Wall time is that on which all processes of a log agree (faults F12): the machine's own while that is near the log's,
-else the log's. It does not step when somebody sets the machine's clock: it goes on from where it was until the next
+Wall time is that on which all processes of a log agree: the machine's own while that is near the log's,
+else the log's. It does not step when the machine's clock is set: it goes on from where it was until the next
 heartbeat has compared the two (`agree`).
 """
 

@@ -64,7 +64,7 @@ class CharoniaError(Exception):
         return self.message
 
     def again(self) -> Self:
-        """An equal error that nobody has raised yet, without a traceback and what that holds on to."""
+        """An equal error that was not raised yet, without a traceback and what that holds on to."""
         made = type(self).__new__(type(self), *self.args)
         made.__dict__.update(self.__dict__)
         return made
@@ -92,7 +92,7 @@ class InvalidArgument(CharoniaError):
 
 
 class ConfigError(InvalidArgument):
-    """A model configuration that cannot be used; the message says which field and why (section 6 of the interface)."""
+    """A model configuration that cannot be used; the message says which field and why."""
 
 
 class Unavailable(CharoniaError):
@@ -106,8 +106,8 @@ class LogUnavailable(Unavailable):
 class StreamInterrupted(Unavailable):
     """A request of which responses were seen cannot go on: another run must not go on for the first.
 
-    The message begins with `STREAM_INTERRUPTED: `, by which callers know it (design section 3), however often it is
-    made anew from its own message.
+    The message begins with `STREAM_INTERRUPTED: `, by which callers know it, however often it is
+    made again from its own message.
     """
 
     PREFIX: ClassVar[str] = "STREAM_INTERRUPTED: "

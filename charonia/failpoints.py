@@ -1,9 +1,9 @@
 """Fail points: named places at which a drill can stop a process, to kill it or another one just then. Off by default.
 
-The names follow the steps of a request's life in the kill matrix (faults 4.1, a-m). `activate` (hidden option
-`--fail-points DIR`) turns them on for a process. A drill arms a point by making `DIR/<point>.armed`; the first process
-that comes by renames it to `DIR/<point>.hit`, writes its pid into it and stands still until the file is gone. What the
-drill kills meanwhile is its business. Turned off, a point costs one look at a module variable.
+The names follow the steps of a request's life in the kill matrix (`loadtest/drill/matrix.py`). `activate` (hidden
+option `--fail-points DIR`) turns them on for a process. A drill arms a point by making `DIR/<point>.armed`; the first
+process that comes by renames it to `DIR/<point>.hit`, writes its pid into it and stands still until the file is gone.
+What the drill kills meanwhile is its business. Turned off, a point costs one read of a module variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every key name in the log, and nothing else (the table of the design page, section 2).
+"""Every key name in the log, and nothing else.
 
 Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.
@@ -47,11 +47,8 @@ command or script ever names keys of two slots.
     bl, bl:<incarnation>     sorted sets by time: the processes that lend blobs, and the names that one lends under
     c:<hash>                 a cached response (`charonia.calls.cache.cache_store`), kept for a time
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
-                             (`EventLog.keep_recent`)
+                             (`Notes.keep_recent`)
     ce                       sorted set of cached responses by when they expire
-
-Streams whose name starts with `local:` never leave their process (`charonia.eventlog.colocated`); in `local:x:` a
-record may be a decoded `charonia.wire.RequestRecord` instead of bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +66,6 @@ _REMEMBERED = 4096
 CONTROL = b"ctl"
 DEPARTED = b"gone"
 EPOCH = b"epoch"
-LOCAL = b"local:"
 PASSING = "m-"
 """What the names of blobs begin with that only work at the level `memory` needs."""
 
@@ -158,7 +154,7 @@ def visible(model: str) -> bytes:
 
 
 def adaptive_choices(model: str) -> bytes:
-    """What adaptive batching has chosen for a model's versions, for whoever asks."""
+    """What adaptive batching has chosen for a model's versions, for every reader."""
     return f"ab:{tag(model)}".encode()
 
 
@@ -217,7 +213,7 @@ def ensemble_endpoint(model: str) -> str:
 
 
 def is_standing(endpoint: str) -> bool:
-    """Whether an endpoint is nobody's own: it does not go when a process does."""
+    """Whether an endpoint belongs to no process: it does not go when one ends."""
     return endpoint.startswith(_ENSEMBLE)
 
 
@@ -263,5 +259,5 @@ def cached(digest: bytes) -> bytes:
 
 
 def sizes(key: bytes) -> bytes:
-    """Beside a set of `EventLog.keep_recent`, whose name has a hash tag: its members' sizes."""
+    """Beside a set of `Notes.keep_recent`, whose name has a hash tag: its members' sizes."""
     return key + b":sizes"

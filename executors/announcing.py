@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDescribed,
@@ -51,7 +51,7 @@ class Announcer:
     It remembers the facts that still hold, so that they can be written again to a log that has lost them.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Streams) -> None:
         self._log = log
         self._scan: RepositoryScanned | None = None
         self._described: ExecutorDescribed | None = None

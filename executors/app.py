@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from charonia.backend import MeteredBackend
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.exposition import merge
@@ -37,11 +38,12 @@ def create(
     backends: BackendRegistry | None = None,
     control: ControlPlane | None = None,
     cache_log: EventLog | None = None,
+    link: LocalLink | None = None,
 ) -> ExecutorService:
     """Return the executor's service. Raises `StartupError` for a repository that cannot be used.
 
     `control` is the control plane of another part of this process, for models that call models. `cache_log` stores
-    cached responses, if not `log`.
+    cached responses, if not `log`. `link` leads to a batcher in this process.
     """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
@@ -75,6 +77,7 @@ def create(
         ),
         control=control,
         cache_log=cache_log,
+        link=link,
     )
 
 
@@ -93,11 +96,12 @@ class ExecutorApp:
         backends: BackendRegistry | None = None,
         control: ControlPlane | None = None,
         cache_log: EventLog | None = None,
+        link: LocalLink | None = None,
     ) -> None:
         self._settings = settings
         self._renderers: list[Callable[[], bytes]] = []
         self._backends = backends or BackendRegistry()
-        self.service = create(settings, log, log_settings, self._backends, control, cache_log)
+        self.service = create(settings, log, log_settings, self._backends, control, cache_log, link)
         self._endpoint = MetricsEndpoint(
             self.render if settings.metrics_socket else beside_host(self.render, settings.metrics),
             address=settings.metrics_address,

@@ -15,13 +15,14 @@ from typing import Any
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.control import facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
 from charonia.facts.events import (
     FIELD_FACT,
     BatchReturned,
     ExecutionUnwanted,
+    Fact,
     OwnerChanged,
     ResponsesWanted,
     StatisticsWanted,
@@ -40,6 +41,7 @@ from .running.loaded_version import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
 from .settling.checkpoints import is_late, restore
 from .settling.journalled_starts import JournalledStarts
+from .settling.owner_reports import OwnerReports
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import Outcome, Settler
@@ -55,7 +57,7 @@ DRAINS = "executor drains"
 class Intake:
     """Takes the batches of one executor and settles them. `find(model, version)` returns what serves a version now.
 
-    With `local`, a batcher in this process dispatches the batches.
+    `link` leads to the batcher in this process that dispatches the batches, if there is one.
     """
 
     def __init__(
@@ -66,20 +68,20 @@ class Intake:
         metrics: ExecutorMetrics,
         payloads: Payloads,
         sockets: ReplySockets,
-        *,
-        local: bool,
+        link: LocalLink | None,
     ) -> None:
         self._log = log
         self._payloads = payloads
         self._executor = executor
         self._find = find
         self._metrics = metrics
-        self._local = local
-        self.stream = keys.LOCAL + keys.batches(executor) if local else keys.batches(executor)
+        self._link = link
+        self.stream = keys.batches(executor)
         self._starts = JournalledStarts(log, executor)
-        self._settler = Settler(log, executor, metrics, payloads, self._starts)
-        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn)
-        self._responses = ResponseWriter(log, executor, payloads, self._cancel)
+        self._reports = OwnerReports(log, link)
+        self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports)
+        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn, self._reports)
+        self._responses = ResponseWriter(log, executor, payloads, self._cancel, self._reports)
         if metrics.measures:
             self._responses.on_first = self._responded
         self._reader = log.reader()
@@ -100,13 +102,13 @@ class Intake:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to take batches. Entries of a local stream are removed when they are read."""
+        """Begin to take batches. With a link, batches come over it, and the stream's entries are removed when read."""
         self._reader.start(self._on_entries)
-        self._reader.add(self.stream, consume=self._local)
-        if self._local:  # other processes write to this stream
-            self._reader.add(keys.batches(self._executor), consume=True)
-        if isinstance(self._log, ColocatedLog):
-            self._log.take_over(self.stream, self._take)
+        self._reader.add(self.stream, consume=self._link is not None)
+        if self._link is not None:
+            loop = asyncio.get_running_loop()
+            self._link.batches.follow(self._take)
+            self._link.facts.follow(lambda fact: loop.call_soon(self._on_fact, fact))
 
     async def stop(self) -> None:
         """Accept no more batches: return those not yet read, and those that arrive from now on.
@@ -114,8 +116,8 @@ class Intake:
         The stream is still read, because running batches need its facts, such as how many responses are wanted.
         """
         self._stopped = True
-        if isinstance(self._log, ColocatedLog):
-            self._log.take_over(self.stream, None)
+        if self._link is not None:
+            return  # no batches wait in the stream
         for entry in await self._log.range(self.stream):
             entry_id = bytes(entry.id)
             if entry_id in self._held_entries:
@@ -156,6 +158,9 @@ class Intake:
     async def close(self) -> None:
         """Stop reading, and abandon what the log has not taken."""
         self._closed = True
+        if self._link is not None:
+            self._link.batches.follow(None)
+            self._link.facts.follow(None)
         await self._reader.close()
         for task in self._tasks:
             task.cancel()
@@ -175,7 +180,9 @@ class Intake:
         for entry in entries:
             entry_id = bytes(entry.id)
             if entry.fields and entry.fields[0] == FIELD_FACT:
-                self._on_facts(entry, entry_id)
+                for fact in facts_of(entry):
+                    self._on_fact(fact)
+                self._spawn(self._delete(entry_id))
                 continue
             try:
                 header, records = decode_entry(entry)
@@ -255,26 +262,20 @@ class Intake:
         else:
             loaded.pool.submit(batch)
 
-    def _on_facts(self, entry: Entry, entry_id: bytes) -> None:
-        for fact in facts_of(entry):
-            if isinstance(fact, VersionWanted):
-                if self.on_wanted is not None and not self._stopped:
-                    self.on_wanted(fact.model, fact.version)
-                continue
-            if isinstance(fact, ResponsesWanted):
-                if (running := self._accepted.get(fact.batch_id)) is not None:
-                    running[1].pool.allow(running[0], fact.id, fact.count)
-                continue
-            if isinstance(fact, StatisticsWanted):
-                self._spawn(self._write_statistics(fact))
-                continue
-            taken = self._accepted.get(fact.batch_id) if isinstance(fact, ExecutionUnwanted) else None
-            if taken is not None and isinstance(fact, ExecutionUnwanted):
-                ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
-                self._cancel(taken[0], ids)
-            elif isinstance(fact, OwnerChanged):
-                self._spawn(self._responses.report_again(fact.model))
-        self._spawn(self._delete(entry_id))
+    def _on_fact(self, fact: Fact) -> None:
+        if isinstance(fact, VersionWanted):
+            if self.on_wanted is not None and not self._stopped:
+                self.on_wanted(fact.model, fact.version)
+        elif isinstance(fact, ResponsesWanted):
+            if (running := self._accepted.get(fact.batch_id)) is not None:
+                running[1].pool.allow(running[0], fact.id, fact.count)
+        elif isinstance(fact, StatisticsWanted):
+            self._spawn(self._write_statistics(fact))
+        elif isinstance(fact, ExecutionUnwanted):
+            if (running := self._accepted.get(fact.batch_id)) is not None:
+                self._cancel(running[0], frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)))
+        elif isinstance(fact, OwnerChanged):
+            self._spawn(self._responses.report_again(fact.model))
 
     async def _write_statistics(self, fact: StatisticsWanted) -> None:
         await self.waves.fold()
@@ -325,7 +326,7 @@ class Intake:
                 self._metrics.died(loaded.model, loaded.version)
             self.waves.settle(batch, executed, loaded)
             failpoints.hit("executor.settled")
-            if not self._local:
+            if self._link is None:
                 self._spawn(self._delete(batch.entry_id))
             else:
                 self._held_entries.discard(batch.entry_id)
@@ -345,7 +346,7 @@ class Intake:
                 self._spawn(self._guarded(batch, self._settle(batch, executed, loaded, outcome)))
             return
         failpoints.hit("executor.settled")
-        if not self._local:
+        if self._link is None:
             self._spawn(self._delete(batch.entry_id))
         else:
             self._held_entries.discard(batch.entry_id)
@@ -428,7 +429,7 @@ class Intake:
         header = self._forget(batch)
         self._metrics.died(header.model, header.version)
         fields = batch_died(self._executor, header.batch_id, death, _ids_of(batch))
-        if self._local:
+        if self._link is not None:
             self._hung_reports.append(Reply(keys.facts(header.model), fields))
         else:
             self._spawn(self._report(header, fields, batch.entry_id))
@@ -442,11 +443,11 @@ class Intake:
         return batch.header
 
     async def _report(self, header: BatchHeader, fields: Fields, entry_id: bytes) -> None:
-        await insist(lambda: self._log.append(header.report_to, fields), "the end of a batch cannot be reported")
+        await self._reports.send(header, fields)
         await self._delete(entry_id)
 
     async def _delete(self, entry_id: bytes) -> None:
-        if not self._local:
+        if self._link is None:
             await insist(lambda: self._log.delete_entries(self.stream, [entry_id]), "a batch entry cannot be deleted")
         self._held_entries.discard(entry_id)
 

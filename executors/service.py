@@ -19,6 +19,7 @@ from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
 from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry, EventLog
@@ -78,6 +79,7 @@ class ExecutorService:
         metrics: ExecutorMetrics,
         control: ControlPlane | None = None,
         cache_log: EventLog | None = None,
+        link: LocalLink | None = None,
     ) -> None:
         self.failed = False
         self.on_failure: Callable[[], None] | None = None
@@ -120,10 +122,7 @@ class ExecutorService:
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
         self._sockets = ReplySockets(self._directory)
-        self._intake = Intake(
-            *(log, self._executor, self._deployment.find, metrics, payloads, self._sockets),
-            local=settings.hosts_batcher,
-        )
+        self._intake = Intake(log, self._executor, self._deployment.find, metrics, payloads, self._sockets, link)
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)

@@ -120,7 +120,7 @@ class Deferral:
             try:
                 response = await handler.job_result(receipt.id, options.caller, wish.wait_s)
             except asyncio.CancelledError:
-                # nobody has read the id yet: without a key or a webhook the job is lost to its caller
+                # no caller has read the id yet: without a key or a webhook the job is lost to its caller
                 if receipt.created and _cancels(options):
                     self._see_to(self._cancel(receipt.id, options.caller))
                 raise
@@ -149,7 +149,7 @@ class Deferral:
 
 
 def _at_once(wish: Wish) -> Wish:
-    """The wish without its wait: whoever wants several responses follows the job."""
+    """The wish without its wait: a caller that wants several responses follows the job."""
     return replace(wish, wait_s=0.0, applied="respond-async")
 
 

@@ -153,7 +153,7 @@ class Handler(Protocol):
     def model_metadata(self, name: str, version: str) -> ModelMetadata: ...
 
     def model_config(self, name: str, version: str) -> ModelConfig:
-        """The normalised configuration (H6); JSON form by `executors.configuration.config.to_json`."""
+        """The normalised configuration (H6); JSON form by `charonia.models.json_form.to_json`."""
 
     def served_model(self, name: str, version: str) -> ServedModel:
         """The version an inference with this name and version would use. Raises E5's errors."""
@@ -169,7 +169,7 @@ class Handler(Protocol):
 
         Cancelling the awaiting task cancels the request (I10, H25, G26), unless `options` keep it. Only requested
         outputs come back, in order. A front that delivers one call at a time passes `flush_interval_s` > 0, so that its
-        requests still share log entries (design section 2, "Coalesce"). With an idempotency key the request is a job:
+        requests still share log entries. With an idempotency key the request is a job:
         a known key waits for the earlier one's result (ADR 0004). Raises `DeadlineExceeded` at `request.deadline_ns`.
         """
 
@@ -187,7 +187,7 @@ class Handler(Protocol):
         responses that do not end it. Responses that an executor gave have a `place`. Closing the generator, or
         cancelling who iterates, cancels the request as in `infer`.
 
-        A request ends with `StreamInterrupted` when the run that gave its first responses is lost (design section 3),
+        A request ends with `StreamInterrupted` when the run that gave its first responses is lost,
         with `ResourceExhausted` when its reader falls behind by more than `stream_buffer_size_bytes`.
         """
 

@@ -148,7 +148,7 @@ class GatewayService:
             await self.say_weights()
 
     def begin_anew(self) -> None:
-        """The log is another one: what waits is lost, and what is served is said anew by who serves it."""
+        """The log is another one: what waits is lost, and executors report again what they serve."""
         self._dataplane.pending.lose_all()
         self.lane.begin_anew()
         self._readiness.forget()
@@ -169,7 +169,7 @@ class GatewayService:
         self.jobs.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when nobody waits for a request any more."""
+        """Returns when no caller waits for a request any more."""
         await self._dataplane.pending.wait_idle()
 
     async def close(self) -> None:

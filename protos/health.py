@@ -1,6 +1,6 @@
 """Bytes of the standard gRPC health service (`grpc.health.v1.Health`), for the generic handlers of `gateway.grpc`.
 
-The messages are described in a descriptor pool of their own: a health package somebody installed beside us registers
+The messages are described in a descriptor pool of their own: a health package installed beside us registers
 the same names under another file name, and two such files in the default pool refuse to load. What is healthy is the
 gateway's to say (interface item G17).
 """

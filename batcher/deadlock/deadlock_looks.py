@@ -13,7 +13,7 @@ from batcher.owner.owned import OwnedModel
 from charonia import keys
 from charonia.clock import monotonic_ns
 from charonia.errors import InvalidRecord
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TurnsNote
 
 from .deadlock_watch import DeadlockWatch
@@ -29,7 +29,7 @@ class DeadlockLooks:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Notes,
         incarnation: str,
         models: Callable[[], Collection[OwnedModel]],
         others: Callable[[], set[str]],

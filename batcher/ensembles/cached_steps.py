@@ -90,13 +90,13 @@ class CachedSteps:
         return True
 
     def give_up(self, step_id: bytes) -> None:
-        """Nobody wants this step any more; who waits for its answer asks anew."""
+        """This step is no longer wanted; others that wait for its answer ask again."""
         wait = self._waits.pop(step_id, None)
         if wait is None:
             return
         if wait.answer is not None and not wait.answer.done():
             wait.answer.set_exception(Cancelled(""))
-            wait.answer.exception()  # seen, should nobody wait
+            wait.answer.exception()  # seen, should none wait
         if wait.task is not None:
             wait.task.cancel()
 

@@ -19,7 +19,7 @@ from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
@@ -65,11 +65,11 @@ class _End:
 
 
 class Endings:
-    """The ends of one ensemble's requests. `settled` is told of those the log has an outcome of."""
+    """The ends of one ensemble's requests. `settled` is called with those the log has an outcome of."""
 
     def __init__(
         self,
-        log: EventLog,
+        log: SettlementLog,
         model: str,
         directory: PayloadDirectory,
         spawn: Spawn,

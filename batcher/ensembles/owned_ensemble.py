@@ -1,8 +1,8 @@
 """One owned ensemble: an `OwnedModel` whose planner asks other models for the steps of its requests.
 
 Nothing about a request under way is kept but its entry in the ensemble's queue, its steps in the queues of their models
-and what they answered in the ensemble's reply stream. A new owner plans each request anew: a step that has an answer is
-done, one that is unsettled is under way, any other is asked for (design section 3).
+and what they answered in the ensemble's reply stream. A new owner plans each request again: a step that has an answer
+is done, one that is unsettled is under way, any other is asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_HELD_BYTES = 256 * 1024 * 1024
 _LOST_AFTER_NS = 5_000_000_000
 _SWEEP_NS = 60_000_000_000
 _FILE_AGE_S = 3600.0
-"""A file nobody knows may be of an answer that is on its way still; an hour later its executor is gone."""
+"""An unknown file may be of an answer that is on its way still; an hour later its executor is gone."""
 _RETRY_S = 0.2
 
 
@@ -116,7 +116,7 @@ class OwnedEnsemble(OwnedModel):
             for version, served in versions.items():
                 decoupled = served.interface.decoupled
                 self._latencies.add(version, served.config, decoupled=decoupled, model=self.model)
-            # the planner forgets a version that is gone, and must be told of it anew should it come again
+            # the planner forgets a version that is gone, and must hear of it again should it come back
             self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)
             self._learn_graphs()
@@ -360,7 +360,7 @@ class OwnedEnsemble(OwnedModel):
         self._tell(plan.ResponsesAllowed(fact.id, fact.count))
 
     async def look_after(self) -> None:
-        """Ask again for steps the log lost; forget answers nobody will ask for. Raises what the log raises."""
+        """Ask again for steps the log lost; forget answers no request will ask for. Raises what the log raises."""
         self._flights.remind()
         if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
             self._answers.forget_aside()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import JobLog
 from charonia.wire import RequestRecord, record_fields
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _RETRY_S = 0.2
 class Outbox:
     """One request's. `attempt` is in every place: a new owner gives the same responses the same places."""
 
-    def __init__(self, log: EventLog, model: str, record: RequestRecord, attempt: int) -> None:
+    def __init__(self, log: JobLog, model: str, record: RequestRecord, attempt: int) -> None:
         self.attempt = attempt
         self.count = 0
         """Responses given so far: the index of the next one."""

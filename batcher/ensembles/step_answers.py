@@ -1,7 +1,7 @@
 """What the steps of an ensemble answered: read from its reply stream, kept there until the request is settled.
 
 So the stream says how far every request has come, and a new owner reads it before it begins any: a step with an answer
-there is done. An answer nobody knows yet may be of a request that is still to be read; it is kept aside, and forgotten
+there is done. An unknown answer may be of a request that is still to be read; it is kept aside, and forgotten
 once there can be no such request.
 """
 
@@ -15,7 +15,7 @@ from batcher.entries.carriers import CarrierEntry, Deletions
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import START, Entry, EventLog
+from charonia.eventlog.port import START, Entry, Streams
 from charonia.tensors import Buffer
 from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
 
@@ -27,11 +27,11 @@ Answer = tuple[ResponseRecord, Reference | None]
 
 
 class Answers:
-    """The reply stream of one ensemble. `find` gives the request a step's answer is for, None for one nobody awaits."""
+    """The reply stream of one ensemble. `find` gives the request a step's answer is for, None if not awaited."""
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         model: str,
         directory: PayloadDirectory,
         deletions: Deletions,
@@ -54,7 +54,7 @@ class Answers:
             self.read(entries)
 
     def read(self, entries: Iterable[Entry]) -> list[Answer]:
-        """The answers of these entries that somebody awaits; the others are kept aside."""
+        """The answers of these entries that are awaited; the others are kept aside."""
         found: list[Answer] = []
         for entry in entries:
             self.after = bytes(entry.id)
@@ -94,7 +94,7 @@ class Answers:
         return [answer for answer, _ in found]
 
     def forget_aside(self) -> None:
-        """Nobody will ask for what is kept aside."""
+        """Forgets the answers that are kept aside."""
         aside, self._aside = self._aside, {}
         for kept in aside.values():
             for (_, reference), carrier in kept:

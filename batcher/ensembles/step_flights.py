@@ -1,4 +1,4 @@
-"""Steps of an ensemble that are awaited, and the ids they have whoever asks for them."""
+"""Steps of an ensemble that are awaited, and their ids, which are the same at every owner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from charonia.wire import Reference
 
 
 def step_id(request_id: bytes, step: int, path: Path) -> bytes:
-    """The request id of a step: the same whoever asks."""
+    """The request id of a step: the same at every owner."""
     place = ",".join(map(str, (step, *path))).encode()
     return hashlib.blake2b(request_id + place, digest_size=16).digest()
 

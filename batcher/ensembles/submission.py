@@ -1,8 +1,8 @@
 """Steps of an ensemble on their way into the queues of their models, and which of them are under way.
 
-A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to
-the ensemble's reply stream. Its id is made of the request's id and its place in the graph, so whoever owns the ensemble
-asks for the same step under the same id, and the log says whether it was asked for before.
+A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to the ensemble's
+reply stream. Its id is made of the request's id and its place in the graph, so every owner of the ensemble asks for the
+same step under the same id, and the log says whether it was asked for before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, QueueLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, ResponsesWanted, pack_fact
 from charonia.wire import (
     FILE,
@@ -54,7 +54,7 @@ class Submission:
 
     def __init__(
         self,
-        log: EventLog,
+        log: QueueLog,
         model: str,
         catalog: Catalog,
         directory: PayloadDirectory,
@@ -63,7 +63,7 @@ class Submission:
         ended: Callable[[Flight, ResponseRecord | CharoniaError], None],
         cached: CachedSteps | None,
     ) -> None:
-        """`ended` is told of steps that are answered by the cache, or through it."""
+        """`ended` is called with steps that are answered by the cache, or through it."""
         self._ended = ended
         self.cached = cached
         self._log = log
@@ -133,11 +133,11 @@ class Submission:
         self._spawn(self._ask_unless_known(flight, answered, refused))
 
     def done(self, flight: Flight) -> None:
-        """A step has given its last answer, or nobody awaits it any more."""
+        """A step has given its last answer, or is no longer awaited."""
         self.flights.pop(flight.id, None)
 
     def cancel(self, request_id: bytes, step: int, path: Path) -> None:
-        """Nobody awaits a step any more: its model's owner is told."""
+        """A step is no longer awaited: its model's owner is notified."""
         flight = self.flights.pop(step_id(request_id, step, path), None)
         if flight is None:
             return

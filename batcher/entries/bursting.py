@@ -12,13 +12,13 @@ from dataclasses import replace
 from batcher.scheduling.decisions import BurstWave
 from batcher.scheduling.observations import BatchDied, BatchLost, RequestQueued
 from charonia import failpoints
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.wire import PREFIX_BYTES, Wave, record_fields
 
 from .carriers import carrier_of
 
 
-async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
+async def burst_wave(log: Work, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
     """Replace one wave in the log; False when it was settled or burst before. Raises what the log raises."""
     sizes = zip(wave.ids(), wave.request_bytes(), strict=True)
     fields = record_fields([request.record for request in wave.requests()])
@@ -30,7 +30,7 @@ async def burst_wave(log: EventLog, model: str, stream: bytes, entry_id: bytes, 
 class Bursting:
     """The bursts of one owner, and which of the requests that come of them are possible poison requests."""
 
-    def __init__(self, log: EventLog, model: str) -> None:
+    def __init__(self, log: Work, model: str) -> None:
         self._log = log
         self._model = model
         self._suspects: dict[bytes, BatchDied | str] = {}

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from batcher.scheduling.observations import RequestQueued
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, Streams
 from charonia.tensors import Buffer
 from charonia.wire import RequestRecord, Wave, records_of, requests_in, unpack_request, work_in
 
@@ -24,7 +24,7 @@ _GATHER_S = 0.05
 
 
 def carried(entry: Entry) -> list[Buffer]:
-    """The records of an entry; one whose fields cannot be told apart carries none, and is logged (H27)."""
+    """The records of an entry; one whose fields cannot be told apart carries none, and is logged."""
     try:
         return records_of(entry.fields)
     except InvalidRecord as error:
@@ -93,7 +93,7 @@ def carrier_of(request: RequestQueued) -> Carried:
 class Deletions:
     """Entries to delete, gathered for 50 ms (a command for each costs two wake-ups more) and insisted on until done."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Streams) -> None:
         self._log = log
         self._wanted: dict[bytes, list[bytes]] = {}
         self._task: asyncio.Task[None] | None = None

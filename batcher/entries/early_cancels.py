@@ -1,7 +1,7 @@
 """Cancels of requests that are not known here: of such as have ended, and of such as were not read yet.
 
 Facts and queues are different streams, so a cancel may be read before the request it is about: in the same reply of the
-log, or long before where a window is full (`windows`). Forgotten, it would let the request run for nobody, and one
+log, or long before where a window is full (`windows`). Forgotten, it would let the request run for no caller, and one
 that answers again and again for ever.
 """
 
@@ -14,7 +14,7 @@ from batcher.scheduling.observations import RequestCancelled, RequestQueued, Wav
 from charonia.wire import PREFIX_BYTES
 
 _MOST = 16_384
-"""Nearly all are of requests that ended in the same moment, which nobody will ask for: the oldest go."""
+"""Nearly all are of requests that ended in the same moment, which no request will match: the oldest go."""
 
 
 class EarlyCancels:

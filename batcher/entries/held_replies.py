@@ -12,7 +12,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from charonia.tensors import Buffer
 from charonia.wire import record_fields
 
@@ -28,7 +28,7 @@ class HeldReplies:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         deletions: Deletions,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         keeps: Callable[[bytes], bool],
@@ -63,7 +63,7 @@ class HeldReplies:
         self.handled(keeper)
 
     async def _append(self, stream: bytes, fields: list[Buffer], keeper: CarrierEntry) -> None:
-        """Send what was held; its requests are settled, so nobody else ever would."""
+        """Send what was held; its requests are settled, so no other owner would."""
         while True:
             try:
                 await self._log.append(stream, fields)

@@ -1,4 +1,5 @@
-"""Requests that had responses and may not be run again: what the log kept of them tells, whoever gave them out before.
+"""Requests that had responses and may not be run again: what the log kept of them tells, whichever owner dispatched
+them before.
 
 Executors tell an owner of first responses (`stateless.model_state`), and its successor finds them marked in the log. A
 reader of responses recognises those of another run by their attempt. The responses of jobs are kept.
@@ -13,7 +14,7 @@ from batcher.scheduling.observations import RequestQueued
 from batcher.scheduling.queues.ledger import CUT_SHORT
 from charonia import keys
 from charonia.errors import ErrorCode, StreamInterrupted
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Jobs
 
 from .carriers import carrier_of
 
@@ -33,7 +34,7 @@ async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -
 
 
 async def jobs_unseen(
-    log: EventLog, model: str, marked: Collection[bytes], queued: Mapping[bytes, RequestQueued]
+    log: Jobs, model: str, marked: Collection[bytes], queued: Mapping[bytes, RequestQueued]
 ) -> set[bytes]:
     """The jobs among those marked of which nothing is kept: their executor was lost in between, they may run again."""
     unseen: set[bytes] = set()
@@ -45,7 +46,7 @@ async def jobs_unseen(
     return unseen
 
 
-async def jobs_cut_short(log: EventLog, model: str, decision: DispatchBatch) -> list[RejectRequest]:
+async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list[RejectRequest]:
     """The jobs of a batch that were begun before and have kept responses, as refusals. Raises what the log raises."""
     cut: list[RejectRequest] = []
     places = decision.sequences.places if decision.sequences is not None else (None,) * len(decision.requests)

@@ -15,7 +15,7 @@ from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Jobs, Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure, record_fields
@@ -34,10 +34,10 @@ _STATES = {ErrorCode.CANCELLED: JobState.CANCELLED, ErrorCode.DEADLINE_EXCEEDED:
 
 
 class Refusals:
-    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is told of each that is done."""
+    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is called with each one done."""
 
     def __init__(
-        self, log: EventLog, model: str, gone: Container[str], settled: Callable[[RequestQueued], None]
+        self, log: SettlementLog, model: str, gone: Container[str], settled: Callable[[RequestQueued], None]
     ) -> None:
         self._log = log
         self._model = model
@@ -71,7 +71,7 @@ class Refusals:
             waves.pop()
 
 
-async def refuse(log: EventLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()) -> None:
+async def refuse(log: SettlementLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()) -> None:
     """Settle and answer them, and count what was won. Raises what the log raises; then all may be tried again.
 
     A job is answered after it is settled, and only by who won; other requests in the same write. Endpoints in `gone`
@@ -138,7 +138,7 @@ def _detail(decision: Refused, error: CharoniaError) -> dict[str, object]:
     return detail
 
 
-async def _dead_letter(log: EventLog, model: str, decision: CondemnRequest, error: CharoniaError) -> list[Buffer]:
+async def _dead_letter(log: Jobs, model: str, decision: CondemnRequest, error: CharoniaError) -> list[Buffer]:
     """The entry of `dlq:{m}`: the request record with its inputs, and `m`, a msgpack map of what became of it."""
     record = carrier_of(decision.request).record
     job = await log.job(model, record.id) if record.is_job else None

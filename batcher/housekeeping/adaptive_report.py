@@ -1,4 +1,4 @@
-"""Tells what adaptive batching has chosen for a model: in a note for whoever asks, and a log line when it changed."""
+"""Tells what adaptive batching has chosen for a model: in a note for every reader, and a log line when it changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import keys
 from charonia.clock import monotonic_ns
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _NOTE_KEPT_S = 60
 class AdaptiveReport:
     """One model's. `look` now and then: the choices in between are not told."""
 
-    def __init__(self, log: EventLog, model: str) -> None:
+    def __init__(self, log: Notes, model: str) -> None:
         self._log = log
         self._model = model
         self._told: dict[int, Choice] = {}

@@ -1,7 +1,7 @@
-"""Endpoints that left: whose answers nobody reads, and the streams of theirs that are to be deleted.
+"""Endpoints that left: their answers have no reader, and their streams are to be deleted.
 
-Work under way may write to such a stream long after, and what is queued for hours later still; each write would make it
-anew. So the streams are deleted every few seconds at first, and the log remembers them for days for the rare look
+Work under way may write to such a stream long after, and what is queued for hours later still; each write would create
+it again. So the streams are deleted every few seconds at first, and the log remembers them for days for the rare look
 (`sweep_remembered`), whichever batcher takes it.
 """
 

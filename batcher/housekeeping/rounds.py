@@ -17,7 +17,7 @@ from batcher.owner.owned import OwnedModel
 from batcher.takeover import ownership
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 
 from .departed import Departed
 from .late_deadlines import LOOK_S, expire_behind_window
@@ -37,7 +37,7 @@ class Rounds:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Streams,
         catalog: Catalog,
         incarnation: str,
         owned: Mapping[str, OwnedModel],
@@ -88,7 +88,7 @@ class Rounds:
                 await asyncio.sleep(_RETRY_S)
 
     async def _verify(self) -> None:
-        """Look after batches nobody speaks of any more: old ones now and then, all of them when the log was away."""
+        """Check batches that no process reports any more: old ones now and then, all of them when the log was away."""
         while True:
             await asyncio.sleep(_VERIFY_S)
             min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS

@@ -1,4 +1,4 @@
-"""Keeps the streams short that nothing else shortens: control facts nobody needs, and dead letters.
+"""Keeps the streams short that nothing else shortens: control facts no reader needs, and dead letters.
 
 Both are read whole, which is why it happens seldom. Which control facts may go is `batcher.housekeeping.compaction`'s.
 """
@@ -9,7 +9,7 @@ import logging
 
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, Streams
 from charonia.facts.events import Fact
 
 from .compaction import superseded
@@ -22,7 +22,7 @@ _PAGE = 500
 class ControlTidying:
     """Deletes control facts that were needless at the look before as well: those who follow have read them by then."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Streams) -> None:
         self._log = log
         self._needless: set[bytes] = set()
 
@@ -35,7 +35,7 @@ class ControlTidying:
             after = entries[-1].id
             for entry in entries:
                 found = facts_of(entry)
-                if len(found) == 1:  # nobody writes several; what is newer than this release is kept
+                if len(found) == 1:  # no writer writes several; what is newer than this release is kept
                     ids.append(bytes(entry.id))
                     facts.append(found[0])
         needless = {ids[at] for at in superseded(facts)}
@@ -46,7 +46,7 @@ class ControlTidying:
         return len(old)
 
 
-async def trim_dead_letters(log: EventLog, model: str, limit_bytes: int) -> int:
+async def trim_dead_letters(log: Streams, model: str, limit_bytes: int) -> int:
     """Delete the oldest letters of a model while they hold more than so many bytes; how many. The newest stays."""
     sizes: list[tuple[bytes, int]] = []
     after = START

@@ -1,4 +1,4 @@
-"""What an owner looks after now and then: batches nobody speaks of, jobs the log lost, the length of the journal.
+"""What an owner checks now and then: batches that no process reports, jobs the log lost, the length of the journal.
 
 A log server that was killed forgets its last writes, an operator may delete a stream: what then is in no stream any
 more would wait for ever. All of this is rare and is found by counting, not by reading.
@@ -170,7 +170,7 @@ class Upkeep:
 
         Jobs fail. Who waits for another request is told by its gateway, which sees that it is over without an answer.
         What is behind its window cannot be counted, so such a model is looked at when it has been read. What a stream
-        has that was read and that nobody here knows of is for another owner, which reads it anew.
+        has that was read and is unknown here is for another owner, which reads it again.
         """
         owned = self._owned
         known = owned.windows.unsettled

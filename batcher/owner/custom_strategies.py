@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def strategy_of(interface: ModelInterface) -> BatchStrategy | None:
-    """None where the configuration names none. One that cannot be had here, or fails, lets nobody join: its requests
+    """None where the configuration names none. One that cannot be had here, or fails, lets no other join: its requests
     run one by one, which no limit that it might know of forbids.
     """
     try:
@@ -31,9 +31,9 @@ class _Nobody:
 
 
 class _Guarded:
-    """What somebody else's strategy raises ends a batch, not the model's scheduling; it is logged once.
+    """What a custom strategy raises ends a batch, not the model's scheduling; it is logged once.
 
-    Those of the same parameters are equal: where only a model's files change, nothing is queued or chosen anew.
+    Those of the same parameters are equal: where only a model's files change, nothing is queued or chosen again.
     """
 
     def __init__(self, model: str, parameters: Mapping[str, str], strategy: BatchStrategy) -> None:

@@ -1,4 +1,4 @@
-"""Asks executors for versions that nobody has in memory while requests wait for them (models on demand).
+"""Asks executors for versions that none has in memory while requests wait for them (models on demand).
 
 One executor is asked at a time, and again another one when it leaves or cannot load the version. An executor that is
 asked twice, by a new owner perhaps, loads once. What has a backlog for seconds is asked of another one that has room.
@@ -36,7 +36,7 @@ class Demand:
         self._choose = choose
         self._spawn = spawn
         self._unloaded: dict[int, frozenset[str]] = {}
-        """Versions nobody has in memory, and who would load them."""
+        """Versions no executor has in memory, and which would load them."""
         self._shared: dict[int, ServedVersion] = {}
         """Versions that some have in memory, and others would load."""
         self._asked: dict[int, str] = {}

@@ -7,41 +7,35 @@ a job that is cancelled before is never given out, and a request that ends one o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from itertools import chain, repeat
-from typing import Any, cast
+from itertools import chain
 
 from batcher.entries.carriers import carrier_of
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.port import START, EventLog
-from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, ResponsesWanted, VersionWanted, pack_fact
+from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.port import START, QueueLog
+from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_RECORD, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
+from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
 _PAGE = 500
 _RECORDED = FLAG_JOB | FLAG_JOURNALLED
 
 
 class Dispatcher:
-    """One owner's way to the executors. `local_executor` is the one in this process, "" for none."""
+    """One owner's way to the executors. `link` leads to the one in this process, if there is one."""
 
-    def __init__(self, log: EventLog, model: str, token: int, *, local_executor: str) -> None:
+    def __init__(self, log: QueueLog, model: str, token: int, link: LocalLink | None) -> None:
         self._log = log
         self._model = model
         self._token = token
-        self._local_executor = local_executor
-        self._local_batches = keys.LOCAL + keys.batches(local_executor)
-        self._colocated = log if isinstance(log, ColocatedLog) else None
-        """The log through which an executor in this process is reached."""
+        self._link = link
         self.begins_all = False
         """Whether first attempts are recorded, too: of models that answer more than once. An owner that is lost with
         its executor leaves nothing else by which the next run is told from the one whose responses were seen."""
-        self.facts_shared = keys.facts(model)
-        self.facts_local = keys.LOCAL + self.facts_shared
+        self.facts = keys.facts(model)
 
     def must_begin(self, decision: DispatchBatch) -> bool:
         """Whether the attempt of any request has to be recorded."""
@@ -81,53 +75,45 @@ class Dispatcher:
         settled = [r for r in decision.requests if not going.get(r.id, True)]
         return decision.without({r.id for r in settled}) if settled else decision, settled
 
-    def hear(self, told: Callable[[list[Any]], None] | None) -> None:
-        """Be told at once of the ends of batches in this process; None to be told no more."""
-        if self._colocated is not None:
-            self._colocated.take_over(self.facts_local, told)
-
     async def tell_unwanted(self, executor: str, batch_id: str, ids: bytes) -> None:
         """Tell an executor that requests of a batch it has are settled, if the log is there: it only saves work."""
-        stream = keys.batches(executor)
-        if executor == self._local_executor:
-            stream = keys.LOCAL + stream
         with contextlib.suppress(CharoniaError):
-            await self._log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, ids))])
+            await self._tell(executor, ExecutionUnwanted(batch_id, ids))
 
     async def tell_responses_wanted(self, executor: str, batch_id: str, request_id: bytes, count: int) -> None:
         """Tell an executor how many responses of a request are wanted, if the log is there: its caller repeats it."""
-        stream = keys.batches(executor)
-        if executor == self._local_executor:
-            stream = keys.LOCAL + stream
         with contextlib.suppress(CharoniaError):
-            await self._log.append(stream, [FIELD_FACT, pack_fact(ResponsesWanted(batch_id, request_id, count))])
+            await self._tell(executor, ResponsesWanted(batch_id, request_id, count))
 
     async def tell_wanted(self, executor: str, version: int) -> bool:
         """Tell an executor that requests wait for a version it would load; False when the log does not take it."""
-        stream = keys.batches(executor)
-        if executor == self._local_executor:
-            stream = keys.LOCAL + stream
         try:
-            await self._log.append(stream, [FIELD_FACT, pack_fact(VersionWanted(self._model, version))])
+            await self._tell(executor, VersionWanted(self._model, version))
         except CharoniaError:
             return False
         return True
 
+    async def _tell(self, executor: str, fact: Fact) -> None:
+        if self._link is not None and executor == self._link.executor:
+            self._link.facts.hand(fact)
+        else:
+            await self._log.append(keys.batches(executor), [FIELD_FACT, pack_fact(fact)])
+
     def hand_over(self, decision: DispatchBatch) -> bool:
         """Give the batch to the executor in this process at once; False when it is another's, which `send` serves."""
-        if self._colocated is None or decision.executor != self._local_executor:
+        if self._link is None or decision.executor != self._link.executor:
             return False
-        header, records = self._header(decision), [request.carrier.record for request in decision.requests]
-        if not self._colocated.hand(self._local_batches, header, records):
-            self._colocated.append_here(*self._entry(decision))
+        # held replies are all there is of settled work: they must outlive this process
+        header = self._header(decision, self.facts if decision.via_owner else b"")
+        self._link.batches.hand(header, [request.carrier.record for request in decision.requests])
         return True
 
     async def send(self, decision: DispatchBatch) -> None:
         """Append the batch. Raises what the log raises: then it was not sent, or it is not known to be."""
-        await self._log.append(*self._entry(decision))
+        if not self.hand_over(decision):
+            await self._log.append(keys.batches(decision.executor), self._fields(decision))
 
-    def _header(self, decision: DispatchBatch) -> BatchHeader:
-        local = decision.executor == self._local_executor
+    def _header(self, decision: DispatchBatch, report_to: bytes) -> BatchHeader:
         waves: tuple[tuple[bytes, bytes], ...] = ()
         if decision.requests[0].wave:
             carriers = [request.carrier.entry for request in decision.requests]
@@ -139,25 +125,19 @@ class Dispatcher:
             decision.content_hash,
             self._token,
             decision.attempts,
-            # held replies are all there is of settled work: they must outlive this process
-            self.facts_local if local and not decision.via_owner else self.facts_shared,
+            report_to,
             decision.via_owner,
             decision.sequences,
             waves,
         )
 
-    def _entry(self, decision: DispatchBatch) -> tuple[bytes, list[Buffer]]:
-        """The stream and the fields of a batch."""
-        header = self._header(decision)
+    def _fields(self, decision: DispatchBatch) -> list[Buffer]:
+        """The entry of a batch."""
+        header = self._header(decision, self.facts)
         records = [carrier_of(request).record for request in decision.requests]
-        stream = keys.batches(decision.executor)
-        if decision.executor == self._local_executor:
-            # an executor in this process gets header and records as they are: nothing is copied or read twice
-            decoded = chain.from_iterable(zip(repeat(FIELD_RECORD), records, strict=False))
-            return keys.LOCAL + stream, cast(list[Buffer], [FIELD_HEADER, header, *decoded])
         if header.waves:
-            return stream, [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
-        return stream, [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
+            return [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
+        return [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
 
     async def held(self, executor: str) -> set[str]:
         """The ids of the batches in an executor's stream: given to it and not settled."""

@@ -11,7 +11,7 @@ from charonia.clock import monotonic_ns
 class GivenBatches:
     """By batch id. Those with an executor of another process also have the instant they were given to it.
 
-    `ended` is told of each that is over.
+    `ended` is called with each that is over.
     """
 
     def __init__(self, ended: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import BatchLost, RequestQueued
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog import port
 
 _KEPT_S = 3600
 
@@ -24,7 +24,7 @@ _KEPT_S = 3600
 class Notes:
     """The note of one model, kept by the owner `local_executor` goes with; "" keeps none."""
 
-    def __init__(self, log: EventLog, model: str, local_executor: str) -> None:
+    def __init__(self, log: port.Notes, model: str, local_executor: str) -> None:
         self._log = log
         self._key = keys.suspicions(model)
         self._executor = local_executor

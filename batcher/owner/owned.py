@@ -43,7 +43,8 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, Entry, EventLog, Limits, StreamReader
+from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.port import START, Entry, EventLog, Fields, Limits, StreamReader
 from charonia.facts.events import (
     BatchDied,
     BatchDiedInCompany,
@@ -87,8 +88,8 @@ _numbers = itertools.count(1)
 class OwnedModel:
     """The shell around one scheduler, of the kind that `interface` wants.
 
-    `lost_ownership` is called when the log says somebody else owns it, and when the model wants another kind.
-    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why nobody could.
+    `lost_ownership` is called when the log says another batcher owns it, and when the model wants another kind.
+    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why no executor could.
     `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
     of the given ones that left unheard.
     """
@@ -101,7 +102,7 @@ class OwnedModel:
         token: int,
         incarnation: str,
         *,
-        local_executor: str,
+        link: LocalLink | None,
         prefetch: int,
         window_requests: int,
         lane_weights: Mapping[int, int],
@@ -126,16 +127,17 @@ class OwnedModel:
         """Requests that became dead letters under this owner."""
         self.closed = self.has_stumbled = False
         self.given = GivenBatches(self._batch_ended)
+        local_executor = link.executor if link is not None else ""
         self.notes = Notes(log, model, local_executor)
         self._turns = turns
         # who waits for a slot must not hide what is next of those that have one
         window_requests *= _WIDER_FOR_SEQUENCES if self.is_sequential else 1
         self.windows = Windows(reader, window_requests)
-        self.dispatcher = Dispatcher(log, model, token, local_executor=local_executor)
+        self.dispatcher = Dispatcher(log, model, token, link)
         self.demand = Demand(model, self.dispatcher, choose, self.spawn)
         self._failure = failure
         self._reader = reader
-        self._local_executor = local_executor
+        self._link = link
         self._gone = gone
         self.find_gone = find_gone
         self._lost_ownership = lost_ownership
@@ -178,17 +180,16 @@ class OwnedModel:
         """The catalog has news about another model."""
 
     def _follow_facts(self, keep: bool) -> None:
-        """Read the fact streams. `keep`: a shared fact is deleted only when the replies it may hold are sent (S6)."""
-        if self._keeps_facts is None and self._local_executor:
-            self._reader.add(self.dispatcher.facts_local, consume=True)
-            self.dispatcher.hear(self._on_finished_here)
+        """Read the facts. `keep`: one is deleted from the log only when the replies it may hold are sent (S6)."""
+        if self._keeps_facts is None and self._link is not None:
+            self._link.reports[self.model].follow(self._on_report)
         if self._keeps_facts is None or (keep and not self._keeps_facts):
-            self._reader.remove(self.dispatcher.facts_shared)
-            self._reader.add(self.dispatcher.facts_shared, self._facts_after, consume=not keep)
+            self._reader.remove(self.dispatcher.facts)
+            self._reader.add(self.dispatcher.facts, self._facts_after, consume=not keep)
             self._keeps_facts = keep
 
     def _keeps(self, stream: bytes) -> bool:
-        return bool(self._keeps_facts) and stream == self.dispatcher.facts_shared
+        return bool(self._keeps_facts) and stream == self.dispatcher.facts
 
     def close(self) -> None:
         """Stop deciding; what is queued stays in the log for the next owner."""
@@ -196,7 +197,8 @@ class OwnedModel:
         if self._timer is not None:
             self._timer.cancel()
         self.windows.close()
-        self.dispatcher.hear(None)
+        if self._link is not None:
+            self._link.reports[self.model].follow(None)
         for stream in self.fact_streams:
             self._reader.remove(stream)
         self._deletions.close()
@@ -205,7 +207,7 @@ class OwnedModel:
             task.cancel()
 
     def stumbled(self, error: BaseException) -> None:
-        """An error nobody foresaw: what is known here may be wrong, so the model is taken anew, from the log."""
+        """An unforeseen error: what is known here may be wrong, so the model is taken again, from the log."""
         _log.error("model '%s' is taken anew after an error nobody foresaw", self.model, exc_info=error)
         if not self.closed:
             self.has_stumbled = True
@@ -221,8 +223,7 @@ class OwnedModel:
     @property
     def fact_streams(self) -> tuple[bytes, ...]:
         """Where executors and gateways report to this model's owner."""
-        shared, local = self.dispatcher.facts_shared, self.dispatcher.facts_local
-        return (shared, local) if self._local_executor else (shared,)
+        return (self.dispatcher.facts,)
 
     def follows(self, stream: bytes) -> bool:
         return stream in self.windows
@@ -232,16 +233,9 @@ class OwnedModel:
     def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
         if self.closed:
             return
-        if stream in (self.dispatcher.facts_shared, self.dispatcher.facts_local):
-            if self._arrived:
-                self._see_arrived()  # these facts may be about them
-            for entry in entries:
-                keeper = CarrierEntry(stream, entry.id, 1)
-                for fact in facts_of(entry):
-                    self._on_fact(fact, keeper)
-                self.held_replies.handled(keeper)
-            if stream == self.dispatcher.facts_shared:
-                self._facts_after = entries[-1].id
+        if stream == self.dispatcher.facts:
+            self._on_facts(stream, entries)
+            self._facts_after = entries[-1].id
         else:
             failpoints.hit("batcher.picked")
             self.windows.read(stream, entries[-1].id)
@@ -254,6 +248,15 @@ class OwnedModel:
             if self.windows.pause_if_full(stream):
                 self.on_behind()
         self.arm()
+
+    def _on_facts(self, stream: bytes, entries: list[Entry]) -> None:
+        if self._arrived:
+            self._see_arrived()  # these facts may be about them
+        for entry in entries:
+            keeper = CarrierEntry(stream, entry.id, 1)
+            for fact in facts_of(entry):
+                self._on_fact(fact, keeper)
+            self.held_replies.handled(keeper)
 
     def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
@@ -335,17 +338,22 @@ class OwnedModel:
         elif isinstance(fact, LaneOpened):
             self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
 
-    def _on_finished_here(self, fields: list[Any]) -> None:
-        """The executor in this process has settled a batch; its replies are sent."""
-        fact = fields[1]
-        assert isinstance(fact, BatchFinished)
+    def _on_report(self, fields: Fields) -> None:
+        """The executor in this process reports; the replies of a batch it has settled are sent."""
+        if self.closed:
+            return
+        fact: Any = fields[1]
         try:
-            self.batch_finished(fact.batch_id, fact.executor)
+            if isinstance(fact, BatchFinished):
+                self.batch_finished(fact.batch_id, fact.executor)
+            else:
+                self._on_facts(b"", [Entry(b"", list(fields))])
+                self.arm()
         except Exception as error:  # the executor is not to blame
             self.stumbled(error)
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
-        """More responses of a request are wanted: whoever runs it, now or later, is told."""
+        """More responses of a request are wanted: the executor that runs it, now or later, is notified."""
         if self.scheduler.find(fact.id) is not None:
             self.wanted[fact.id] = max(fact.count, self.wanted.get(fact.id, 0))
             self.tell_wanted([fact.id])
@@ -364,7 +372,7 @@ class OwnedModel:
         self.observe(seen.BatchFinished(batch_id, executor, held))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
-        """A batch did not run, and nobody is to blame."""
+        """A batch did not run, and no request is to blame."""
         self._came_back(self.given.end(batch_id), executor, reason)
         self.observe(seen.BatchReturned(batch_id, executor))
         self._refuse_unheld()
@@ -388,7 +396,7 @@ class OwnedModel:
         self._refuse_unheld()
 
     def _on_ended(self, ids: list[bytes]) -> None:
-        """Somebody settled these requests: they leave the queue, and who runs them is told."""
+        """These requests were settled from outside: they leave the queue, and executors that run them are notified."""
         found = [request for i in ids if (request := self.scheduler.find(i)) is not None]
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
         self.requests_settled(found)
@@ -427,7 +435,7 @@ class OwnedModel:
                 await asyncio.sleep(_RETRY_S)
 
     def unwatched(self) -> list[seen.RequestQueued]:
-        """The requests that are not worth going on with once nobody reads their responses."""
+        """The requests that are not worth going on with once their responses have no reader."""
         # what answers once is soon done; what answers again and again may go on for ever
         return self.scheduler.unended() if self.streams else self.scheduler.waiting()
 

@@ -119,7 +119,7 @@ class Sending:
             asyncio.get_running_loop().call_later(_RETRY_S, self._not_dispatched, decision)
 
     def _still_wanted(self, decision: DispatchBatch) -> DispatchBatch:
-        """The batch without what ended while it was prepared: its executor was told of that before it has the batch.
+        """The batch without what ended while it was prepared: its executor learned of that before it has the batch.
 
         A step of a sequence stays: those that follow build upon it.
         """

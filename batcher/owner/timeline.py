@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from batcher.entries.carriers import carrier_of
 from batcher.scheduling.observations import RequestQueued
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Jobs
 
 
 def waiting_jobs(requests: Iterable[RequestQueued]) -> list[bytes]:
@@ -20,7 +20,7 @@ def waiting_jobs(requests: Iterable[RequestQueued]) -> list[bytes]:
     return [carrier.record.id for carrier in carriers if carrier.record.is_job and not carrier.settled]
 
 
-async def tell_returned(log: EventLog, model: str, job_id: bytes, executor: str, reason: str) -> None:
+async def tell_returned(log: Jobs, model: str, job_id: bytes, executor: str, reason: str) -> None:
     """Add the event to a job. Started before the next attempt is, it is written before that."""
     with contextlib.suppress(CharoniaError):
         await log.add_job_event(model, job_id, "returned", {"executor": executor, "reason": reason})

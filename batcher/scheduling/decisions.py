@@ -54,7 +54,7 @@ class RejectRequest:
     """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10), and gets none
     when it is `bare`, as errors of sequences are.
 
-    It may be running, then `StopExecution` follows: whoever settles first wins.
+    It may be running, then `StopExecution` follows: the first settlement wins.
     """
 
     request: QueuedRequest
@@ -91,7 +91,7 @@ class BurstWave:
 
 @dataclass(frozen=True, slots=True)
 class StopExecution:
-    """Tell an executor that nobody wants this request of a batch it has any more."""
+    """Tell an executor that this request of a batch it has is no longer wanted."""
 
     request: QueuedRequest
     batch_id: str

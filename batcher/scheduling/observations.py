@@ -75,7 +75,7 @@ class RequestQueued(Struct, eq=False, gc=False):
     delayed: bool = False
     """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
     settled: bool = False
-    """Settled by somebody else while dispatched, or ended by us then: it is not run a second time."""
+    """Settled from outside while dispatched, or ended by us then: it is not run a second time."""
     losses_apart: int = 0
     """Executors lost while they had this request and nothing else of its model (`poison_isolation`)."""
     responding: bool = False
@@ -258,7 +258,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestSettled:
-    """Somebody else settled a request (a cancel, a deadline): it is dropped without a word and not rerun."""
+    """A request was settled from outside (a cancel, a deadline): it is dropped silently and not run again."""
 
     id: bytes
 
@@ -274,7 +274,7 @@ class QueueHeld:
 class VersionsAbandoned:
     """Only the versions in `kept` will be served again: what waits for others is refused (R27).
 
-    `failures` says of a version why nobody could load it, where that is so.
+    `failures` says of a version why no executor could load it, where that is so.
     """
 
     kept: frozenset[int]

@@ -1,9 +1,9 @@
-"""Who decides for a model: one batcher at a time, fenced by a token that only grows (design section 2)."""
+"""Who decides for a model: one batcher at a time, fenced by a token that only grows."""
 
 from __future__ import annotations
 
 from charonia.catalog.catalog import Catalog
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Leases, Work
 from charonia.eventlog.sharing import preferred_owner
 
 __all__ = ["is_waited_for", "live_batchers", "preferred_owner", "take"]
@@ -14,17 +14,17 @@ def live_batchers(catalog: Catalog) -> set[str]:
     return {p.incarnation for p in catalog.processes.values() if p.role == "batcher"}
 
 
-async def is_waited_for(log: EventLog, model: str) -> bool:
+async def is_waited_for(log: Work, model: str) -> bool:
     """Whether anything of a model is unsettled in the log. Waves are in its queues and in no count of the log."""
     return await log.pending(model) != (0, 0) or await log.waves.queued(model) > 0
 
 
-async def take(log: EventLog, catalog: Catalog, model: str, incarnation: str) -> int:
-    """Own a model if nobody alive does: the new token, or 0 when somebody else owns it."""
+async def take(log: Leases, catalog: Catalog, model: str, incarnation: str) -> int:
+    """Own a model if no live batcher does: the new token, or 0 when another one owns it."""
     while True:
         owner, _ = await log.owner(model)
         if owner and owner != incarnation and owner in live_batchers(catalog):
             return 0
-        # somebody was faster: perhaps one that is gone again, then nobody else would look
+        # another batcher was faster: perhaps one that is gone again, then no other would look
         if token := await log.take_ownership(model, incarnation, owner):
             return token

@@ -10,7 +10,7 @@ _FORGOTTEN_AFTER_NS = 30_000_000_000
 class Pauses:
     """By model: each pause is twice the last one, to 5 s; after half a minute without one it is 0.2 s again.
 
-    What cannot be helped, as an entry nobody can read, must not cost a processor and a log line five times a second.
+    What cannot be helped, as an unreadable entry, must not cost a processor and a log line five times a second.
     """
 
     __slots__ = ("_last",)

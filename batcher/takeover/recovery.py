@@ -19,7 +19,7 @@ from batcher.scheduling.observations import QueueHeld, RequestQueued, ResponsesS
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, EventLog, Streams
 from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
 from charonia.wire import FIELD_HEADER, BatchHeader
 
@@ -38,7 +38,7 @@ async def newcomers(control: ControlPlane) -> set[str]:
 async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
     """Restore `owned` from the log; returns the number of requests found unsettled.
 
-    What comes from now on is read once the windows are followed, which whoever is to hear of it does.
+    What comes from now on is read once the windows are followed, which the caller does.
     """
     if await log.paused(owned.model):
         owned.observe(QueueHeld(True))
@@ -67,7 +67,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     return len(queued)
 
 
-async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
+async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
     after = START
     stream = keys.batches(executor)
     while entries := await log.range(stream, after, _PAGE):
@@ -85,7 +85,7 @@ async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queu
         after = entries[-1].id
 
 
-async def _restore_deaths(log: EventLog, owned: OwnedModel) -> None:
+async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:
     """What a batch died of must be known before its requests are given out again; the reader brings it once more."""
     after = START
     while entries := await log.range(keys.facts(owned.model), after, _PAGE):
@@ -96,7 +96,7 @@ async def _restore_deaths(log: EventLog, owned: OwnedModel) -> None:
         after = entries[-1].id
 
 
-async def ask_for_streams(log: EventLog, owned: OwnedModel) -> None:
+async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
     """Have executors say again what they told the former owner of batches that they have still: freed slots, begun
     responses. For models that answer more than once.
     """

@@ -25,7 +25,7 @@ UNKNOWN_ID = "<id_unknown>"
 _SIGNATURES_REMEMBERED = 4096
 
 _CALL_NOTHING = frozenset({"onnxruntime", "tensorrt", "pytorch"})
-"""Backends that run graphs, which call nobody."""
+"""Backends that run graphs, which call no models."""
 
 _MOST_LEVELS_OF_ENSEMBLES = 64
 """An ensemble has no levels of its own; each that is named is a stream of the log."""

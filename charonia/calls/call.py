@@ -24,7 +24,7 @@ class HeldBytes:
 
 
 class Call:
-    """Made by `Caller.open`. Read it to its end, or `cancel` it: answers that nobody reads are held for ever.
+    """Made by `Caller.open`. Read it to its end, or `cancel` it: answers that are not read are held for ever.
 
     `on_end` is told once, when nothing more will come. `repeatable`: the model says so of itself.
     """
@@ -101,7 +101,7 @@ class Call:
             yield answer
 
     def cancel(self) -> None:
-        """Nobody reads on: the model's owner is told, unless all answers have come. `next` raises `Cancelled`."""
+        """The reader leaves: the model's owner is notified, unless all answers have come. `next` raises `Cancelled`."""
         self._held.count -= sum(size for _, size in self._answers)
         self._answers.clear()
         self._failure = Cancelled("")

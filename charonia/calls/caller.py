@@ -1,9 +1,9 @@
 """Calls models from a process that is no gateway: an executor whose models call others, a batcher that runs ensembles.
 
 A request is checked against the model as a client's is, enters the model's queue, and is answered in a stream of the
-caller's own (`r:<endpoint>`; the endpoint is the incarnation of the process, so that everybody knows when it is gone:
-then its requests are dropped before dispatch and its stream is deleted, as a gateway's are). Nobody waits for ever:
-what the log lost, and what was not answered by its deadline, ends with an error.
+caller's own (`r:<endpoint>`; the endpoint is the incarnation of the process, so that every process knows when it is
+gone: then its requests are dropped before dispatch and its stream is deleted, as a gateway's are). No caller waits for
+ever: what the log lost, and what was not answered by its deadline, ends with an error.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NOBODY = Origin()
 class Caller:
     """The calls of one process; `endpoint` is its incarnation. `start` first, `close` at the end, in one event loop.
 
-    `directory` is the process's, if it shares large payloads; `catalog` is followed by somebody else. Requests and
+    `directory` is the process's, if it shares large payloads; `catalog` is kept up to date elsewhere. Requests and
     unread answers may hold `max_held_bytes`.
     """
 
@@ -105,7 +105,7 @@ class Caller:
         self._lost: set[bytes] = set()
         self._closed = False
         self.repetitions = 0
-        """Answers that nobody waited for any more."""
+        """Answers that no caller waited for any more."""
 
     @property
     def open_calls(self) -> int:
@@ -266,7 +266,7 @@ class Caller:
             self._spawn(self._finish(call))
 
     async def _finish(self, call: Call) -> None:
-        """Tell the owner of a call that was given up, and take back what was lent for it."""
+        """Tell the owner of a call that was given up, and release its payloads."""
         if call.unwanted and call.accepted:
             with contextlib.suppress(CharoniaError):  # its deadline, or our end, is what remains
                 await self._log.append(keys.facts(call.model), [FIELD_FACT, pack_fact(RequestCancelled(call.id))])

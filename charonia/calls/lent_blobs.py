@@ -1,8 +1,8 @@
-"""Blobs by who lends them, so that those of a process that is no more do not stay for a day.
+"""Large payloads by the process that lends them, so that those of a lost process are deleted at once, not after a day.
 
 The log has a process's names before there are blobs with these names; they are drawn by the dozen, so that a payload
-costs no further way to the log. What a lost process lent is nobody's: its requests are dropped before they run (design
-section 3). A process that was held for lost and is not lends under new names once it has joined again.
+costs no further command. The payloads of a lost process may be deleted: its requests are dropped before they run. A
+process that was presumed dead and is not lends under new names once it has joined again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Container
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.payloads import new_blob
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Notes
 
 _DRAWN = 48
 _FAR_US = 2**53
@@ -24,7 +24,7 @@ _PAGE = 500
 class LentBlobs:
     """The names one process lends blobs under."""
 
-    def __init__(self, log: EventLog, lender: str) -> None:
+    def __init__(self, log: Notes, lender: str) -> None:
         self._log = log
         self._lender = lender
         self._drawn: dict[bool, deque[str]] = {False: deque(), True: deque()}
@@ -57,7 +57,7 @@ class LentBlobs:
         self._ended.append(name.encode())
 
     def begin_anew(self) -> None:
-        """Others may hold this process for lost and sweep what it lent, or the log is another one."""
+        """Others may presume this process dead and sweep its payloads, or the log is another one."""
         for drawn in self._drawn.values():
             drawn.clear()
         self._known = False

@@ -39,7 +39,8 @@ class ModelControl:
     async def load(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
         """Returns when every live executor in explicit mode has answered and one of them serves the model (H41).
 
-        One on which the model is not placed answers with that as its error, which counts when nobody says another.
+        One on which the model is not placed answers with that as its error, which counts when no executor gives
+        another.
 
         Raises R9's `Unavailable` when none is in explicit mode, `InvalidArgument` for a bad name or a file override
         without a configuration (R25), and the executors' own error (R20, R21) when none could load it.

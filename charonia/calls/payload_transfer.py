@@ -1,8 +1,8 @@
-"""Sends large tensors beside the log and takes large answers from there (design section 2).
+"""Sends large tensors beside the log and takes large answers from there.
 
 Only for keyless synchronous requests: what outlives its caller must be in the log itself. A caller that shares the
 payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so
-that batchers need not carry them. What was lent ends with the request, whoever answered it.
+that batchers need not carry them. Payloads end with their request, however it was answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOBS_SWEEP_S = 5.0
 _SWEPT_AFTER_S = 120.0
 """Longer than any lease: a process that has just made its directory has not joined yet."""
 _BLOB_TTL_S = 86_400
-"""For what nobody sweeps, as no caller is there any more: no queue holds a synchronous request for longer."""
+"""For payloads that are not swept, as their caller is gone: no queue holds a synchronous request for longer."""
 
 
 class Payloads:
@@ -112,7 +112,7 @@ class Payloads:
         if reference is None:
             reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
             if not self.leased():
-                return None  # whoever holds us for lost sweeps what we lend
+                return None  # a process that presumes us dead sweeps our payloads
             try:
                 await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
             except BaseException:
@@ -172,7 +172,7 @@ class Payloads:
                 self._directory.sweep(gone)
 
     async def end(self, reference: Reference) -> None:
-        """Nobody needs what was lent any more."""
+        """Releases payloads that no reader needs any more."""
         if reference.kind == BLOB:
             try:
                 await self._delete([reference.name])

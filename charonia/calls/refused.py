@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError, ErrorCode
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Statistics
 
 _FLUSH_S = 0.2
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -33,7 +33,7 @@ def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = Fal
 class RefusedRequests:
     """What was counted since the last flush, by statistics key."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Statistics) -> None:
         self._log = log
         self._refused: dict[bytes, dict[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, Entry, EventLog
+from charonia.eventlog.port import START, Entry, Streams, Work
 from charonia.facts.events import BatchFinished
 from charonia.tensors import Buffer
 from charonia.wire import Reference, ResponseRecord, records_of, response_id, unpack_response
@@ -45,7 +45,7 @@ def answers_in(
             yield answer, len(record)
 
 
-async def no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
+async def no_longer_open(log: Work, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
     """Which requests are settled or unknown to the log: no reply is on its way to them, unless it was sent already."""
     found: set[bytes] = set()
     for model, ids in ids_by_model.items():
@@ -56,7 +56,7 @@ async def no_longer_open(log: EventLog, ids_by_model: Mapping[str, Sequence[byte
     return found
 
 
-async def without_held(log: EventLog, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
+async def without_held(log: Streams, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
     """These requests of these models, less those that were answered through their owner (S6), which has it still.
 
     It waits for the answers before it, however long these take. Costs a look at all facts of a model: for the few that

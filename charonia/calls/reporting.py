@@ -1,6 +1,6 @@
-"""Reports of traced requests on their way to the gateway that traces them, whoever answers. Pure.
+"""Reports of traced requests on their way to the gateway that traces them. Pure.
 
-They go with the answer where somebody waits for it; those of jobs that nobody waits for go by themselves.
+They go with the answer where a caller waits for it; those of jobs that no caller waits for go by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from charonia.wire import RequestRecord, pack_response, record_fields, report_re
 
 
 def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:
-    """The reports in these answers (none by reference) whose requests are jobs that nobody waits for."""
+    """The reports in these answers (none by reference) whose requests are jobs that no caller waits for."""
     by_gateway: dict[str, list[Buffer]] = {}
     for record, answer in answered:
         if record.trace is not None and record.trace.context.report_to and not record.endpoint:

@@ -6,8 +6,8 @@ from charonia.errors import CharoniaError
 
 
 def shed(error: CharoniaError) -> CharoniaError:
-    """The error anew. A future keeps what it raised, and with a traceback that would be a cycle: the request's bytes
-    would stay until the garbage collector comes by, which it seldom does.
+    """The error, stripped of its traceback. A future keeps what it raised, and with a traceback that would be a cycle:
+    the request's bytes would stay until the garbage collector comes by, which it seldom does.
     """
     error.__traceback__ = None
     return error.again()

@@ -1,7 +1,7 @@
 """Which of a request's responses its reader gets: each once, in order, and never those of two runs mixed. Pure.
 
-A response has a place (attempt, index). A run that was begun again gives its responses anew from index 0; once one is
-visible only a model that declares `charonia.repeatable` may go on with another run (design section 3).
+A response has a place (attempt, index). A run that was begun again gives its responses again from index 0; once one is
+visible only a model that declares `charonia.repeatable` may go on with another run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is served where, right now: a pure fold of the control facts, the same in every process (design section 2).
+"""What is served where, right now: a pure fold of the control facts, the same in every process.
 
 Readiness, the repository index, routing and validation come from here and nowhere else, so any gateway can be asked
 anything. Applying a fact twice changes nothing. Following the stream is `charonia.eventlog.control`.
@@ -76,7 +76,7 @@ _REPLACED_REMEMBERED = 64
 
 
 class Catalog:
-    """The fold. `on_change(model)` listeners run after every fact that touches a model's served versions."""
+    """The fold. `listeners` are called with the name of a model after every fact that touches its served versions."""
 
     def __init__(self) -> None:
         self.processes: dict[str, ProcessJoined] = {}
@@ -222,7 +222,7 @@ class Catalog:
             return
         view.scan = fact
         models: set[str] = set()
-        # one that is held for lost itself succeeds nobody, not even itself: it says so again once it has joined again
+        # an executor presumed dead replaces no other, not even itself: it reports again once it has joined again
         if fact.ready and not view.lost:
             pool = view.joined.pool
             for incarnation in [i for i, v in self.executors.items() if v.lost and v.joined.pool == pool]:
@@ -346,7 +346,7 @@ class Catalog:
         return entry is not None and entry.well
 
     def may_come(self, model: str) -> bool:
-        """Whether a model that nobody holds may be held soon (`rollout`)."""
+        """Whether a model that no executor holds may be held soon (`rollout`)."""
         return may_come(self.executors.values(), model)
 
     def index(self) -> list[IndexRow]:
@@ -354,7 +354,7 @@ class Catalog:
         return list(index(self.executors.values()))
 
     def failure(self, model: str, version: int) -> str:
-        """Why a version that is not served could not be loaded; "" when nobody has tried in vain."""
+        """Why a version that is not served could not be loaded; "" when no load failed."""
         for number, state, reason in self._states(model):
             if number == version and state == UNAVAILABLE and reason not in (UNLOADED, *AWAITED):
                 return reason

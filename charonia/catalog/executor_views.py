@@ -27,7 +27,7 @@ UNAVAILABLE = "UNAVAILABLE"
 EXECUTOR_LOST = "executor lost"
 EXECUTOR_DRAINS = "executor drains"
 ON_DEMAND = "on demand"
-"""The reason of a READY version that nobody holds in memory: its first request has it loaded."""
+"""The reason of a READY version that no executor holds in memory: its first request has it loaded."""
 
 AWAITED = (EXECUTOR_LOST, EXECUTOR_DRAINS)
 """The reasons of what waits for a successor of its executor."""
@@ -55,7 +55,7 @@ class ExecutorVersion:
 
 
 class Versions:
-    """What one executor has, by model: with many models nobody can look through all of them for each."""
+    """What one executor has, by model: with many models, searching all of them for each would take too long."""
 
     __slots__ = ("_models",)
 
@@ -183,7 +183,7 @@ def index(views: Collection[ExecutorView]) -> Iterator[IndexRow]:
 
 
 def _excluded(views: Collection[ExecutorView], model: str, known: list[tuple[int, str, str]]) -> str:
-    """Why nobody may load a model, "" when somebody may or has tried."""
+    """Why no executor may load a model, "" when one may or has tried."""
     if any(reason != UNLOADED for _, _, reason in known) or not any(model in view.excluded for view in views):
         return ""
     holders = [view for view in views if not view.away and view.scan is not None and model in view.scan.models]

@@ -1,6 +1,6 @@
 """Which model a name means where several repositories may have one of it (R2). Pure.
 
-A name that one model has means that one; of several it means the one in the namespace of whoever asks, and without one
+A name that one model has means that one; of several it means the one in the namespace of the caller, and without one
 it means none: clients cannot say a namespace, as with Triton.
 """
 
@@ -42,7 +42,7 @@ class Namespaces:
     def resolve(self, model: str, near: str = "") -> str:
         """The key of the one model of this name, the one in the namespace `near` before others; a key is itself.
 
-        So is a name that nobody has. Raises `InvalidArgument` when several have it and none is in that namespace.
+        So is a name that no model has. Raises `InvalidArgument` when several have it and none is in that namespace.
         """
         if not self._keys:
             return model

@@ -13,7 +13,7 @@ Views = Collection[ExecutorView]
 
 
 def may_come(views: Views, model: str) -> bool:
-    """Whether a model that nobody holds may be held soon: an executor loads it, still starts, or is missing.
+    """Whether a model that no executor holds may be held soon: an executor loads it, still starts, or is missing.
 
     What was accepted for it waits meanwhile; after a restart of everything that may be all there is to do.
     """
@@ -37,7 +37,7 @@ def started(views: Views, *, awaited: bool) -> bool:
 def all_ready(views: Views, *, awaited: bool) -> bool:
     """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count.
 
-    Nor does what could not be loaded on demand: whoever asks for a broken model must not end the readiness of all.
+    Nor does what could not be loaded on demand: a request for a broken model must not end the readiness of all.
     With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
     """
     left: set[tuple[str, int]] = set()

@@ -42,7 +42,7 @@ class ServedVersion:
 
     @property
     def is_unloaded(self) -> bool:
-        """Nobody holds it in memory, and somebody would."""
+        """No executor holds it in memory, and at least one would load it."""
         return bool(self.on_demand) and len(self.on_demand) == len(self.slots)
 
 

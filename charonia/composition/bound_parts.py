@@ -32,8 +32,7 @@ class BoundPart:
 
     async def start(self, argv: Sequence[str]) -> None:
         """Join the log that `argv` (an executor's flags) names, and serve. Raises `StartupError`."""
-        from charonia.eventlog.colocated import ColocatedLog
-        from charonia.eventlog.memory.log import MemoryLog
+        from charonia.eventlog.local_link import LocalLink
         from charonia.eventlog.redis import RedisLog
         from charonia.eventlog.redis.server.address import with_password
         from charonia.options.role_settings import batcher_settings, executor_settings, log_settings
@@ -53,10 +52,9 @@ class BoundPart:
         if settings.hosts_batcher:
             from batcher.app import BatcherApp
 
-            joint = ColocatedLog(log, MemoryLog())
-            own = batcher_settings(values, colocated=True)
-            batcher = BatcherApp(joint, own, shared, local_executor=settings.incarnation)
-            executor = ExecutorApp(joint, settings, shared, BackendRegistry({WORD: backend}), batcher.control)
+            link = LocalLink(settings.incarnation)
+            batcher = BatcherApp(log, batcher_settings(values, colocated=True), shared, link=link)
+            executor = ExecutorApp(log, settings, shared, BackendRegistry({WORD: backend}), batcher.control, link=link)
             executor.add_metrics(batcher.metrics.render)
         else:
             executor = ExecutorApp(log, settings, shared, BackendRegistry({WORD: backend}))
@@ -93,7 +91,7 @@ class BoundPart:
 
 
 class BoundStack(Supervisor):
-    """The supervisor of a private log and its gateways, whose executor is in this process. Nobody sends it signals."""
+    """The supervisor of a private log and its gateways, whose executor is in this process. It receives no signals."""
 
     def __init__(self, values: Values, part: BoundPart, ready: Callable[[Mapping[str, str]], None]) -> None:
         super().__init__(values)

@@ -1,7 +1,7 @@
 """Serves bound callables from the process they live in: `charonia.Server` (P21, R42).
 
 The callables run in threads of this process, because their closures live here. One more thread runs an event loop with
-an executor of theirs and, without a log of somebody else's, the owner of its models and the supervisor of what else a
+an executor of theirs and, without a log given by URL, the owner of its models and the supervisor of what else a
 server needs: a private log and a gateway, which are processes. With `log_url` the executor joins a running cluster.
 """
 

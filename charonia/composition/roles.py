@@ -229,8 +229,7 @@ async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 
 
 async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
-    from charonia.eventlog.colocated import ColocatedLog
-    from charonia.eventlog.memory.log import MemoryLog
+    from charonia.eventlog.local_link import LocalLink
     from executors.app import ExecutorApp
     from executors.host.watchdog import watch_loop
 
@@ -255,18 +254,12 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 
     from batcher.app import BatcherApp
 
-    joint = ColocatedLog(log, MemoryLog())
-    batcher = BatcherApp(
-        joint,
-        batcher_settings(values, colocated=True),
-        shared,
-        local_executor=settings.incarnation,
-        cache_log=cache_log,
-    )
-    executor = ExecutorApp(joint, settings, shared, control=batcher.control, cache_log=cache_log)
+    link = LocalLink(settings.incarnation)
+    batcher = BatcherApp(log, batcher_settings(values, colocated=True), shared, link=link, cache_log=cache_log)
+    executor = ExecutorApp(log, settings, shared, control=batcher.control, cache_log=cache_log, link=link)
     executor.service.on_failure = _stop_myself
     executor.add_metrics(batcher.metrics.render)
-    # the batcher first: whoever is ready with models must find somebody who decides for them
+    # the batcher first: an executor that is ready with models must find an owner for them
     await batcher.start()
     await executor.start()
 

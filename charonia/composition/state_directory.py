@@ -65,7 +65,7 @@ class StateDirectory:
         shutil.rmtree(path, ignore_errors=True)
         try:
             path.mkdir(mode=0o700)
-        except OSError:  # somebody else's, or no space: large tensors travel in the log
+        except OSError:  # another user's, or no space: large tensors travel in the log
             return ""
         return str(path)
 

@@ -180,7 +180,7 @@ class Supervisor:
         return self._state.make_webhook_secret()
 
     def _start_webhooks(self) -> None:
-        """Last: whether anybody can be told of results must not hold up who makes them."""
+        """Last: a gateway that is not ready must not hold up the parts that execute."""
         for child in self._children:
             if child.role == WEBHOOKS:
                 child.start()

@@ -210,4 +210,4 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's, or no /proc here
+        return True  # another user's, or no /proc here

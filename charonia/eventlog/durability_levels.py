@@ -1,4 +1,4 @@
-"""The levels of durability a receipt can state, as words (design section 3). Reaching one is an adapter's affair. Pure.
+"""The levels of durability a receipt can state, as words. Reaching one is an adapter's affair. Pure.
 
 memory          survives the death of processes, not of the log server's machine
 fsync           is on the log server's disk

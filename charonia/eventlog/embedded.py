@@ -191,8 +191,8 @@ class PrivateServer:
     def begin_run(self) -> None:
         """Forget what only concerned the processes of former runs; what they were given to do, and did, stays.
 
-        Gone are control facts, heartbeats, statistics (X6), replies nobody waits for and batches nobody executes: the
-        queues still hold what those carried. To be called once the server answers and before any process uses it.
+        Gone are control facts, heartbeats, statistics (X6), replies without a reader and batches without an executor:
+        the queues still hold what those carried. To be called once the server answers and before any process uses it.
         """
         words = ("EVAL", _BEGIN_RUN, "0")
         command = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)

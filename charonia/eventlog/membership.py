@@ -1,12 +1,12 @@
-"""A process's place among the others: it joins, its heart beats, it leaves, and it begins anew in another log.
+"""Membership of a process: it joins, renews its heartbeat, leaves, and joins again when the log is another one.
 
-The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the beat is a lease beside it. Whoever misses the
-beat writes `ProcessLeft` in the process's name; that is the observers' affair, not this module's. Who was only slow
-hears it of itself and joins again: the beat may have come back before the word was written, and then nobody else sees
-that it lives.
+The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the heartbeat is a lease beside it. An observer
+that misses the heartbeat writes `ProcessLeft` in the process's name; observers do that, not this module. A process that
+was only slow reads it of itself and joins again: its heartbeat may have come back before the fact was written, and then
+no other process sees that it lives.
 
-With each beat it looks whether the log is still the one it joined. In another one (flushed, exchanged, rewound: design
-section 3) nobody knows this process: it forgets what it held to be true, joins again and says again what it has.
+With each beat it checks whether the log is still the one it joined. In another one (flushed, exchanged, rewound) no
+process knows this one: it forgets what it held to be true, joins again and reports again what it has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from charonia.errors import LogUnavailable
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
 from .payloads import PayloadDirectory
-from .port import EventLog
+from .port import ControlLog
 
 _logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Membership:
 
     def __init__(
         self,
-        log: EventLog,
+        log: ControlLog,
         role: str,
         incarnation: str,
         *,
@@ -68,7 +68,7 @@ class Membership:
         """Told after each beat whether the log took it."""
 
     async def start(self) -> None:
-        """Join. The lease comes first: nobody ever sees a member without one. Raises `LogUnavailable`."""
+        """Join. The lease comes first: no process ever sees a member without one. Raises `LogUnavailable`."""
         loop = asyncio.get_running_loop()
         self._epoch = await self._log.epoch()
         began_s = loop.time()
@@ -79,7 +79,7 @@ class Membership:
         self._beating = loop.create_task(self._keep_beating(began_s))
 
     def is_leased(self) -> bool:
-        """Whether nobody can hold this process for lost: its lease has not ended since it last joined."""
+        """Whether no process can presume this one dead: its lease has not ended since it last joined."""
         return asyncio.get_running_loop().time() < self._leased_until_s
 
     def hear(self, fact: Fact) -> None:

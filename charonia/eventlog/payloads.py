@@ -1,4 +1,4 @@
-"""Large tensors beside the log: memory that the processes of one machine share, else blobs (design section 2).
+"""Large tensors beside the log: memory that the processes of one machine share, else blobs.
 
 A process owns `<directory>/<its incarnation>/`. Between processes that both know slots a payload lies in a reused slot
 of its owner's directory (`payload_slots`, docs/adr/0017). Else it is a new file, written whole before anything names
@@ -289,7 +289,7 @@ class PayloadDirectory:
 
 
 def new_blob(size_bytes: int, *, durable: bool = False) -> Reference:
-    """A reference to a blob that nobody has written yet: of work at the level `memory`, unless `durable`.
+    """A reference to a blob that was not written yet: of work at the level `memory`, unless `durable`.
 
     The blobs of such work may be kept on a server of their own (`charonia.eventlog.redis.blobs`).
     """

@@ -1,11 +1,15 @@
-"""The log as services see it: streams, settled work, leases and projections. Pure interface, no I/O.
+"""The log as services see it, by roles: who needs one of them is given that. Pure interface, no I/O.
 
-Adapters: `charonia.eventlog.memory.log` (complete, in one process), `charonia.eventlog.redis` (Redis or Valkey >= 7.0)
-and `charonia.eventlog.colocated` (a shared log plus streams that never leave the process). One contract suite
-(tests/contract) runs over all. Every method that cannot reach the log raises `charonia.errors.LogUnavailable`.
+`Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Jobs` (records and
+journal), `Sequences`, `Leases` (who owns what, who lives), `Notes` (values and times by key), `Statistics` and `Blobs`.
+`EventLog` is all of them, for who opens it and for parts that give it to others.
+
+Adapters: `charonia.eventlog.memory.log` (complete, in one process) and `charonia.eventlog.redis` (Redis or Valkey >=
+7.0, one server or a cluster). One contract suite (tests/contract) runs over all. Every method that cannot reach the
+log raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
-There are no consumer groups: the single owner of a model (design section 2) makes pending lists a second truth.
+There are no consumer groups: the single owner of a model makes pending lists a second truth.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ class Waves(Protocol):
 
     A wave is accepted by one append and settled by one deletion: the first deletion wins (docs/adr/0015). A process
     that must treat its requests one by one bursts it into ordinary entries first. Lanes are open already: the first
-    request of each goes through `EventLog.accept`.
+    request of each goes through `Work.accept`.
     """
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
@@ -118,7 +122,7 @@ class Waves(Protocol):
         """Append `replies`, then delete these waves: they are settled. Written with this tick; as `send` otherwise."""
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
-        """`EventLog.add_statistics`, as `end`: what one tick settles and counts is written in one go."""
+        """`Statistics.add_statistics`, as `end`: what one tick settles and counts is written in one go."""
 
     async def burst(
         self,
@@ -132,7 +136,7 @@ class Waves(Protocol):
     ) -> bytes:
         """Replace a wave by an entry with `fields` that carries its requests (id, size_bytes) one by one, in one step.
 
-        They are unsettled and counted from then on as those of `EventLog.accept`. Returns the new entry's id; b"" when
+        They are unsettled and counted from then on as those of `Work.accept`. Returns the new entry's id; b"" when
         the wave was settled or burst before.
         """
 
@@ -153,15 +157,8 @@ class Waves(Protocol):
         """The holders of leases of a model, in no order."""
 
 
-class EventLog(Protocol):
-    """The log. One instance per process; safe for concurrent use from one event loop."""
-
-    async def open(self) -> None:
-        """Connect and check the server (version floor, reachability). Raises `charonia.errors.StartupError`."""
-
-    async def close(self) -> None: ...
-
-    # -- streams ------------------------------------------------------------------------------------------------------
+class Streams(Protocol):
+    """Entries in order, each stream with one reader."""
 
     async def append(self, stream: bytes, fields: Fields) -> bytes:
         """Append one entry; returns its id. Commands of one event loop tick leave in one write."""
@@ -175,10 +172,12 @@ class EventLog(Protocol):
 
     def reader(self) -> StreamReader: ...
 
+
+class Work(Protocol):
+    """The accepted requests of a model: counted, bounded, unsettled until their first settlement."""
+
     @property
     def waves(self) -> Waves: ...
-
-    # -- accepted work of a model -------------------------------------------------------------------------------------
 
     async def accept(
         self,
@@ -196,28 +195,10 @@ class EventLog(Protocol):
         """Record requests, all or none: append `fields` as one entry of the queue and count each (id, size_bytes).
 
         A lane's first entry also appends `LaneOpened` to the model's facts. Raises `ResourceExhausted` when a bound of
-        `limits` would be passed (design section 3), naming the bound. All requests are one tenant's, their ids are
+        `limits` would be passed, naming the bound. All requests are one tenant's, their ids are
         new, and ids that differ in their last byte alone never belong to two tenants. `durability`
         (memory, fsync, replicated:<n>; "" is the server's level) is reached when this returns; when the entry is
         written but the level is not reached in time, raises `LogUnavailable`: the outcome is unknown.
-        """
-
-    async def accept_job(
-        self,
-        model: str,
-        level: int,
-        lane: int,
-        job: NewJob,
-        fields: Fields,
-        limits: Limits,
-        *,
-        journalled: bool = True,
-        durability: str = "",
-    ) -> JobTicket:
-        """Record one job as `accept` records a request, with its job record and its idempotency record, in one step.
-
-        A known key gives the earlier job's ticket and records nothing. Raises `KeyReused` when that one asked for
-        something else, and what `accept` raises.
         """
 
     async def settle(
@@ -247,7 +228,7 @@ class EventLog(Protocol):
         Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
         caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
 
-        `replies` are appended before the settlement and `facts` after it, all in one write, whoever won: a write that
+        `replies` are appended before the settlement and `facts` after it, all in one write, won or not: a write that
         is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
         settled and unanswered.
         """
@@ -297,26 +278,39 @@ class EventLog(Protocol):
     async def unsettled_ids(self, model: str) -> list[bytes]:
         """Every unsettled request, in no order. Costs the log a look at all of them: for repairs."""
 
-    # -- sequences ----------------------------------------------------------------------------------------------------
+    async def pending(self, model: str) -> tuple[int, int]:
+        """(requests, bytes) accepted and unsettled, exact."""
 
-    async def sequences(self, model: str) -> dict[bytes, bytes]:
-        """What is known of each live sequence, by its key (`SequenceStep.about`)."""
+    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]: ...
 
-    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
-        """For each key (about, state); None for a sequence that has no record, b"" for one without a state."""
+    async def set_paused(self, model: str, paused: bool) -> None:
+        """Remember that a model's queue is held back; its owner is told by a `QueueCommanded` fact."""
 
-    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
-        """Write states of sequences, by key (about, state), each only while its `about` is this; which were written."""
+    async def paused(self, model: str) -> bool: ...
 
-    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
-        """Forget sequences by their keys, each only while its `about` begins with the run given."""
+    async def lanes(self, model: str) -> list[tuple[int, int]]:
+        """(level, lane) of every queue stream the model has had."""
 
-    # -- jobs and journal ---------------------------------------------------------------------------------------------
 
-    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
-        """How much of ended jobs (records with results) and of the journal a model keeps, 0 = no bound.
+class Jobs(Protocol):
+    """The jobs of a model, their records and events, and the journal."""
 
-        Kept in the log. A record is counted as 512 bytes, its result and the texts it carries.
+    async def accept_job(
+        self,
+        model: str,
+        level: int,
+        lane: int,
+        job: NewJob,
+        fields: Fields,
+        limits: Limits,
+        *,
+        journalled: bool = True,
+        durability: str = "",
+    ) -> JobTicket:
+        """Record one job as `accept` records a request, with its job record and its idempotency record, in one step.
+
+        A known key gives the earlier job's ticket and records nothing. Raises `KeyReused` when that one asked for
+        something else, and what `accept` raises.
         """
 
     async def job(self, model: str, job_id: bytes) -> JobRecord | None:
@@ -365,6 +359,12 @@ class EventLog(Protocol):
     async def job_models(self) -> list[str]:
         """Models that have had jobs."""
 
+    async def set_retention(self, model: str, *, size_bytes: int, journal_s: int, journal_size_bytes: int) -> None:
+        """How much of ended jobs (records with results) and of the journal a model keeps, 0 = no bound.
+
+        Kept in the log. A record is counted as 512 bytes, its result and the texts it carries.
+        """
+
     async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
         """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
 
@@ -375,28 +375,25 @@ class EventLog(Protocol):
     async def journal_complete(self, model: str) -> bool:
         """Whether the journal still has its beginning: nothing of it was ever trimmed."""
 
-    async def pending(self, model: str) -> tuple[int, int]:
-        """(requests, bytes) accepted and unsettled, exact."""
 
-    async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]: ...
+class Sequences(Protocol):
+    """What is known of the live sequences of a model; `Work.settle` writes it with the end of each request."""
 
-    async def set_paused(self, model: str, paused: bool) -> None:
-        """Remember that a model's queue is held back; its owner is told by a `QueueCommanded` fact."""
+    async def sequences(self, model: str) -> dict[bytes, bytes]:
+        """What is known of each live sequence, by its key (`SequenceStep.about`)."""
 
-    async def paused(self, model: str) -> bool: ...
+    async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        """For each key (about, state); None for a sequence that has no record, b"" for one without a state."""
 
-    async def lanes(self, model: str) -> list[tuple[int, int]]:
-        """(level, lane) of every queue stream the model has had."""
+    async def keep_states(self, model: str, states: Mapping[bytes, tuple[bytes, bytes]]) -> list[bool]:
+        """Write states of sequences, by key (about, state), each only while its `about` is this; which were written."""
 
-    # -- epoch --------------------------------------------------------------------------------------------------------
+    async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
+        """Forget sequences by their keys, each only while its `about` begins with the run given."""
 
-    async def clock_ns(self) -> int:
-        """What the log's clock shows: nanoseconds since the epoch."""
 
-    async def epoch(self) -> str:
-        """Names this log's contents: a flushed or exchanged log has another one. Made by the first who asks."""
-
-    # -- ownership and liveness ---------------------------------------------------------------------------------------
+class Leases(Protocol):
+    """Who owns a model, which processes live, and the clock and the contents by which that is told."""
 
     async def owner(self, model: str) -> tuple[str, int]:
         """(owner incarnation or "", token) of a model."""
@@ -416,7 +413,21 @@ class EventLog(Protocol):
     async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
         """How long ago each one's last heartbeat was; -1 for one whose lease has ended."""
 
-    # -- notes and times ----------------------------------------------------------------------------------------------
+    async def clock_ns(self) -> int:
+        """What the log's clock shows: nanoseconds since the epoch."""
+
+    async def epoch(self) -> str:
+        """Names this log's contents: a flushed or exchanged log has another one. Made by the first who asks."""
+
+
+class Keys(Protocol):
+    """What is kept by its key alone."""
+
+    async def delete_keys(self, keys: Iterable[bytes]) -> None: ...
+
+
+class Notes(Keys, Protocol):
+    """Values and numbers by key, and sets of members in the order of their times."""
 
     async def put_note(self, key: bytes, data: bytes, ttl_s: int) -> None:
         """Keep a value under a key for a time; the last one written is the one kept."""
@@ -449,14 +460,47 @@ class EventLog(Protocol):
         has a hash tag.
         """
 
-    # -- projections and payloads -------------------------------------------------------------------------------------
+
+class Statistics(Keys, Protocol):
+    """Counters by key."""
 
     async def add_statistics(self, key: bytes, increments: Mapping[str, int]) -> None: ...
 
     async def statistics(self, key: bytes) -> dict[str, int]: ...
 
-    async def delete_keys(self, keys: Iterable[bytes]) -> None: ...
+
+class Blobs(Keys, Protocol):
+    """Large payloads by name."""
 
     async def put_blob(self, blob_id: str, data: Buffer, ttl_s: int) -> None: ...
 
     async def blob(self, blob_id: str) -> bytes | None: ...
+
+
+class QueueLog(Streams, Work, Protocol):
+    """Requests in the queues of models."""
+
+
+class JobLog(Streams, Jobs, Protocol):
+    """Jobs, and the streams in which others follow them."""
+
+
+class RequestLog(QueueLog, JobLog, Protocol):
+    """Requests, jobs among them."""
+
+
+class SettlementLog(RequestLog, Statistics, Protocol):
+    """Requests, and the counters of how they ended."""
+
+
+class ControlLog(Streams, Leases, Protocol):
+    """What the processes tell each other, and which of them live."""
+
+
+class EventLog(Streams, Work, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Protocol):
+    """All roles. One instance per process; safe for concurrent use from one event loop."""
+
+    async def open(self) -> None:
+        """Connect and check the server (version floor, reachability). Raises `charonia.errors.StartupError`."""
+
+    async def close(self) -> None: ...

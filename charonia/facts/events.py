@@ -1,10 +1,10 @@
 """Facts: what happened, in the past tense, as plain data. The control facts of `ctl` and the facts of `f:{m}`.
 
-A fact is written once and folded by whoever needs it; unknown fields and unknown kinds of a newer release are skipped
-(faults F17). Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are
-not facts but their payload: see `charonia.wire`.
+A fact is written once and folded by every reader that needs it; unknown fields and unknown kinds of a newer release are
+skipped. Wire form: a msgpack map with `kind`, so that an entry can be read by eye. Request and batch records are not
+facts but their payload: see `charonia.wire`.
 
-Longer than most modules because it is one list: whoever looks for a fact, or a free name for one, looks here.
+Longer than most modules because it is one list: a fact, or a free name for one, is looked up here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RepositoryScanned:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequested:
-    """Somebody asked to load or unload a model. `request_id` ties the answers to the call that waits for them.
+    """A load or unload of a model was asked for. `request_id` ties the answers to the call that waits for them.
 
     `config_json` is a complete configuration (R24), empty for none; `files` maps `<version>/<path>` to a blob id (R25).
     """
@@ -291,7 +291,7 @@ class BatchDied:
 
 @dataclass(frozen=True, slots=True)
 class BatchDiedInCompany:
-    """A batch was with an instance that died, and so were others: nobody knows which of them it died of.
+    """A batch was with an instance that died, and so were others: which of them it died of is unknown.
 
     Fields as of `BatchDied`.
     """
@@ -352,7 +352,7 @@ class StatisticsWritten:
 
 @dataclass(frozen=True, slots=True)
 class RequestsEnded:
-    """Somebody settled requests before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
+    """Requests were settled from outside before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
 
     The owner drops them from its queue and tells the executors that run them (`ExecutionUnwanted`).
     """

@@ -1,4 +1,4 @@
-"""Jobs: requests that outlive the call that made them (design section 3). Their states, events, ids and record. Pure.
+"""Jobs: requests that outlive the call that made them. Their states, events, ids and record. Pure.
 
 A job is an ordinary request whose record carries `charonia.wire.FLAG_JOB` and which has a hash `job:{m}:<id>` in the
 log. The hash is written only by scripts that decide about the request in the same step (accept, begin, settle), so it
@@ -20,7 +20,7 @@ MOVED = "moved"
 """The event of a job that waits at another level from now on."""
 
 MAX_IDEMPOTENCY_KEY_BYTES = 255
-"""Longer keys are refused (H22)."""
+"""Longer keys are refused."""
 
 
 class JobState(StrEnum):
@@ -99,7 +99,7 @@ class JobEnd:
 class JobEvent:
     """Something that happened to a job: `number` counts from 1 within it, `kind` is past tense, `time_us` wall clock.
 
-    Kinds: accepted, batched, returned, output, succeeded, failed, cancelled, expired.
+    Kinds: accepted, batched, returned, moved, succeeded, failed, cancelled, expired.
     """
 
     number: int
@@ -110,7 +110,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as the log has it; `result` is the response record once it has one (see `EventLog.job_result`)."""
+    """A job as the log has it; `result` is the response record once it has one (see `Jobs.job_result`)."""
 
     model: str
     id: bytes

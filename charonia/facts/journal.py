@@ -1,4 +1,4 @@
-"""The facts of a model's journal as entries of `j:{m}`, and entries as facts again (design section 3, ADR 0004). Pure.
+"""The facts of a model's journal as entries of `j:{m}`, and entries as facts again (ADR 0004). Pure.
 
 An entry has one field, `f`, because the log server pays for each. Its value is msgpack, and more at its end is left
 unread:

@@ -1,6 +1,6 @@
 """What the log keeps of a live sequence (S34-S39): where it is bound, how far it is, and its state.
 
-Written in the very step that settles a request of the sequence (`EventLog.settle`), so that the record never tells of
+Written in the very step that settles a request of the sequence (`Work.settle`), so that the record never tells of
 another request than the last one answered. Executors write it, owners read where sequences are bound, and an executor
 that takes a sequence over reads its state. What a sequence may do next is the scheduler's.
 """

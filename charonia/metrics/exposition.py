@@ -1,7 +1,7 @@
 """Adds up the metrics pages of several parts, series by series. Text in, text out; no metrics library is needed. Pure.
 
 Parts export only what they did, so a counter of two executors is their sum, and so is a gauge of what each holds.
-Histogram buckets add up like counters; quantiles of summaries are made anew (`latencies`).
+Histogram buckets add up like counters; quantiles of summaries are computed again (`latencies`).
 """
 
 from __future__ import annotations

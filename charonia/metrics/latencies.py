@@ -217,7 +217,7 @@ class Latencies:
 
 
 def joint_quantiles(family: str, values: Mapping[str, float]) -> dict[str, float]:
-    """A summary's series, added up over parts: the quantiles made anew of all, the series they are made of left out."""
+    """A summary's series, added up over parts: quantiles computed again from all, without the series they come from."""
     within: dict[str, dict[int, int]] = {}
     prefix = f"{family}{WITHIN}{{"
     for series, count in values.items():

@@ -2,7 +2,7 @@
 
     charonia.cache_inputs            comma-separated inputs that decide about the answer; all of them by default
     charonia.cache_ttl_s             how long an answer may be given again, in seconds
-    charonia.cache_share_tenants     "true": tenants get one another's answers (faults H24)
+    charonia.cache_share_tenants     "true": tenants get one another's answers
 
 Wrong words keep the model from loading: a key made of the wrong inputs would give wrong answers.
 """
@@ -21,7 +21,7 @@ TTL = "charonia.cache_ttl_s"
 SHARED = "charonia.cache_share_tenants"
 
 LONGEST_TTL_S = 86_400
-"""Also the time without `charonia.cache_ttl_s`: what nobody can ask for any more must go by itself."""
+"""Also the time without `charonia.cache_ttl_s`: entries that no request can match any more must expire."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`ModelConfig` to and from the JSON of the configuration endpoints and of load overrides (items H6, C60, C61).
 
 Protobuf's own JSON printer writes 64-bit integers as strings; clients of this interface expect numbers, so the printing
-is done here. Reading takes both. Rules about values are left to `charonia.models.validation`.
+is done here. Reading takes both. Rules about values are `executors.configuration`'s.
 """
 
 from __future__ import annotations

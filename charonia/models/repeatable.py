@@ -1,4 +1,4 @@
-"""`charonia.repeatable`: whether a request may be run again once some of its responses were seen (design section 3).
+"""`charonia.repeatable`: whether a request may be run again once some of its responses were seen.
 
 Only who wrote the model knows: the same request must give the same responses in the same order.
 """

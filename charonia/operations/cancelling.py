@@ -1,4 +1,4 @@
-"""Ends unsettled requests from outside: the settlement decides, then the owner and whoever waits are told.
+"""Ends unsettled requests from outside: the settlement decides, then the owner and the waiting callers are notified.
 
 A caller who loses the race against a completion has cancelled nothing: the first settlement wins (ADR 0004).
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from charonia import keys
 from charonia.errors import Cancelled
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import QueueLog
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tensors import Buffer
@@ -21,7 +21,7 @@ _ANY_ATTEMPT = 2**31 - 1
 _NOT_JOURNALLED = b"-"
 
 
-async def cancel(log: EventLog, model: str, records: Sequence[RequestRecord], reason: str) -> list[bytes]:
+async def cancel(log: QueueLog, model: str, records: Sequence[RequestRecord], reason: str) -> list[bytes]:
     """Cancel these requests; the ids of those that were still unsettled and are cancelled now."""
     won: list[bytes] = []
     for at in range(0, len(records), _AT_ONCE):
@@ -29,7 +29,7 @@ async def cancel(log: EventLog, model: str, records: Sequence[RequestRecord], re
     return won
 
 
-async def _settle(log: EventLog, model: str, records: Sequence[RequestRecord], reason: str) -> list[bytes]:
+async def _settle(log: QueueLog, model: str, records: Sequence[RequestRecord], reason: str) -> list[bytes]:
     end = JobEnd(JobState.CANCELLED, b"", {"error": reason, "by": "operator"})
     ends = {record.id: end for record in records if record.is_job}
     requests = [(record.id, _ANY_ATTEMPT) for record in records]

@@ -29,7 +29,7 @@ import numpy as np
 from charonia.clock import wall_ns
 from charonia.errors import StartupError
 from charonia.eventlog.embedded import PrivateServer
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import EventLog, Jobs, Limits
 from charonia.eventlog.redis import RedisLog
 from charonia.facts.jobs import NewJob, public_id
 from charonia.tensors import Tensor
@@ -101,7 +101,7 @@ async def _measure(options: argparse.Namespace, directory: Path) -> dict[str, An
     return report
 
 
-async def _fill(log: EventLog, count: int) -> list[bytes]:
+async def _fill(log: Jobs, count: int) -> list[bytes]:
     """Queue jobs, several calls in flight; their ids in the order of acceptance."""
     tensor = Tensor.of("INPUT0", np.arange(16, dtype=np.float32).reshape(1, 16))
     meta = request_meta(1, "", [tensor], (), {})

@@ -16,7 +16,7 @@ import msgpack
 
 from charonia import keys
 from charonia.errors import InvalidRecord, NotFound
-from charonia.eventlog.port import START, Entry, EventLog, Limits
+from charonia.eventlog.port import START, Blobs, Entry, EventLog, JobLog, Limits, Streams
 from charonia.facts.jobs import NewJob, parse_public_id, public_id
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -62,7 +62,7 @@ class DeadLetter:
         return value if isinstance(value, int) else 0
 
 
-async def letters(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
+async def letters(log: Streams, model: str) -> AsyncIterator[DeadLetter]:
     """Oldest first, each once: who takes a model over may write again what its predecessor wrote."""
     seen: set[bytes] = set()
     async for letter in _entries(log, model):
@@ -71,7 +71,7 @@ async def letters(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
             yield letter
 
 
-async def _entries(log: EventLog, model: str) -> AsyncIterator[DeadLetter]:
+async def _entries(log: Streams, model: str) -> AsyncIterator[DeadLetter]:
     after = START
     while entries := await log.range(keys.dead_letters(model), after, _PAGE):
         after = entries[-1].id
@@ -94,7 +94,7 @@ def _letter(model: str, entry: Entry) -> DeadLetter:
     return DeadLetter(model, entry.id, about if isinstance(about, dict) else {}, record)
 
 
-async def list_letters(log: EventLog, models: Sequence[str], now_us: int, limit: int) -> dict[str, Any]:
+async def list_letters(log: JobLog, models: Sequence[str], now_us: int, limit: int) -> dict[str, Any]:
     """A row for each letter, oldest first within a model."""
     rows: list[dict[str, Any]] = []
     for model in models or await known_models(log):
@@ -105,7 +105,7 @@ async def list_letters(log: EventLog, models: Sequence[str], now_us: int, limit:
     return {"letters": rows, "more": False}
 
 
-async def show_letter(log: EventLog, letter: DeadLetter, now_us: int, directory: Path | None) -> dict[str, Any]:
+async def show_letter(log: Blobs, letter: DeadLetter, now_us: int, directory: Path | None) -> dict[str, Any]:
     """Everything that is known of a letter. With a directory its inputs are written there as files."""
     about = {name: plain(value) for name, value in letter.about.items() if name not in ("id", "stderr")}
     stderr = plain(letter.about.get("stderr") or "")
@@ -177,7 +177,7 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
     return {"id": letter.id.hex(), "job": public_id(letter.model, ticket.id), "durability": ticket.durability}
 
 
-async def drop(log: EventLog, chosen: Sequence[DeadLetter]) -> list[str]:
+async def drop(log: Streams, chosen: Sequence[DeadLetter]) -> list[str]:
     """Delete letters, with what was written of them again; their ids."""
     for model in {letter.model for letter in chosen}:
         ids = {letter.id for letter in chosen if letter.model == model} - {b""}
@@ -187,7 +187,7 @@ async def drop(log: EventLog, chosen: Sequence[DeadLetter]) -> list[str]:
     return [letter.id.hex() for letter in chosen]
 
 
-async def choose(log: EventLog, model: str, texts: Sequence[str], *, every: bool) -> list[DeadLetter]:
+async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool) -> list[DeadLetter]:
     """The letters that `texts` name, or every one of a model ("" for all models). Raises `NotFound` for a name."""
     if every:
         models = [model] if model else await known_models(log)
@@ -205,7 +205,7 @@ async def choose(log: EventLog, model: str, texts: Sequence[str], *, every: bool
     return chosen
 
 
-async def _named(log: EventLog, model: str, text: str) -> DeadLetter | None:
+async def _named(log: Streams, model: str, text: str) -> DeadLetter | None:
     if model:
         async for letter in letters(log, model):
             if letter.named(text):
@@ -213,7 +213,7 @@ async def _named(log: EventLog, model: str, text: str) -> DeadLetter | None:
     return None
 
 
-async def _inputs(log: EventLog, record: RequestRecord) -> list[Tensor] | None:
+async def _inputs(log: Blobs, record: RequestRecord) -> list[Tensor] | None:
     """The input tensors; None when they lay beside the log and are gone."""
     data = record.data
     if record.reference is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.catalog.catalog import READY, ExecutorView
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, ControlLog, Streams
 from charonia.wire import FIELD_HEADER
 
 from .folding import folded_control
@@ -14,7 +14,7 @@ from .folding import folded_control
 _PAGE = 500
 
 
-async def list_executors(log: EventLog) -> dict[str, Any]:
+async def list_executors(log: ControlLog) -> dict[str, Any]:
     """One row an executor, oldest first."""
     catalog = await folded_control(log)
     views = list(catalog.executors.values())
@@ -23,7 +23,7 @@ async def list_executors(log: EventLog) -> dict[str, Any]:
     return {"executors": rows}
 
 
-async def _row(log: EventLog, view: ExecutorView, beat_ms: int) -> dict[str, Any]:
+async def _row(log: Streams, view: ExecutorView, beat_ms: int) -> dict[str, Any]:
     described = view.described
     labels = dict(described.labels) if described is not None else {}
     ready = [entry for _, _, entry in view.versions if entry.state == READY]
@@ -60,7 +60,7 @@ def _state(view: ExecutorView, beat_ms: int) -> str:
     return "ready" if view.scan is not None and view.scan.ready else "starting"
 
 
-async def _outstanding(log: EventLog, executor: str) -> int:
+async def _outstanding(log: Streams, executor: str) -> int:
     """Batches it was given and has not settled."""
     count, after = 0, START
     while entries := await log.range(keys.batches(executor), after, _PAGE):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, Streams
 
 _PAGE = 500
 
 
-async def folded_control(log: EventLog) -> Catalog:
+async def folded_control(log: Streams) -> Catalog:
     """What all control facts together say."""
     catalog = Catalog()
     after = START

@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import NotFound
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, JobLog, Jobs, QueueLog, RequestLog
 from charonia.facts.job_places import ahead_of
 from charonia.facts.jobs import JobRecord, JobState, parse_public_id, public_id
 from charonia.wire import ResponseRecord, unpack_response
@@ -36,7 +36,7 @@ class Filter:
     after: str = ""
 
 
-async def list_jobs(log: EventLog, wanted: Filter, now_us: int, limit: int) -> dict[str, Any]:
+async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int) -> dict[str, Any]:
     """Jobs of each model in turn: active ones oldest first, then ended ones newest first. `next`: go on after it."""
     rows: list[dict[str, Any]] = []
     async for page in _pages(log, wanted):
@@ -48,7 +48,7 @@ async def list_jobs(log: EventLog, wanted: Filter, now_us: int, limit: int) -> d
     return {"jobs": rows, "next": None}
 
 
-async def _pages(log: EventLog, wanted: Filter) -> AsyncIterator[list[JobRecord]]:
+async def _pages(log: Jobs, wanted: Filter) -> AsyncIterator[list[JobRecord]]:
     models = list(wanted.models or await log.job_models())
     seen = await _must_be(log, wanted.after) if wanted.after else None
     if seen is not None:
@@ -77,7 +77,7 @@ def _matches(job: JobRecord, wanted: Filter, now_us: int) -> bool:
     return now_us - job.accepted_us >= wanted.older_than_s * 1e6
 
 
-async def show_job(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
+async def show_job(log: JobLog, text: str, now_us: int) -> dict[str, Any]:
     """One job with its place in the queue. Raises `NotFound`."""
     job = await _must_be(log, text)
     found = await log.job_position(job.model, job.id)
@@ -91,7 +91,7 @@ async def show_job(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
     return {**job_json(job, now_us), **place, "about": about}
 
 
-async def timeline(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
+async def timeline(log: Jobs, text: str, now_us: int) -> dict[str, Any]:
     """A job and all its events. Raises `NotFound`."""
     job = await _must_be(log, text)
     events = [
@@ -107,7 +107,7 @@ async def timeline(log: EventLog, text: str, now_us: int) -> dict[str, Any]:
     return {**job_json(job, now_us), "events": events}
 
 
-async def result(log: EventLog, text: str, directory: Path | None) -> dict[str, Any]:
+async def result(log: Jobs, text: str, directory: Path | None) -> dict[str, Any]:
     """An ended job's answer: v2 outputs, or files of `directory`; `error` of one that failed. Raises `NotFound`.
 
     A job of a model that may answer more than once has `responses`, each with its outputs, files or error.
@@ -145,7 +145,7 @@ def _answered(response: ResponseRecord, directory: Path | None) -> dict[str, Any
     return {**parameters, "files": saved_all(response.outputs, directory)}
 
 
-async def cancel_jobs(log: EventLog, ids: Sequence[str], wanted: Filter | None, now_us: int) -> dict[str, Any]:
+async def cancel_jobs(log: RequestLog, ids: Sequence[str], wanted: Filter | None, now_us: int) -> dict[str, Any]:
     """Cancel jobs by id, or all active ones that match. A job that ended first stays as it ended."""
     cancelled: list[str] = []
     ended: list[dict[str, str]] = []
@@ -165,7 +165,7 @@ async def cancel_jobs(log: EventLog, ids: Sequence[str], wanted: Filter | None, 
     return {"cancelled": cancelled, "ended": ended, "missing": missing}
 
 
-async def _cancel_matching(log: EventLog, model: str, wanted: Filter, now_us: int) -> list[str]:
+async def _cancel_matching(log: RequestLog, model: str, wanted: Filter, now_us: int) -> list[str]:
     states = wanted.states or frozenset({JobState.QUEUED, JobState.RUNNING})
     active = replace(wanted, models=(model,), states=states)
     matching = {job.id async for page in _pages(log, active) for job in page if _matches(job, active, now_us)}
@@ -176,14 +176,14 @@ async def _cancel_matching(log: EventLog, model: str, wanted: Filter, now_us: in
     return cancelled
 
 
-async def _cancel(log: EventLog, job: JobRecord) -> bool:
+async def _cancel(log: QueueLog, job: JobRecord) -> bool:
     if job.state.terminal:
         return False
     carrier = await find_queued(log, job.model, job.id, job.accepted_us)
     return carrier is not None and bool(await cancel(log, job.model, [carrier.record], _REASON))
 
 
-async def wait_for_job(log: EventLog, text: str, now_us: int, timeout_s: float) -> dict[str, Any]:
+async def wait_for_job(log: JobLog, text: str, now_us: int, timeout_s: float) -> dict[str, Any]:
     """A job once it has ended, or as it is when the time is over. Raises `NotFound`.
 
     The journal wakes it; where a journal is off it looks every second.
@@ -251,12 +251,12 @@ def _ending_text(job: JobRecord) -> str | None:
     return str(error) if error else f"the job has {job.state.value}"
 
 
-async def _find(log: EventLog, text: str) -> JobRecord | None:
+async def _find(log: Jobs, text: str) -> JobRecord | None:
     parsed = parse_public_id(text)
     return await log.job(*parsed) if parsed is not None else None
 
 
-async def _must_be(log: EventLog, text: str) -> JobRecord:
+async def _must_be(log: Jobs, text: str) -> JobRecord:
     job = await _find(log, text)
     if job is None:
         raise NotFound(f"job '{text}' is unknown to this log")

@@ -3,8 +3,8 @@
 A request is known by its id, an entry of the queue only carries it. So a move is: the owner forgets the request
 (`RequestsMoved`), a second entry carries it at the other level, the first is deleted. Whatever stops in between, an
 entry is left in the log; where both are, an owner takes the first it reads, and `begin_attempt` keeps a job from being
-given out after its end. Requests that are no jobs stay: the log is not told of their first run, so nobody can say that
-they wait.
+given out after its end. Requests that are no jobs stay: the log is not told of their first run, so no reader can say
+that they wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import ControlLog, EventLog, Limits, RequestLog, Streams
 from charonia.facts.events import FIELD_FACT, RequestsMoved, pack_fact
 from charonia.facts.jobs import MOVED, JobState
 from charonia.wire import RequestRecord, pack_request, record_fields
@@ -61,7 +61,7 @@ async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> d
     return {"model": model, "level": level, "moved": moved, "left": left, "applied": applied}
 
 
-async def _movable(log: EventLog, model: str, request_id: bytes, level: int) -> tuple[Queued | None, str]:
+async def _movable(log: RequestLog, model: str, request_id: bytes, level: int) -> tuple[Queued | None, str]:
     job = await log.job(model, request_id)
     if job is None:
         return None, "it is no job"
@@ -73,7 +73,7 @@ async def _movable(log: EventLog, model: str, request_id: bytes, level: int) -> 
     return (None, "it is there already") if found.level == level else (found, "")
 
 
-async def _check_level(log: EventLog, model: str, level: int) -> None:
+async def _check_level(log: Streams, model: str, level: int) -> None:
     catalog = await folded_control(log)
     versions = catalog.held(model)
     if not versions:
@@ -85,7 +85,7 @@ async def _check_level(log: EventLog, model: str, level: int) -> None:
         raise InvalidArgument(f"model '{model}' {has}, not {level}")
 
 
-async def _forgotten_by_owner(log: EventLog, model: str, moving: Sequence[Queued]) -> bool:
+async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queued]) -> bool:
     """Tell the owner and wait until it has read that, if there is one that lives; False when it does not read."""
     owner, _ = await log.owner(model)
     if not owner or not (await log.alive(_OWNER, [owner]))[0]:
@@ -97,7 +97,7 @@ async def _forgotten_by_owner(log: EventLog, model: str, moving: Sequence[Queued
     give_up_s = loop.time() + _PATIENCE_S
     while any(entry.id == told for entry in await log.range(stream)):
         if loop.time() > give_up_s:
-            # nobody may act on it later: the request would then have been read from its new entry already
+            # no owner may act on it later: the request would then have been read from its new entry already
             await log.delete_entries(stream, [told])
             return False
         await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from charonia import keys
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, JobLog, QueueLog, RequestLog
 from charonia.facts.events import ModelRequested, RepositoryScanned, VersionLoaded
 from charonia.wire import RequestRecord, Wave, work_in
 
@@ -35,7 +35,7 @@ class Queued:
 
 
 async def queued(
-    log: EventLog, model: str, level: int, lane: int, *, after: bytes = START
+    log: QueueLog, model: str, level: int, lane: int, *, after: bytes = START
 ) -> AsyncIterator[list[Queued]]:
     """The unsettled requests of one lane, a page of entries at a time. What cannot be read is its owner's to report."""
     stream = keys.queue(model, level, lane)
@@ -64,14 +64,14 @@ async def queued(
         yield [request for entry in entries for request in singly.get(entry.id) or waves.get(entry.id, [])]
 
 
-async def queued_of_model(log: EventLog, model: str) -> AsyncIterator[list[Queued]]:
+async def queued_of_model(log: QueueLog, model: str) -> AsyncIterator[list[Queued]]:
     """All lanes, the most urgent level first."""
     for level, lane in sorted(await log.lanes(model)):
         async for found in queued(log, model, level, lane):
             yield found
 
 
-async def find_queued(log: EventLog, model: str, request_id: bytes, accepted_us: int) -> Queued | None:
+async def find_queued(log: QueueLog, model: str, request_id: bytes, accepted_us: int) -> Queued | None:
     """The carrier of one request. Entry ids are times, so it is looked for around its own before everywhere."""
     for margin_us in (*_MARGINS_US, accepted_us):
         after = b"%d-0" % max(0, (accepted_us - margin_us) // 1000)
@@ -86,7 +86,7 @@ async def find_queued(log: EventLog, model: str, request_id: bytes, accepted_us:
     return None
 
 
-async def known_models(log: EventLog) -> list[str]:
+async def known_models(log: JobLog) -> list[str]:
     """Every model that the control facts or the jobs of this log speak of."""
     models = set(await log.job_models())
     after = START
@@ -101,7 +101,7 @@ async def known_models(log: EventLog) -> list[str]:
     return sorted(models)
 
 
-async def must_be_known(log: EventLog, model: str) -> None:
+async def must_be_known(log: RequestLog, model: str) -> None:
     """Raise `NotFound` for a name that neither a queue nor the control facts know: most likely it is misspelt."""
     if not await log.lanes(model) and model not in await known_models(log):
         raise NotFound(f"model '{model}' is unknown to this log")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia import keys
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Jobs, Notes, QueueLog, RequestLog
 from charonia.facts.events import FIELD_FACT, QueueCommanded, pack_fact
 from charonia.facts.jobs import public_id
 
@@ -63,7 +63,7 @@ async def list_queues(
 
 
 async def _lane(
-    log: EventLog, model: str, level: int, lane: int, now_ns: int, most: int
+    log: QueueLog, model: str, level: int, lane: int, now_ns: int, most: int
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """A lane, and how many requests and bytes of it are in waves."""
     requests = size_bytes = begun = waved = waved_bytes = 0
@@ -86,7 +86,7 @@ async def _lane(
     return row, (waved, waved_bytes)
 
 
-async def _tenants(log: EventLog, model: str) -> dict[str, dict[str, int]]:
+async def _tenants(log: RequestLog, model: str) -> dict[str, dict[str, int]]:
     """Exact counts of the tenants whose jobs are among the first that wait."""
     jobs = await log.jobs(model, ended=False, count=_MOST_TENANTS)
     names = sorted({job.tenant for job in jobs if job.tenant})
@@ -118,13 +118,13 @@ async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> d
     }
 
 
-async def _adaptive(log: EventLog, model: str) -> dict[str, Any]:
+async def _adaptive(log: Notes, model: str) -> dict[str, Any]:
     """What adaptive batching has chosen lately, by version; empty where a model has no target or no owner."""
     (note,) = await log.notes([keys.adaptive_choices(model)])
     return dict(json.loads(note)) if note else {}
 
 
-async def _row(log: EventLog, model: str, request: Queued, now_ns: int) -> dict[str, Any]:
+async def _row(log: Jobs, model: str, request: Queued, now_ns: int) -> dict[str, Any]:
     record = request.record
     job = await log.job(model, record.id) if record.is_job else None
     return {
@@ -155,7 +155,7 @@ async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
     return {"model": model, "paused": paused, "was_paused": before, "owner": owner}
 
 
-async def cancel_queued(log: EventLog, model: str, selection: Selection, now_ns: int) -> dict[str, Any]:
+async def cancel_queued(log: RequestLog, model: str, selection: Selection, now_ns: int) -> dict[str, Any]:
     """Cancel what is selected among the unsettled requests, running ones included."""
     await must_be_known(log, model)
     cancelled: list[bytes] = []

@@ -1,7 +1,7 @@
 """What an operator may set, as values: read once by a composition root and handed on. Parsing is
 `charonia.options.values`'.
 
-Names follow Triton's options (interface section 16) where it has one; defaults are Triton's newest. Precedence: flag >
+Names follow Triton's options where it has one; defaults are Triton's newest. Precedence: flag >
 environment (`CHARONIA_`) > default.
 """
 

@@ -1,4 +1,4 @@
-"""Every option of the command line: Triton's names (interface section 16), which roles take them, and its bounds.
+"""Every option of the command line: Triton's names, which roles take them, and its bounds.
 
 A table and nothing else, as long as there are options; reading values is `values`'.
 """

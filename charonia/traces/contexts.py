@@ -1,6 +1,6 @@
 """What travels with a traced request, and what is gathered about it on its way (N1, N5, N6). Pure.
 
-A context is made by the gateway that chose to trace a request; whoever makes further requests for it (an ensemble, a
+A context is made by the gateway that chose to trace a request; what makes further requests for it (an ensemble, a
 model) gives each a child of it. Which requests are traced is `gateway.tracing`'s.
 """
 
@@ -44,7 +44,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`span_id` is this request's own. `report_to` names the gateway that wants the report of a request that nobody
+    """`span_id` is this request's own. `report_to` names the gateway that wants the report of a request that no caller
     waits for (a job); "" when it comes with the answer.
     """
 
@@ -64,7 +64,7 @@ class Context:
         return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
 
     def carrier(self) -> dict[str, str]:
-        """OpenTelemetry's propagation context, as headers; empty for a trace that nobody else is told of."""
+        """OpenTelemetry's propagation context, as headers; empty for a trace that is not passed on."""
         if not self.flags & PROPAGATED:
             return {}
         return {"traceparent": self.traceparent} | ({"tracestate": self.state} if self.state else {})

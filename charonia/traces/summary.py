@@ -91,7 +91,7 @@ def summary(files: Iterable[Sequence[Any]], models: Sequence[str] = ()) -> dict[
 
 
 def _requests(objects: Sequence[Any]) -> list[_Request]:
-    """The requests of one file that nobody's request was made for."""
+    """The requests of one file that no other request made."""
     found: dict[int, _Request] = {}
     for entry in objects:
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), int):

@@ -63,7 +63,7 @@ _FIELDS = tuple(field.name for field in fields(TraceSettings))
 
 
 def read_change(wanted: Wanted) -> dict[str, int | None]:
-    """A change by field; None resets. Fields that nobody knows are passed over. Raises H44's and G15's errors."""
+    """A change by field; None resets. Unknown fields are ignored. Raises H44's and G15's errors."""
     if "trace_file" in wanted:
         raise Unsupported("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}

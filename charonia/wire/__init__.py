@@ -1,9 +1,9 @@
-"""Bytes of everything that travels in the log: request, batch and response records (design page, section 2).
+"""Bytes of everything that travels in the log: request, batch and response records.
 
 A record is: fixed struct header + short strings + msgpack meta + raw tensor bytes. Meta describes the tensors and
 repeats from request to request, so packed and unpacked metas are cached by their content; what differs each time
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
-add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash (faults H27).
+add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash.
 
     request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
               outputs, parameters] | tensor bytes

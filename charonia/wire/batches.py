@@ -19,9 +19,10 @@ class BatchHeader:
 
     Never changed; frozen it would take three times as long to make, which is done for each batch.
 
-    `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`. With `via_owner` the
-    executor sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6).
-    `sequences` is there for models with a sequence batcher only.
+    `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`,
+    empty where an owner in the executor's process does (`charonia.eventlog.local_link`). With `via_owner` the executor
+    sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6). `sequences` is
+    there for models with a sequence batcher only.
     """
 
     batch_id: str

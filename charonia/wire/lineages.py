@@ -18,7 +18,7 @@ Ancestor = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """`ancestors` are the requests that wait for this one, outermost first; `tenant` is whose they are, "" if nobody's.
+    """`ancestors` are the requests that wait for this one, outermost first; `tenant` is whose they are, "" for none.
 
     `blocked` of them, the innermost, are known to do nothing else until this one is answered.
 

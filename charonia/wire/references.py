@@ -1,4 +1,4 @@
-"""A reference in the place of a record's tensor bytes: where large payloads lie instead (design section 2).
+"""A reference in the place of a record's tensor bytes: where large payloads lie instead.
 
 kind (1 byte: `f` a file of the shared payload directory, `b` a blob of the log) | size (8 bytes) | name
 """

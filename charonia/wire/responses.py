@@ -1,7 +1,7 @@
 """Response records: header | place | times | report | meta [model, version, outputs, parameters] or error text | bytes.
 
 A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
-who reads them drops what it has seen and never splices two attempts (design section 3).
+who reads them drops what it has seen and never splices two attempts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FLAG_REFERRED = 4
 FLAG_PLACED = 8
 """The response is one of several: it has an attempt and an index."""
 FLAG_TIMES = 16
-"""The response says how long its execution took: whoever asked wanted to know (`FLAG_TIMED`)."""
+"""The response says how long its execution took: the caller wanted to know (`FLAG_TIMED`)."""
 FLAG_REPORTED = 32
 """The response has a report of what its request went through, with its length before it (`FLAG_TRACED`)."""
 

@@ -12,7 +12,7 @@ from charonia.inference import Parameters
 WIRE_VERSION = 1
 
 META_CACHE_LIMIT = 4096
-"""Distinct tensor signatures a process remembers; past it the cache starts anew: hostile variety costs only time."""
+"""Distinct tensor signatures a process remembers; past it the cache is emptied: hostile variety costs only time."""
 
 MAX_CACHED_META_BYTES = 4096
 """Longer metas (large parameters) are decoded each time, so that the caches cannot be filled with megabytes."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Blobs
 from charonia.tensors import Buffer
 from charonia.wire import (
     BLOB,
@@ -34,7 +34,7 @@ _DIRECT = FLAG_REPLY_BY_REFERENCE | FLAG_JOB | FLAG_TRACED
 class Payloads:
     """Reads and writes the out-of-band payloads of one executor."""
 
-    def __init__(self, log: EventLog, directory: PayloadDirectory) -> None:
+    def __init__(self, log: Blobs, directory: PayloadDirectory) -> None:
         self._log = log
         self._directory = directory
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from charonia.errors import CharoniaError, Unavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Blobs
 from charonia.facts.events import ModelRequested
 from charonia.models.config_errors import StructureError
 from charonia.models.ensemble import Find
@@ -33,7 +33,7 @@ class Directories:
     """Reads the model directories of one executor's repositories."""
 
     def __init__(
-        self, log: EventLog, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
+        self, log: Blobs, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
     ) -> None:
         self._log = log
         self._repository = repository

@@ -18,7 +18,7 @@ from typing import Any
 
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.facts.events import VersionAnnounced, VersionHeld
 from executors.announcing import Announcer
 from executors.host.memory import release_free_memory, tree_bytes
@@ -62,7 +62,7 @@ class OnDemand:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         executor: str,
         *,
         budget: MemoryBudget,

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from charonia.errors import InternalError, InvalidArgument
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Blobs
 
 from .files import contained
 
 _PREFIX = "charonia-model-"
 
 
-async def fetch(log: EventLog, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
+async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
     """Fetch the files' contents, by path. Raises `InternalError` for one that the log no longer holds."""
     contents: dict[str, bytes] = {}
     for path, blob_id in files.items():

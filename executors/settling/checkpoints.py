@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog import port
 from charonia.wire import BatchHeader
 from executors.announcing import insist
 from executors.batches.sequences import Sequences
@@ -30,7 +30,7 @@ _PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 class Checkpoints:
     """Writes states of sequences. `settled` waits for the settlements that are pending when it is called."""
 
-    def __init__(self, log: EventLog, settled: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, log: port.Sequences, settled: Callable[[], Awaitable[None]]) -> None:
         self._log = log
         self._settled = settled
 
@@ -69,7 +69,7 @@ class Checkpoints:
                     sequences.mark_written(key, about)
 
 
-async def restore(log: EventLog, loaded: LoadedVersion, names: Sequence[bytes]) -> None:
+async def restore(log: port.Sequences, loaded: LoadedVersion, names: Sequence[bytes]) -> None:
     """Read the states of sequences that this executor takes over.
 
     Tries several times: the executor that had them may be about to write them, as it hears of the newer version when

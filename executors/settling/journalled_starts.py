@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Streams
 from executors.running.submitted_batch import SubmittedBatch
 
 from .settlement import start_entry
@@ -25,7 +25,7 @@ _DELAY_S = 0.01
 class JournalledStarts:
     """Reports the starts of one executor's batches that have journalled requests. Used in the event loop only."""
 
-    def __init__(self, log: EventLog, executor: str) -> None:
+    def __init__(self, log: Streams, executor: str) -> None:
         self._log = log
         self._executor = executor
         self._watched: dict[SubmittedBatch, None] = {}

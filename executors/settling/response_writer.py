@@ -25,6 +25,8 @@ from executors.batches.batch_payloads import Payloads
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
+from .owner_reports import OwnerReports
+
 _log = logging.getLogger(__name__)
 
 _NOT_TAKEN = "responses cannot be written"
@@ -39,11 +41,13 @@ class ResponseWriter:
         executor: str,
         payloads: Payloads,
         unwanted: Callable[[SubmittedBatch, frozenset[bytes]], None],
+        reports: OwnerReports,
     ) -> None:
         self._log = log
         self._executor = executor
         self._payloads = payloads
         self._unwanted = unwanted
+        self._reports = reports
         self.on_first: Callable[[SubmittedBatch, RequestRecord], None] | None = None
         """Called for each first response of models that may give several."""
         self._open: dict[StreamedBatch, tuple[SubmittedBatch, SettlePart]] = {}
@@ -108,7 +112,7 @@ class ResponseWriter:
         if known is None or streamed.all_ended or known[0].header is None:
             return
         task = asyncio.get_running_loop().create_task(
-            self._append(known[0].header.report_to, _freed(self._executor, known[0]))
+            self._reports.send(known[0].header, _freed(self._executor, known[0]))
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,7 +219,7 @@ class ResponseWriter:
         if not begun or batch.header is None:
             return []
         ids = [batch.records[index].id for index in sorted(begun)]
-        reports: list[Awaitable[None]] = [self._append(batch.header.report_to, _begun(self._executor, batch, ids))]
+        reports: list[Awaitable[None]] = [self._reports.send(batch.header, _begun(self._executor, batch, ids))]
         if not streamed.batch.interface.repeatable:
             key, times = keys.visible(batch.header.model), dict.fromkeys(ids, wall_ns() // 1000)
             reports.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))

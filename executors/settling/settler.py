@@ -15,7 +15,7 @@ from charonia import keys
 from charonia.calls.reporting import reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
 from executors.announcing import insist
@@ -26,6 +26,7 @@ from executors.running.loaded_version import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
 from .journalled_starts import JournalledStarts
+from .owner_reports import OwnerReports
 from .settlement import (
     Settlement,
     batch_died,
@@ -54,13 +55,20 @@ class Settler:
     """Settles the batches of one executor."""
 
     def __init__(
-        self, log: EventLog, executor: str, metrics: ExecutorMetrics, payloads: Payloads, starts: JournalledStarts
+        self,
+        log: SettlementLog,
+        executor: str,
+        metrics: ExecutorMetrics,
+        payloads: Payloads,
+        starts: JournalledStarts,
+        reports: OwnerReports,
     ) -> None:
         self._log = log
         self._starts = starts
         self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
+        self._reports = reports
 
     async def settle(
         self,
@@ -92,7 +100,7 @@ class Settler:
                 ending, together = Settlement(), None
             elif ending.jobs:  # the fact, written with the others' settlement, may name only jobs that were won
                 jobs, ending = ending.split_jobs()
-                won = await self._write(batch, executed, jobs, [], None, [])
+                won = await self._write(batch, executed, jobs, [], None)
                 together = None
         answers: Sequence[bytes] = executed.answers
         if batch.flags & FLAG_TIMED:
@@ -107,9 +115,8 @@ class Settler:
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
             fields += self._fact(batch, executed, answers, ending, won)
-        facts = [Reply(header.report_to, fields)] if fields else []
         now = [*replies_of(before), *replies(records, answers, answered)]
-        won |= await self._write(batch, executed, ending, now, together, facts, ran, outcome)
+        won |= await self._write(batch, executed, ending, now, together, fields, ran, outcome)
         if ran is not None and True not in won.values():  # then no end was written that reports the start
             batch.start_unreported = True
             await self._starts.report(batch)
@@ -150,6 +157,9 @@ class Settler:
             # if this settlement fails, `settle` must not store them again: no reader would remove those
             answers = batch.referred = self._payloads.refer(records, answers)
 
+        here = not header.report_to
+        fields = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
+
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:
                 batch.start_unreported = start_unreported
@@ -160,14 +170,20 @@ class Settler:
             finally:
                 done(None)
 
-        finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+        def settled_here(outcome: Outcome) -> None:
+            try:
+                settled(outcome)
+            finally:  # it is settled even if `settled` has failed, so the owner must be notified
+                if isinstance(outcome, list):
+                    self._reports.hand(header, fields)
+
         written = self._log.settle_now(
             header.model,
             [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
             (keys.statistics(loaded.model, loaded.version, loaded.content_hash), counted),
             replies(records, answers, range(len(records))),
-            (Reply(header.report_to, finished(self._executor, header.batch_id)),),
-            settled,
+            () if here else (Reply(header.report_to, fields),),
+            settled_here if here else settled,
             outcomes=outcomes,
             ran=ran,
         )
@@ -214,7 +230,7 @@ class Settler:
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
         if not header.via_owner or batch.stream is not None:
-            finished = batch_finished_here if header.report_to.startswith(keys.LOCAL) else batch_finished
+            finished = batch_finished if header.report_to else batch_finished_here
             return finished(self._executor, header.batch_id)
         answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
@@ -226,18 +242,22 @@ class Settler:
         ending: Settlement,
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
-        facts: Sequence[Reply],
+        report: list[bytes] | None = None,
         ran: tuple[str, str] | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
-        """Write one settlement, repeating until the log answers. Without requests, write only the replies and facts.
+        """Write one settlement, repeating until the log answers. Without requests, write only the replies and `report`.
 
         `outcome` is the outcome of an earlier try.
         """
         header = batch.header
         assert header is not None
+        facts = [Reply(header.report_to, report)] if report and header.report_to else []
+        here = report if report and not header.report_to and not isinstance(outcome, list) else None
         if not ending.requests:
             await self._append_all((*keyless, *facts))
+            if here:
+                self._reports.hand(header, here)
             return {}
         won: list[bool] = []
         unsure = False
@@ -264,6 +284,8 @@ class Settler:
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
+        if here:
+            self._reports.hand(header, here)
         if False in won:
             if unsure:
                 won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TTL_S, TurnsNote
 from executors.running.loaded_version import LoadedVersion
 from executors.running.rate_limiter import RateLimiter
@@ -28,7 +28,7 @@ class WaitReports:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Notes,
         executor: str,
         limiter: RateLimiter,
         loaded_versions: Callable[[], Iterable[LoadedVersion]],

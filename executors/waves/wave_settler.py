@@ -14,8 +14,7 @@ from typing import Any
 
 from charonia import failpoints, keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
@@ -23,6 +22,7 @@ from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
 from executors.running.loaded_version import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.owner_reports import OwnerReports
 from executors.settling.settlement import batch_died, batch_finished, batch_finished_here
 
 from .counting import WaveCounts, merge
@@ -46,17 +46,19 @@ class WaveSettler:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         executor: str,
         metrics: ExecutorMetrics,
         sockets: ReplySockets,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        reports: OwnerReports,
     ) -> None:
         self._log = log
         self._executor = executor
         self._metrics = metrics
         self._sockets = sockets
         self._spawn = spawn
+        self._reports = reports
         self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
         """The endpoints to whose sockets the gathered waves were answered."""
@@ -122,16 +124,14 @@ class WaveSettler:
         """Report to the owner that the batch has ended, or how its instance died."""
         header = job.header
         assert header is not None
-        stream = header.report_to
         if executed.death is not None:
             fields = batch_died(self._executor, header.batch_id, executed.death, left)
-        elif stream.startswith(keys.LOCAL):
-            fields = batch_finished_here(self._executor, header.batch_id)
-            if isinstance(self._log, ColocatedLog) and self._log.hand(stream, fields):
-                return
+        elif not header.report_to:
+            self._reports.hand(header, batch_finished_here(self._executor, header.batch_id))
+            return
         else:
             fields = batch_finished(self._executor, header.batch_id)
-        self._spawn(insist(lambda: self._log.append(stream, fields), "the end of a batch cannot be reported"))
+        self._spawn(self._reports.send(header, fields))
 
     # -- deletions ----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class TenantBounds:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What `EventLog.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
+    """What `Work.accept` is told about a caller's requests. `journalled` is about requests that are no jobs."""
 
     lane: int
     tenant: str

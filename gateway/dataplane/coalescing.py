@@ -1,4 +1,4 @@
-"""Joins requests of one queue into shared log entries (design section 2, "Coalesce").
+"""Joins requests of one queue into shared log entries.
 
 The first request of a quiet queue leaves at the end of the loop tick; while an append is outstanding the next ones
 wait and join. Where the model answers quickly (`turnaround`), an entry leaves with the first tick that brings no other
@@ -19,7 +19,7 @@ from charonia import failpoints
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.wire import record_fields
 from gateway.access.terms import Terms
 
@@ -27,12 +27,12 @@ from .entry_ids import EntryIds
 from .turnaround import Turnaround
 
 _SHARED = 2
-"""With fewer under way an entry has nobody to be shared with."""
+"""Below this no other request could share the entry."""
 _STRETCH = 1.5
 _MOST_STRETCH = 8
 _MOST_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""So many may leave as soon as nobody else is under way; fewer wait for the interval, which is short for them."""
+"""So many may leave as soon as no other is under way; fewer wait for the interval, which is short for them."""
 
 
 class Outgoing(Protocol):
@@ -67,7 +67,7 @@ class Coalescer:
 
     def __init__(
         self,
-        log: EventLog,
+        log: Work,
         model: str,
         level: int,
         terms: Terms,
@@ -164,7 +164,7 @@ class Coalescer:
     def _flush_when_quiet(self) -> None:
         """Let the ticks that bring more requests pass, where a model answers so fast that entries cost more than it.
 
-        Nobody is idle meanwhile: what there is to read is being read.
+        No time is lost meanwhile: what there is to read is being read.
         """
         count = len(self._waiting)
         more = count > self._seen and count < self.most and self._waiting_bytes < self._max_size_bytes

@@ -1,4 +1,4 @@
-"""A synchronous request's way into the log and its answer's way back (design section 2).
+"""A synchronous request's way into the log and its answer's way back.
 
 Who waits for what is `pending`'s; how requests share entries `coalescing`'s; requests that outlive their callers are
 `jobs`'.
@@ -20,7 +20,7 @@ from charonia.calls.splicing import Visible
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import RequestLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
@@ -51,7 +51,7 @@ class DataPlane:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RequestLog,
         settings: GatewaySettings,
         terms: TermsBook | None = None,
         payloads: Payloads | None = None,
@@ -229,7 +229,7 @@ class DataPlane:
         self._take_back(underway.reference)
 
     def _take_back(self, reference: Reference | None) -> None:
-        """Nobody needs what was lent with a request any more."""
+        """Releases the payloads of a request that no reader needs any more."""
         if reference is not None and self._payloads is not None:
             self.spawn(self._payloads.end(reference))
 

@@ -1,4 +1,4 @@
-"""Answers callers at their deadline, however busy the executors are (design section 3).
+"""Answers callers at their deadline, however busy the executors are.
 
 At the instant the request is settled as expired; only when that is won is the caller told so. When a completion was
 first, its reply is on its way and is the answer. When the log cannot say, the outcome is unknown.
@@ -14,7 +14,7 @@ from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InvalidArgument, LogUnavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Work
 from charonia.facts.jobs import JobState
 
 from .job_outcomes import DEADLINE_EXCEEDED
@@ -29,7 +29,7 @@ EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
 
 
 def check_deadline(deadline_ns: int, now_ns: int) -> None:
-    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead (faults H23)."""
+    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead."""
     if deadline_ns <= now_ns:
         raise DeadlineExceeded(DEADLINE_EXCEEDED)
     if deadline_ns - now_ns > MAX_DEADLINE_AHEAD_NS:
@@ -39,9 +39,7 @@ def check_deadline(deadline_ns: int, now_ns: int) -> None:
 class Deadlines:
     """The timers of one gateway's waiting callers."""
 
-    def __init__(
-        self, log: EventLog, spawn: Callable[[object], None], *, journal_jobs: bool, journal_all: bool
-    ) -> None:
+    def __init__(self, log: Work, spawn: Callable[[object], None], *, journal_jobs: bool, journal_all: bool) -> None:
         self._log = log
         self._spawn = spawn
         self._journal_jobs = journal_jobs

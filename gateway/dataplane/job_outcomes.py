@@ -11,7 +11,7 @@ from charonia.errors import (
     InvalidRecord,
     NotFound,
 )
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Jobs
 from charonia.facts.jobs import JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
 from gateway.requests.delivery import JOB_NOT_FOUND
@@ -21,7 +21,7 @@ DEADLINE_EXCEEDED = "request deadline exceeded"
 RESULT_NOT_KEPT = "the result of this job is not kept any more"
 
 
-async def job_outcome(log: EventLog, model: str, job_id: bytes) -> ResponseRecord | None:
+async def job_outcome(log: Jobs, model: str, job_id: bytes) -> ResponseRecord | None:
     """The answer of a job, a failed one's `error` set; None while it has not ended.
 
     Raises `NotFound` when the log does not know the job, or not its result any more.
@@ -32,7 +32,7 @@ async def job_outcome(log: EventLog, model: str, job_id: bytes) -> ResponseRecor
     return await outcome_of(log, record)
 
 
-async def outcome_of(log: EventLog, record: JobRecord) -> ResponseRecord | None:
+async def outcome_of(log: Jobs, record: JobRecord) -> ResponseRecord | None:
     """As `job_outcome`, of a record with its events."""
     if not record.state.terminal:
         return None

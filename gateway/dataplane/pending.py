@@ -1,6 +1,6 @@
-"""The pending map of one gateway: who waits for which request's answer (design section 2).
+"""The pending map of one gateway: who waits for which request's answer.
 
-The single place where a synchronous request gets its one visible outcome: whoever answers a waiter first (a reply, an
+The single place where a synchronous request gets its one visible outcome: what answers a waiter first (a reply, an
 error, a deadline, the caller's cancellation) decides; later replies find nothing and are dropped. How requests get into
 the log is `dataplane`'s and `jobs`'.
 """
@@ -23,7 +23,7 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, RequestLog
 from charonia.facts.events import FIELD_FACT
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Reference, ResponseRecord
@@ -55,11 +55,11 @@ class Ids:
 
 
 class PendingMap:
-    """Waiters by request id, bounded in bytes. `watch` sees to it that nobody waits for ever."""
+    """Waiters by request id, bounded in bytes. `watch` sees to it that no caller waits for ever."""
 
     def __init__(
         self,
-        log: EventLog,
+        log: RequestLog,
         max_size_bytes: int,
         take: Callable[[Reference], Buffer] | None = None,
         *,
@@ -77,7 +77,7 @@ class PendingMap:
         self._idle = asyncio.Event()
         self._idle.set()
         self.report_for: Callable[[ResponseRecord], bool] = lambda _response: False
-        """Takes what comes for a job that nobody waits for; whether it was wanted."""
+        """Takes what comes for a job that no caller waits for; whether it was wanted."""
         self.on_wave: Callable[[Buffer], None] = lambda _reply: None
         """Takes the answers to a wave."""
         self.on_response_of_wave: Callable[[ResponseRecord], bool] = lambda _response: False
@@ -91,13 +91,13 @@ class PendingMap:
         return len(self._waiters)
 
     async def wait_idle(self) -> None:
-        """Returns when nobody waits (drain)."""
+        """Returns when no caller waits (drain)."""
         while self._waiters or self._coming:
             await self._idle.wait()
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """As long as this lasts somebody waits, be it that no request of theirs is here yet, or none of their own."""
+        """While this lasts a caller counts as waiting, even without a request of its own here, or before it has one."""
         self._coming += 1
         self._idle.clear()
         try:
@@ -169,7 +169,7 @@ class PendingMap:
         self._look_idle()
 
     def refuse_all(self) -> None:
-        """The gateway ends: nobody who still waits will be answered."""
+        """The gateway ends: callers that still wait will not be answered."""
         for waiter in self._waiters.values():
             waiter.failed(Unavailable(SERVER_EXITING))
 

@@ -1,6 +1,6 @@
 """Settles requests from outside before they are done: cancels and deadlines (ADR 0004).
 
-Whoever settles first wins, so the log decides at once; the fact that goes with it only saves the owner and its
+The first settlement wins, so the log decides at once; the fact that goes with it only saves the owner and its
 executors work.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
-from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.port import Reply, Statistics, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 
@@ -30,7 +30,7 @@ class Ending:
 
 
 async def end_requests(
-    log: EventLog,
+    log: Work,
     model: str,
     ids: Sequence[bytes],
     ending: Ending,
@@ -57,7 +57,7 @@ async def end_requests(
 
 
 async def count_failures(
-    log: EventLog, catalog: Catalog, model: str, records: Sequence[JobRecord], reason: str
+    log: Statistics, catalog: Catalog, model: str, records: Sequence[JobRecord], reason: str
 ) -> None:
     """X4 of jobs that were ended, for the versions that are still there: statistics end with their incarnation."""
     held = catalog.held(model)

@@ -1,6 +1,6 @@
 """Callers that wait for answers: one who waits for one answer, and one who reads several as they come.
 
-Whoever answers a waiter first decides; who waits for what is kept by `pending`.
+The first answer to a waiter decides; who waits for what is kept by `pending`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class StreamWaiter(Waiter):
         return response
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """The reader has left."""
         self._forget()
         if not self.future.cancel() and not self.future.cancelled():
             self.future.exception()  # seen

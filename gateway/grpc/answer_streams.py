@@ -17,7 +17,7 @@ from charonia.errors import CharoniaError
 
 MAX_OPEN_REQUESTS = 256
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of requests that run and of answers that wait; one larger than this is still served, alone (faults F5)."""
+"""Of requests that run and of answers that wait; one larger than this is still served, alone."""
 
 Answer = bytes | CharoniaError
 """A message, or the error that ends the stream."""

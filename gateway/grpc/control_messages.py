@@ -18,7 +18,7 @@ from protos import grpc_service_pb2 as pb
 
 
 def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:
-    """G3."""
+    """The server's metadata as a message (G3)."""
     return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
 
 
@@ -32,7 +32,7 @@ def model_metadata(metadata: ModelMetadata) -> pb.ModelMetadataResponse:
 
 
 def model_statistics(statistics: list[ModelStatistics]) -> pb.ModelStatisticsResponse:
-    """G10, X1."""
+    """Statistics of model versions as a message (G10, X1)."""
     message = pb.ModelStatisticsResponse()
     for one in statistics:
         target = message.model_stats.add(
@@ -72,7 +72,7 @@ def _duration(target: Any, duration: Duration) -> None:
 
 
 def repository_index(entries: list[ModelIndexEntry]) -> pb.RepositoryIndexResponse:
-    """G11, H40."""
+    """The repository index as a message (G11, H40)."""
     message = pb.RepositoryIndexResponse()
     for entry in entries:
         message.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)

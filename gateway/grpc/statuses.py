@@ -8,7 +8,7 @@ from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
 
 
 class Status(IntEnum):
-    """The status codes of gRPC (its `statuscodes` document)."""
+    """The status codes of gRPC (its page "Status codes and their use")."""
 
     OK = 0
     CANCELLED = 1

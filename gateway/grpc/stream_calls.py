@@ -31,7 +31,7 @@ from .trace_metadata import begin_trace, sent
 _log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-"""G36."""
+"""Answers requests of a stream that come while the gateway stops (G36)."""
 
 ENDS_ON_ERROR = ("triton_grpc_error", "true")
 """Metadata by which the first error ends the stream with its status (G25)."""

@@ -36,7 +36,7 @@ CLIENT_LEFT = "charonia.client_left"
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection; there is no one to answer."""
 
 
 def check_declared(headers: dict[bytes, bytes], limit_bytes: int) -> None:

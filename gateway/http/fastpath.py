@@ -1,6 +1,6 @@
 """The ASGI callable in front of everything: inference and health are answered here, the rest goes to FastAPI.
 
-FastAPI's routing costs several times what an inference may (design section 2, Fronts), and importing it a third of a
+FastAPI's routing costs several times what an inference may, and importing it a third of a
 second, so it is loaded by the first request that needs it. Body bounds and compression are here; what a body says is
 `request_codec`'s, how an answer looks `response_codec`'s.
 """
@@ -63,7 +63,7 @@ RECEIVED = "charonia.received"
 """Key in the scope's state of the protocol's way to hand over a body that has come whole, or None."""
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-"""H22."""
+"""Answers an infer call to a decoupled model (H22)."""
 
 WHOLE = "charonia.whole"
 """Key in the scope's state of the protocol's way to hand over all bytes of the request, or None."""
@@ -297,7 +297,7 @@ class HttpApplication:
 
 
 def _restricted(header: str) -> HttpRefusal:
-    """E9."""
+    """The refusal of a restricted API (E9)."""
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
 
 

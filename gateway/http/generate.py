@@ -100,7 +100,7 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
         if not response.is_flag:
             given.append(response)
         if len(given) > 1:
-            break  # nobody is to read the others: they are not made
+            break  # the others have no reader: they are not made
     status, headers, body = 200, [JSON_CONTENT_TYPE], b""
     if given:
         status, headers, body = _rendered(given[0])

@@ -30,7 +30,7 @@ from .codec.response_codec import ReplyForm, ResponseEncoder
 from .event_stream import HEARTBEAT_S, EventStream
 
 MAX_EVENT_STREAMS = 4096
-"""Open event streams of one gateway: each holds a socket and a place in the journal's followers (faults H30)."""
+"""Open event streams of one gateway: each holds a socket and a place in the journal's followers."""
 
 DEFAULT_PAGE = 100
 

@@ -56,7 +56,7 @@ class LargeBody:
 
 
 class LargeBodyReader(asyncio.BufferedProtocol):
-    """The protocol of a connection's transport while a large body comes. `came` is told of each piece of it."""
+    """The protocol of a connection's transport while a large body comes. `came` is called with each piece of it."""
 
     def __init__(self, body: LargeBody, connection: asyncio.Protocol, came: Callable[[int], None]) -> None:
         self._body = body

@@ -1,7 +1,7 @@
 """The wire side of one HTTP connection: uvicorn's parser with bounds on slow, large and finely chopped requests.
 
-Adds to uvicorn: header bounds (faults H17), a cap on chunks (H24, faults H1), refusals as JSON (E2), cancelling the
-request whose client left (H25), and `sweep`, which ends connections that stall (faults H16). What is asked and answered
+Adds to uvicorn: header bounds, a cap on chunks (H24), refusals as JSON (E2), cancelling the
+request whose client left (H25), and `sweep`, which ends connections that stall. What is asked and answered
 is the application's.
 """
 
@@ -66,7 +66,7 @@ _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
 
 class _Flow(FlowControl):
-    """Reads no further while enough requests wait for their turn, whoever asks for more."""
+    """Reads no further while enough requests wait for their turn, whatever the parser asks for."""
 
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
         super().__init__(transport)
@@ -419,7 +419,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._task_cycle = None
             if self.transport.is_closing():
                 return
-            if task.cancelling():  # whoever did it meant this request; the next ones must not suffer from it
+            if task.cancelling():  # it was meant for this request; the next ones must not suffer from it
                 self._task = None
                 if self.pipeline:
                     self._start_asgi_task(*self.pipeline.pop())

@@ -61,7 +61,7 @@ async def _body(request: Request, settings: GatewaySettings) -> bytes:
 
 
 def _check_version(version: str) -> str:
-    # versions are digits only; anything else is no URL of ours (section 21)
+    # versions are digits only; anything else is no URL of ours
     if not (version.isascii() and version.isdigit()):
         raise HTTPException(404)
     return version

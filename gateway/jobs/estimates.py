@@ -13,7 +13,7 @@ from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Statistics
 
 _FRESH_NS = 1_000_000_000
 _STALE_NS = 60_000_000_000
@@ -61,7 +61,7 @@ def running_eta_s(pace: Pace, ran_s: float) -> float:
 class Paces:
     """The pace of every version, from statistics that are at most a second old."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: Statistics) -> None:
         self._log = log
         self._known: dict[bytes, tuple[int, int, Pace | None]] = {}
 

@@ -49,18 +49,18 @@ class JobQueries:
         self._hurried = False
 
     def hurry(self) -> None:
-        """From now on nobody waits here for a job to end; those who do have waited long enough."""
+        """From now on no caller waits here for a job to end; those that do have waited long enough."""
         self._hurried = True
         for patience in self._waits:
             if not patience.expired():
                 patience.reschedule(asyncio.get_running_loop().time())
 
     def begin_anew(self) -> None:
-        """The log is another one: jobs of the former are unknown, and whoever asks for one is told why that may be."""
+        """The log is another one: jobs of the former one are unknown, and a caller that asks reads why that may be."""
         self._not_found = f"{JOB_NOT_FOUND}: the log epoch changed"
 
     async def record(self, job_id: str, caller: Caller) -> JobRecord:
-        """Raises `NotFound`, in the same words whatever is the matter (faults H21)."""
+        """Raises `NotFound`, in the same words whatever is the matter."""
         model, key = _parsed(job_id)
         record = await self._log.job(model, key)
         if record is not None and visible(record, caller):

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 from charonia import keys
 from charonia.errors import InternalError, InvalidRecord, NotFound, StreamInterrupted
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, JobLog
 from charonia.facts.jobs import JobEvent, JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
 from gateway.dataplane.job_outcomes import outcome_of
@@ -27,7 +27,7 @@ _PAGE = 32
 class JobStreams:
     """The followers of one gateway."""
 
-    def __init__(self, log: EventLog, watches: JobWatches) -> None:
+    def __init__(self, log: JobLog, watches: JobWatches) -> None:
         self._log = log
         self._watches = watches
         self._reader = log.reader()
@@ -67,7 +67,7 @@ class JobStreams:
                 if watch is None:
                     watch = await following.enter_async_context(self._watches.watching(record.model, record.id, caller))
                     following.enter_context(self._waking(watch, woken, after_index, decoupled))
-                    continue  # what came before wakes nobody
+                    continue  # what came before wakes no reader
                 await woken.wait()
                 woken.clear()
                 watch.check()

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, InvalidRecord, ResourceExhausted
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, JobLog
 from charonia.facts.jobs import JobRecord
 from charonia.facts.journal import read_facts
 from charonia.tensors import Buffer
@@ -26,7 +26,7 @@ MOST_WAITING_OF_TENANT = 1000
 
 _LATEST = b"$"
 _AFTER_WAKING_S = (0.02, 0.1, 0.5)
-"""The first looks: what happened between the first of them and the follower's start woke nobody."""
+"""The first looks: what happened between the first of them and the follower's start woke no reader."""
 _SLOWLY_S = 1.0
 _POLL_S = 0.1
 _TELLING = frozenset(("batched", "ended"))
@@ -99,7 +99,7 @@ class JobWatch:
 class JobWatches:
     """The watches of one gateway. `journal` is whether jobs are written to the journal."""
 
-    def __init__(self, log: EventLog, overdue: OverdueJobs, *, journal: bool) -> None:
+    def __init__(self, log: JobLog, overdue: OverdueJobs, *, journal: bool) -> None:
         self._log = log
         self._overdue = overdue
         self._journal = journal
@@ -125,7 +125,7 @@ class JobWatches:
 
     @asynccontextmanager
     async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
-        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do (faults H30)."""
+        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do."""
         self.check_room(caller)
         self._waiting[caller.tenant] = self._waiting.get(caller.tenant, 0) + 1
         self._all_waiting += 1
@@ -197,7 +197,7 @@ class JobWatches:
             pause_s = next(pauses, _SLOWLY_S if self._journal else _POLL_S)
             left_s = overdue_in_s(watch.record, wall_ns() // 1000) if watch.record is not None else None
             if left_s is not None and left_s > 0:
-                pause_s = min(pause_s, left_s)  # it ends on time, whoever decides about its model
+                pause_s = min(pause_s, left_s)  # it ends on time, whether its model has an owner or not
             try:
                 async with asyncio.timeout(pause_s):
                     await watch.woken.wait()

@@ -1,4 +1,4 @@
-"""Jobs: requests that outlive the call that made them (design section 3, ADR 0004).
+"""Jobs: requests that outlive the call that made them (ADR 0004).
 
 Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
 asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers `pending`'s.
@@ -135,7 +135,7 @@ class Jobs:
         served: ServedVersion,
         options: DeliveryOptions,
     ) -> JobReceipt:
-        """Record a job that nobody waits for; a known key gives the earlier one."""
+        """Record a job that no caller waits for; a known key gives the earlier one."""
         job = await self._prepare(request, admitted, level, served, options, b"")
         ticket = await self._unawaited(request, job, self._accept(served.model, job))
         accepted_us = job.new.accepted_us
@@ -199,7 +199,7 @@ class Jobs:
     ) -> AsyncGenerator[ResponseRecord]:
         """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
 
-        They are read from the job's record, so that whoever comes back, here or elsewhere, finds the same.
+        They are read from the job's record, so that a caller that comes back, here or elsewhere, finds the same.
         """
         job = await self._prepare(request, admitted, level, served, options, b"")
         model, complete = served.model, False
@@ -307,7 +307,7 @@ class Jobs:
     def _unawaited(
         self, request: InferenceRequest, job: _Prepared, accepting: Coroutine[Any, Any, JobTicket]
     ) -> Coroutine[Any, Any, JobTicket]:
-        """As `accepting`, for a job that nobody here waits for: of a traced one the report is waited for."""
+        """As `accepting`, for a job that no caller here waits for: of a traced one the report is waited for."""
         if self._tracer is None or not isinstance(request.trace, Trace):
             return accepting
         return self._tracer.accepted(job.new.id, request.trace, accepting)
@@ -358,7 +358,7 @@ class Jobs:
                 version = record.about.get("version", 0)
                 elsewhere.setdefault(endpoint, []).append(pack_failure(record.id, record.model, version, error))
         if elsewhere:
-            # a reply to one that is no more would make its stream anew, and nobody would remove it
+            # a reply to one that is no more would create its stream again, and no process would remove it
             for endpoint, alive in zip(elsewhere, await self._log.alive("gateway", list(elsewhere)), strict=True):
                 if alive:
                     await self._log.append(keys.replies(endpoint), record_fields(elsewhere[endpoint]))

@@ -1,7 +1,8 @@
-"""Ends jobs whose deadline has passed and that nobody else ended: as no batcher decides about their model, or they run.
+"""Ends jobs whose deadline has passed and that no batcher ended: their model has no owner, or they run.
 
-Whoever asks for such a job is told that it has expired, and that is made true first. What nobody asks for is looked for
-once a second, so that its webhook is called. Owners are given a little time, as they know what a queue has cost whom.
+A caller that asks for such a job reads that it has expired, and that is made true first. Jobs no caller asks for are
+looked for once a second, so that their webhooks are called. Owners are given a little time, as they know what a queue
+has cost whom.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class OverdueJobs:
         return await self._log.job(record.model, record.id)
 
     async def end(self, model: str, records: Sequence[JobRecord]) -> None:
-        """End active jobs of a model that are past their deadline, as far as nobody was faster."""
+        """End active jobs of a model that are past their deadline, unless another process was faster."""
         for unjournalled in (False, True):
             some = [record for record in records if bool(record.about.get("unjournalled")) == unjournalled]
             if not some:

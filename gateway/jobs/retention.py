@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Jobs
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
 
@@ -28,7 +28,7 @@ class Retention:
 class Retentions:
     """The retention of every model, told to the log when a model is first used and when it changes."""
 
-    def __init__(self, log: EventLog, settings: GatewaySettings) -> None:
+    def __init__(self, log: Jobs, settings: GatewaySettings) -> None:
         self._log = log
         self._settings = settings
         self._told: dict[str, Retention] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import Entry, Streams
 from charonia.facts.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
 
 _PATIENCE_S = 0.5
@@ -22,7 +22,7 @@ _PATIENCE_S = 0.5
 class CountedWaves:
     """Asks executors for a gateway; `on_facts` takes what comes in its reply stream."""
 
-    def __init__(self, log: EventLog, endpoint: str) -> None:
+    def __init__(self, log: Streams, endpoint: str) -> None:
         self._log = log
         self._endpoint = endpoint
         self._waiting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}

@@ -17,7 +17,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import QueueLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
 from gateway.access.terms import TermsBook
@@ -42,11 +42,11 @@ _MOST_TRIED = 4096
 
 
 class Lane:
-    """The lane of one gateway. `fronts` are told of each door that closes: they forget what leads to it."""
+    """The lane of one gateway. `fronts` are notified of each door that closes: they forget what leads to it."""
 
     def __init__(
         self,
-        log: EventLog,
+        log: QueueLog,
         catalog: Catalog,
         dataplane: DataPlane,
         entrances: Entrances,

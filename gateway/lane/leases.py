@@ -6,13 +6,14 @@ A wave is counted here, within the lease, and not in the log: so no wave costs t
 from __future__ import annotations
 
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, Work
 
 _FIRST_REQUESTS = 256
 _FIRST_BYTES = 1 << 20
 _SHARE = 8
 """No lease is more than this part of a bound: the others' requests must find room."""
 _FEW = 4
+"""Large waves that a lease has room for at least."""
 _LEAST_BOUND = 4096
 """Where fewer requests may wait, each is counted by itself."""
 
@@ -32,7 +33,7 @@ class Lease:
         "used_requests",
     )
 
-    def __init__(self, log: EventLog, model: str, holder: str, limits: Limits) -> None:
+    def __init__(self, log: Work, model: str, holder: str, limits: Limits) -> None:
         self._log = log
         self._model = model
         self._holder = holder
@@ -73,19 +74,22 @@ class Lease:
 
     def is_short_of(self, size_bytes: int) -> bool:
         """Whether room for a wave of so many bytes, which there was none for, may be reserved."""
-        return self.is_short or (not self._asking and size_bytes > self.held_bytes)
+        most = self._limits.size_bytes // _SHARE
+        return self.is_short or (not self._asking and self.held_bytes < size_bytes and (not most or size_bytes <= most))
 
     @property
     def is_idle(self) -> bool:
         return not self.used_requests and not self._asking
 
     async def grow(self, least_bytes: int = 0) -> bool:
-        """Reserve room, or twice as much, and for a few waves of `least_bytes`; False when there is none, or the log
-        cannot say.
+        """Reserve room, or twice as much, or enough for a few waves of `least_bytes`.
+
+        False when there is none, or the log cannot say.
         """
         limits = self._limits
-        requests = max(_FIRST_REQUESTS, 2 * self.held_requests)
-        size_bytes = max(_FIRST_BYTES, 2 * self.held_bytes, _FEW * least_bytes)
+        times = 1 if least_bytes else 2
+        requests = max(_FIRST_REQUESTS, times * self.held_requests)
+        size_bytes = max(_FIRST_BYTES, times * self.held_bytes, _FEW * least_bytes)
         if limits.requests:
             requests = min(requests, limits.requests // _SHARE)
         if limits.size_bytes:

@@ -20,7 +20,7 @@ from charonia.calls.refused import failure_reason
 from charonia.calls.replies import OUTCOME_UNKNOWN
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InvalidRecord, LogUnavailable, ResourceExhausted
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import Limits, QueueLog
 from charonia.facts.events import FIELD_FACT, RequestCancelled, pack_fact
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
@@ -59,7 +59,7 @@ class Waves:
     """`on_close(door)` forgets the signatures of a door; `doors()` gives the open ones."""
 
     def __init__(
-        self, log: EventLog, dataplane: DataPlane, endpoint: str, limits: Limits, payloads: Payloads | None
+        self, log: QueueLog, dataplane: DataPlane, endpoint: str, limits: Limits, payloads: Payloads | None
     ) -> None:
         self._log = log
         self.payloads = payloads
@@ -125,7 +125,7 @@ class Waves:
         return True
 
     def end_payloads(self, references: Iterable[Reference]) -> None:
-        """Let go of what was lent with a wave."""
+        """Release the payloads of a wave."""
         for reference in references:
             assert self.payloads is not None
             self.payloads.end_slot(reference)

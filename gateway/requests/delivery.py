@@ -1,4 +1,4 @@
-"""How a caller wants an inference delivered, and what it sees of a job (design section 3). Pure data.
+"""How a caller wants an inference delivered, and what it sees of a job. Pure data.
 
 The same for every protocol: fronts fill `DeliveryOptions` and render the rest; `gateway.jobs.jobs` gives them their
 meaning.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from charonia.facts.jobs import JobState
 
 JOB_NOT_FOUND = "job not found"
-"""The one text for a job that is absent, forgotten, of another tenant, or whose id is no id (faults H21)."""
+"""The one text for a job that is absent, forgotten, of another tenant, or whose id is no id."""
 
 WEBHOOK_EVENTS = ("succeeded", "failed", "cancelled", "expired")
 

@@ -1,4 +1,4 @@
-"""What an Idempotency-Key stands for, and what counts as the same request (faults H22). Pure.
+"""What an Idempotency-Key stands for, and what counts as the same request. Pure.
 
 Digests are 16 bytes. Every part is preceded by its length, so that no two requests have one text.
 """

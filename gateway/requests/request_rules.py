@@ -9,13 +9,13 @@ from charonia.errors import InvalidArgument
 from charonia.wire import MAX_CLIENT_ID_BYTES
 
 SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-"""H51."""
+"""Refuses the registration of shared memory (H51)."""
 
 SERVER_EXITING = "Server exiting"
-"""E7."""
+"""Refuses requests while the process stops (E7)."""
 
 MAX_DIMENSIONS = 64
-"""No array library takes more; bounding it keeps the product of a hostile shape cheap (faults H5)."""
+"""No array library takes more; bounding it keeps the product of a hostile shape cheap."""
 
 MAX_DEADLINE_NS = 2**63 - 1
 

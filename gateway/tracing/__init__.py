@@ -1,4 +1,4 @@
-"""Which requests of this gateway are traced, and where their traces go (section 12 of the interface).
+"""Which requests of this gateway are traced, and where their traces go.
 
 May import no other room of the gateway. Begin reading at `tracer`.
 """

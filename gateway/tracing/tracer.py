@@ -240,7 +240,7 @@ class Tracer:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     async def accepted(self, job_id: bytes, trace: Trace, accepting: Awaitable[JobTicket]) -> JobTicket:
-        """Await the acceptance of a traced job that nobody waits for, and from then on its report."""
+        """Await the acceptance of a traced job that no caller waits for, and from then on its report."""
         self.await_report(job_id, trace)
         created = False
         try:
@@ -269,7 +269,7 @@ class Tracer:
                 trace.finish()
 
     def report_for(self, response: ResponseRecord) -> bool:
-        """Take the report of a job; False when nobody waits for it."""
+        """Take the report of a job; False when no trace waits for it."""
         trace = self._awaited.get(response.id)
         if trace is None or response.report is None:
             return False

@@ -1,4 +1,4 @@
-"""A thread that writes finished traces down, so that nobody who serves waits for a disk or a collector.
+"""A thread that writes finished traces down, so that no request waits for a disk or a collector.
 
 What waits is bounded: traces that come faster than they are written are dropped and counted. Where and how they are
 written is the `Sink`'s.

@@ -1,4 +1,4 @@
-"""Which URLs a webhook may have and which addresses a sender may connect to (hostile input H15). Pure.
+"""Which URLs a webhook may have and which addresses a sender may connect to. Pure.
 
 A URL is read by one strict grammar here, and the sender connects to what this grammar found: no second parser can read
 it in another way. Whatever a name resolves to is checked by `Allowed.permits` and the connection is made to the checked

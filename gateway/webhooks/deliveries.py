@@ -13,7 +13,7 @@ import msgpack
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.facts.jobs import JobRecord
 
 from .messages import timestamp, wanted
@@ -47,18 +47,18 @@ class Delivery:
 
 
 def called(job: JobRecord) -> bool:
-    """Whether somebody is to be told of how a job has ended."""
+    """Whether a webhook is to be called for how a job has ended."""
     webhook = job.about.get("webhook")
     return isinstance(webhook, Mapping) and wanted(webhook, job.state)
 
 
-async def delivery_of(log: EventLog, model: str, job_id: bytes) -> Delivery | None:
+async def delivery_of(log: Notes, model: str, job_id: bytes) -> Delivery | None:
     """The state of a job's webhook; None before a sender first tried it, or for a job without one."""
     (data,) = await log.notes([keys.webhook_state(model, job_id)])
     return unpack(data) if data is not None else None
 
 
-async def keep(log: EventLog, job: JobRecord, delivery: Delivery) -> None:
+async def keep(log: Notes, job: JobRecord, delivery: Delivery) -> None:
     """Write the state down for as long as the job is kept, and until the next try at least."""
     now_us = wall_ns() // 1000
     until_us = max(job.ended_us + job.retention_s * 1_000_000, delivery.next_us, now_us) + LEAST_KEPT_S * 1_000_000

@@ -40,7 +40,7 @@ class Message:
 
 
 def wanted(webhook: Mapping[str, Any], state: JobState) -> bool:
-    """Whether a job's webhook (`about["webhook"]`) asked to be told of this end: `events` names terminal states."""
+    """Whether a job's webhook (`about["webhook"]`) asked to be notified of this end: `events` names terminal states."""
     events = webhook.get("events")
     return state.terminal and (not events or not isinstance(events, Sequence) or str(state) in events)
 

@@ -1,4 +1,4 @@
-"""One POST to an endpoint at an address that was checked (hostile input H15).
+"""One POST to an endpoint at an address that was checked.
 
 A name is resolved once, every address it has is judged, and the connection goes to a judged address itself, with the
 name only in `Host` and in the TLS handshake: a name that resolves otherwise a moment later changes nothing. Redirects
@@ -153,10 +153,10 @@ class Poster:
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
         del self._resolving[key]
         if not done.cancelled():
-            done.exception()  # those who waited may be gone: it is nobody's unhandled error
+            done.exception()  # the waiters may be gone: it must not become an unhandled error
 
     async def _ask(self, host: str, port: int) -> Sequence[str]:
-        """In a thread of its own, which a name server that does not answer can keep from nobody and from no exit."""
+        """In a thread of its own, so that a name server that does not answer blocks no other delivery and no exit."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[str]] = loop.create_future()
 

@@ -46,7 +46,7 @@ _NAMED = 1000
 _FIELD_ID = b"i"
 
 OUTCOMES = ("delivered", "failed", "disabled", "refused", "given_up", "unsigned", "lost")
-"""`failed` is tried again; `unsigned` waits for a secret; `lost` is a job that was gone before it could be told of."""
+"""`failed` is tried again; `unsigned` waits for a secret; `lost`: the job was gone before its webhook was called."""
 
 
 class Sender:
@@ -223,7 +223,7 @@ class Sender:
         self._touch(model)
 
     def _host_of(self, job: JobRecord) -> bytes | None:
-        """The digest of the host to call; None when nobody asked to be told of this end."""
+        """The digest of the host to call; None when no webhook is wanted for this end."""
         if not deliveries.called(job):
             return None
         try:

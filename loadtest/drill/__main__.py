@@ -1,8 +1,8 @@
 """The command: starts a stack (or uses one that runs), loads it, carries out the kills, then checks what is left.
 
 What is checked: every answer was the right one; every accepted job has one end, the one its caller was told; the same
-key gave the same job; every webhook came; the queue is empty; `charonia audit` is clean. Under a load of waves also:
-nobody waited too long; nothing of a wave is left in the log, and no lease of a gateway that is gone; statistics count
+key gave the same job; every webhook came; the queue is empty; `charonia audit` is clean. Under a load of waves also: no
+caller waited too long; nothing of a wave is left in the log, and no lease of a gateway that is gone; statistics count
 what is answered; no payload directory stays. Exit 0 when all of it holds.
 """
 
@@ -149,7 +149,7 @@ class Stack:
         raise LoadTestError(f"the server is not ready:\n{self.last_lines()}")
 
     def fenced(self) -> float:
-        """Settlements that came after somebody else's, by the metrics page."""
+        """Settlements that came after another one, by the metrics page."""
         where = json.loads((self.state_dir / "endpoints.json").read_text())["metrics"]
         with urllib.request.urlopen(f"http://{where}/metrics", timeout=10) as answer:
             page = answer.read().decode()

@@ -1,4 +1,4 @@
-"""Which part is killed at which step (faults 4.1), and one kill: arm the point, wait, kill, let go, recover."""
+"""Which part is killed at which step, and one kill: arm the point, wait, kill, let go, recover."""
 
 from __future__ import annotations
 

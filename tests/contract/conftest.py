@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from log_adapters import STREAM_ADAPTERS, Collector, Subject, opened
+from log_adapters import ADAPTERS, Collector, Subject, opened
 
 from charonia.eventlog.port import StreamReader
 
 
-@pytest.fixture(params=STREAM_ADAPTERS)
+@pytest.fixture(params=ADAPTERS)
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     async with opened(request) as subject:
         yield subject

@@ -117,7 +117,7 @@ async def test_a_settlement_without_waiting_is_one(subject: Subject) -> None:
     key = keys.statistics("m", 1, "h")
     group = [b"%015d" % 7 + bytes((last,)) for last in range(3)]
     await accept(subject.log, "m", *group, b"a", b"b")
-    near, far, facts = subject.stream(b"r"), b"r:away", subject.stream(b"f")
+    near, far, facts = b"r", b"r:away", b"f"
 
     async def settle(*ids: bytes) -> list[bool]:
         done: asyncio.Future[list[bool] | CharoniaError] = asyncio.get_running_loop().create_future()
@@ -222,7 +222,7 @@ async def test_a_former_owner_begins_no_attempt(subject: Subject) -> None:
 
 async def test_replies_go_out_whoever_won(subject: Subject, reader: tuple[StreamReader, Collector]) -> None:
     follow, collector = reader
-    endpoint, other = subject.stream(b"r:1"), b"r:2"
+    endpoint, other = b"r:1", b"r:2"
     follow.add(endpoint, consume=True)
     follow.add(other, consume=True)
     await accept(subject.log, "m", b"a", b"b")
@@ -240,13 +240,13 @@ async def test_a_reader_of_a_fact_finds_its_requests_settled(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    follow.add(subject.stream(b"r"))
+    follow.add(b"r")
     for number in range(20):
         await accept(subject.log, "m", b"%d" % number)
         settling = asyncio.ensure_future(
-            subject.log.settle("m", [(b"%d" % number, 0)], None, [], [Reply(subject.stream(b"r"), [b"r", b"x"])])
+            subject.log.settle("m", [(b"%d" % number, 0)], None, [], [Reply(b"r", [b"r", b"x"])])
         )
-        await collector.count(subject.stream(b"r"), number + 1)
+        await collector.count(b"r", number + 1)
         assert await subject.peer.unsettled("m", [b"%d" % number]) == [-1]
         assert await settling == [True]
 

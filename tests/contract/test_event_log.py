@@ -155,7 +155,7 @@ async def test_blobs_come_back_until_their_time_is_over(subject: Subject) -> Non
 
 
 async def test_deleted_keys_are_gone_whatever_they_were(subject: Subject) -> None:
-    stream, key = subject.stream(b"s"), keys.statistics("m", 1, "h")
+    stream, key = b"s", keys.statistics("m", 1, "h")
     await put(subject.log, stream, b"a")
     await subject.log.add_statistics(key, {"n": 1})
 

@@ -14,7 +14,7 @@ from charonia.eventlog.port import START, Entry, StreamReader
 
 
 async def test_range_gives_entries_in_the_order_of_their_appends(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"a", b"b", b"c")
 
     entries = await subject.peer.range(stream)
@@ -24,16 +24,16 @@ async def test_range_gives_entries_in_the_order_of_their_appends(subject: Subjec
 
 
 async def test_range_begins_above_an_id_and_ends_at_a_count(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"a", b"b", b"c", b"d")
 
     assert values(await subject.log.range(stream, ids[0], 2)) == [b"b", b"c"]
     assert await subject.log.range(stream, ids[3]) == []
-    assert await subject.log.range(subject.stream(b"none")) == []
+    assert await subject.log.range(b"none") == []
 
 
 async def test_appends_of_one_tick_keep_their_order(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     numbers = [b"%d" % number for number in range(200)]
 
     await asyncio.gather(*[subject.log.append(stream, [b"r", number]) for number in numbers])
@@ -42,7 +42,7 @@ async def test_appends_of_one_tick_keep_their_order(subject: Subject) -> None:
 
 
 async def test_deleted_entries_are_gone_and_deleting_again_does_nothing(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"a", b"b", b"c")
 
     for _ in range(2):
@@ -53,7 +53,7 @@ async def test_deleted_entries_are_gone_and_deleting_again_does_nothing(subject:
 
 
 async def test_a_deleted_stream_is_empty_and_can_be_written_again(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     await put(subject.log, stream, b"a")
 
     await subject.log.delete_stream(stream)
@@ -65,14 +65,14 @@ async def test_a_deleted_stream_is_empty_and_can_be_written_again(subject: Subje
 
 @pytest.mark.parametrize("fields", [[], [b"r"], [b"r", b"a", b"r"]], ids=["none", "one", "three"])
 async def test_fields_that_are_no_pairs_are_refused(subject: Subject, fields: list[bytes]) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     with pytest.raises(ValueError, match="alternate names and values"):
         await subject.log.append(stream, fields)
     assert await subject.log.range(stream) == []
 
 
 async def test_large_and_binary_fields_come_back_as_they_were(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     large = os.urandom(5_000_000)
     every_byte = bytes(range(256)) + b"\r\n$5\r\n*1\r\n"
     fields = [b"h", every_byte, b"r", memoryview(large), b"r", bytearray(every_byte), b"r", b"", b"r", large]
@@ -91,7 +91,7 @@ async def test_a_reader_gives_what_is_there_and_then_what_comes_in_order(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     before = [b"%d" % number for number in range(150)]
     after = [b"%d" % number for number in range(150, 300)]
     await asyncio.gather(*[subject.log.append(stream, [b"r", value]) for value in before])
@@ -104,7 +104,7 @@ async def test_a_reader_gives_what_is_there_and_then_what_comes_in_order(
 
 
 async def test_a_stream_may_be_added_before_the_reader_starts(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     await put(subject.log, stream, b"a")
     collector, states = Collector(), []
     reader = subject.log.reader()
@@ -124,7 +124,7 @@ async def test_a_stream_may_be_added_before_the_reader_starts(subject: Subject) 
 
 async def test_a_reader_begins_after_an_id(subject: Subject, reader: tuple[StreamReader, Collector]) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"a", b"b", b"c")
 
     follow.add(stream, ids[0])
@@ -134,7 +134,7 @@ async def test_a_reader_begins_after_an_id(subject: Subject, reader: tuple[Strea
 
 async def test_from_now_on_means_from_the_call(subject: Subject, reader: tuple[StreamReader, Collector]) -> None:
     follow, collector = reader
-    full, empty = subject.stream(b"full"), subject.stream(b"empty")
+    full, empty = b"full", b"empty"
     await put(subject.log, full, b"old", b"older")
 
     follow.add(full, b"$")
@@ -149,7 +149,7 @@ async def test_adding_a_followed_stream_again_changes_nothing(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     await put(subject.log, stream, b"a")
     follow.add(stream)
     await collector.count(stream, 1)
@@ -165,10 +165,10 @@ async def test_streams_can_be_added_while_the_reader_waits(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    first = subject.stream(b"first")
+    first = b"first"
     follow.add(first)
     for number in range(40):
-        stream = subject.stream(b"more-%d" % number)
+        stream = b"more-%d" % number
         if number % 2:
             follow.add(stream)
             await put(subject.peer, stream, b"x")
@@ -184,14 +184,14 @@ async def test_a_removed_stream_is_silent_and_goes_on_where_it_is_told_to(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream, other = subject.stream(b"s"), subject.stream(b"other")
+    stream, other = b"s", b"other"
     follow.add(stream)
     follow.add(other)
     (first,) = await put(subject.log, stream, b"a")
     await collector.count(stream, 1)
 
     follow.remove(stream)
-    follow.remove(subject.stream(b"never added"))
+    follow.remove(b"never added")
     await put(subject.log, stream, b"b", b"c")
     await put(subject.log, other, b"x")
     await collector.count(other, 1)
@@ -205,7 +205,7 @@ async def test_a_stream_removed_and_added_at_once_is_read_from_its_new_place(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     follow.add(stream)
     ids = await put(subject.log, stream, b"a", b"b")
     await collector.count(stream, 2)
@@ -218,7 +218,7 @@ async def test_a_stream_removed_and_added_at_once_is_read_from_its_new_place(
 
 
 async def test_a_callback_may_remove_the_other_streams_of_the_same_read(subject: Subject) -> None:
-    streams = [subject.stream(b"%d" % number) for number in range(3)]
+    streams = [b"%d" % number for number in range(3)]
     for stream in streams:
         await put(subject.log, stream, b"a")
     reader, collector = subject.log.reader(), Collector()
@@ -245,7 +245,7 @@ async def test_consumed_entries_are_deleted_after_the_callback_had_them(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"old", b"a", b"b")
     follow.add(stream, ids[0], consume=True)
     await collector.count(stream, 2)
@@ -263,7 +263,7 @@ async def test_entries_deleted_before_they_are_read_are_not_delivered(
     subject: Subject, reader: tuple[StreamReader, Collector]
 ) -> None:
     follow, collector = reader
-    stream = subject.stream(b"s")
+    stream = b"s"
     ids = await put(subject.log, stream, b"a", b"b")
     await subject.log.delete_entries(stream, [ids[0]])
 
@@ -276,7 +276,7 @@ async def test_a_failing_callback_loses_no_other_entries(subject: Subject) -> No
     loop = asyncio.get_running_loop()
     failures: list[object] = []
     loop.set_exception_handler(lambda _, context: failures.append(context.get("exception")))
-    stream = subject.stream(b"s")
+    stream = b"s"
     reader, collector = subject.log.reader(), Collector()
 
     def fail_once(stream: bytes, entries: list[Entry]) -> None:
@@ -296,7 +296,7 @@ async def test_a_failing_callback_loses_no_other_entries(subject: Subject) -> No
 
 
 async def test_two_readers_both_get_everything(subject: Subject) -> None:
-    stream = subject.stream(b"s")
+    stream = b"s"
     readers = [(log.reader(), Collector()) for log in (subject.log, subject.peer)]
     for reader, collector in readers:
         reader.start(collector)

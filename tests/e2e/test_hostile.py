@@ -1,4 +1,4 @@
-"""Hostile requests (H1-H7, H9, H10, H14 of the fault list) against a running server.
+"""Hostile requests against a running server.
 
 Each attack runs while a well-behaved client asks on; its answers must all come and be its own. The attacker gets a
 typed refusal or a closed connection, and memory stays within bounds.

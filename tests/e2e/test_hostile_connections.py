@@ -1,4 +1,4 @@
-"""Hostile connections and messages (H16, H17, H19 of the fault list) against a running server.
+"""Hostile connections and messages against a running server.
 
 Each attack runs while a well-behaved client asks on; its answers must all come and be its own. The attacker gets a
 typed refusal or a closed connection, and memory stays within bounds.

@@ -136,7 +136,7 @@ def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(reposit
     assert load.failures() == [], "slow is not down"
     assert ready(server)
 
-    # it answers, but refuses to write: a full disk (F13), too few replicas
+    # it answers, but refuses to write: a full disk, too few replicas
     with redis.Redis.from_url(server.log_url) as client:
         client.config_set("min-replicas-to-write", 1)
         until("readiness says so", lambda: not ready(server))

@@ -1,4 +1,4 @@
-"""Python models as a server runs them (section 9): their answers, their errors, their deaths and their replacements."""
+"""Python models as a server runs them: their answers, their errors, their deaths and their replacements."""
 
 from __future__ import annotations
 

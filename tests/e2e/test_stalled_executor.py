@@ -100,7 +100,7 @@ def holder(entered: Path, parts: list[Part]) -> Part:
 
 
 def test_a_stalled_executors_work_moves_on_and_its_late_commit_is_fenced_off(start: object, tmp_path: Path) -> None:
-    """F6."""
+    """Its lease moves on; what it finishes late is fenced off."""
     models = tmp_path / "models"
     gated(models, "gated", "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }")
     code = models / "gated" / "1" / "model.py"

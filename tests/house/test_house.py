@@ -18,6 +18,7 @@ _TEST = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
 PACKAGES = ("charonia", "gateway", "batcher", "executors", "protos")
 
 MOST_MODULES = 14
+MOST_METHODS = 14
 SHARED_NAMES = {
     "app": "each service is composed in its own",
     "service": "each service has one",
@@ -110,6 +111,19 @@ def test_a_module_name_occurs_twice_only_for_a_reason() -> None:
         for path in paths:
             names[path.stem] = names.get(path.stem, 0) + 1
     assert {name for name, count in names.items() if count > 1} - {"__init__"} == set(SHARED_NAMES)
+
+
+def test_each_role_of_the_log_has_few_methods() -> None:
+    """Who needs two takes a log of those two; only who opens the log, or passes it on, needs all of `EventLog`."""
+    tree = ast.parse((ROOT / "charonia/eventlog/port.py").read_text())
+    counts = {
+        node.name: sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    }
+    assert len(counts) > 10
+    assert not {name: count for name, count in counts.items() if count > MOST_METHODS}
+    assert counts["EventLog"] == 2, "a method belongs to a role"
 
 
 def test_no_room_is_called_utils() -> None:

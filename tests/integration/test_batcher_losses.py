@@ -62,7 +62,7 @@ async def test_what_an_executor_has_that_the_next_owner_has_not_heard_of_is_not_
     await first.owns()
     gateway = await cluster.gateway()
     name = next(n for n in map("batcher-{}".format, range(99)) if preferred_owner(MODEL, {n, first.name}) == n)
-    second = parts.Batcher(await cluster.log(), BatcherSettings(name), "")
+    second = parts.Batcher(await cluster.log(), BatcherSettings(name), None)
     await second.control.announce(ProcessJoined("batcher", name))
     await second.control.start()
     second.control._reader.remove(keys.CONTROL)  # what comes now it has still to read

@@ -212,23 +212,22 @@ def python_model(directory: Path, code: str, config: str = "") -> None:
 @pytest.mark.parametrize("local", [False, True])
 async def test_a_running_python_model_sees_that_a_request_is_unwanted(tmp_path: Path, local: bool) -> None:
     python_model(tmp_path / "py", PATIENT)
-    stream = keys.LOCAL + keys.batches(ME) if local else keys.batches(ME)
     async with running(tmp_path, hosts_batcher=local) as bench:
         fine, fine_record = await bench.accept("py", [Tensor.of("x", np.ones((1, 2), np.float32))])
         endless, endless_record = await bench.accept(
             "py", [Tensor.of("x", np.full((1, 2), -1, np.float32))], flags=DURABLE
         )
         queued, queued_record = await bench.accept("py", [Tensor.of("x", np.full((1, 2), -1, np.float32))])
-        first = await bench.dispatch("py", [fine_record, endless_record], stream=stream)
+        first = await bench.dispatch("py", [fine_record, endless_record])
         # of the second batch nothing is left to run: it only frees its slot
-        second = await bench.dispatch("py", [queued_record], stream=stream)
+        second = await bench.dispatch("py", [queued_record])
         told = Follower(bench.log, keys.journal("py"))
         await told.until(
             lambda: any(fact.kind == "started" for entry in told.entries for fact in read_facts(entry.fields))
         )
         await bench.log.settle("py", [(endless, 0), (queued, 0)], None, [])
-        await bench.unwant(second, queued, stream=stream)
-        await bench.unwant(first, endless, stream=stream)
+        await bench.unwant(second, queued)
+        await bench.unwant(first, endless)
         await bench.finished("py", first)
         await bench.finished("py", second)
         assert (await bench.replies("gw", 1)).keys() == {fine}
@@ -237,7 +236,7 @@ async def test_a_running_python_model_sees_that_a_request_is_unwanted(tmp_path: 
         counts = await statistics(bench, "py")
         assert (counts["success_count"], counts["execution_count"]) == (1, 1)
         assert fenced(bench, "py") == "0.0"  # it was told
-        assert await bench.log.range(stream) == []
+        assert await bench.log.range(keys.batches(ME)) == []
 
 
 LONG = 3_000_000
@@ -314,7 +313,7 @@ async def test_of_a_hanging_batch_its_next_owner_is_told_when_the_batcher_ends_a
         failed = asyncio.Event()
         bench.service.on_failure = failed.set
         _, record = await bench.accept("endless", [Tensor.of("x", np.full(1, LONG, np.float32))])
-        await bench.dispatch("endless", [record], stream=keys.LOCAL + keys.batches(ME))
+        await bench.dispatch("endless", [record])
         await asyncio.wait_for(failed.wait(), 30)
         await bench.service.drain(10)
         await bench.service.close(0.1)

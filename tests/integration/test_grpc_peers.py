@@ -47,7 +47,7 @@ async def front(handler: Any) -> AsyncIterator[NativeGrpcFront]:
 
 
 async def test_a_client_measures_the_connection_while_it_receives(front: NativeGrpcFront) -> None:
-    """grpc's clients ping meanwhile, each time the last one was answered, to find the bandwidth: no abuse (A8)."""
+    """grpc's clients ping each time the last one was answered, to find the bandwidth: no abuse (gRPC proposal A8)."""
     message = request("long", size=1_000_000).SerializeToString()
     async with Peer(front.port) as peer:
         peer.send(peer.call(1, "ModelInfer", None))
@@ -117,7 +117,7 @@ async def test_answers_share_the_window_of_the_connection(front: NativeGrpcFront
 
 
 async def test_compressed_messages_wait_as_they_are(front: NativeGrpcFront, handler: Any) -> None:
-    """A window of them would be hundreds of MiB, for each stream of a client (faults H2)."""
+    """A window of them would be hundreds of MiB, for each stream of a client."""
     handler.gate.clear()
     packed = gzip.compress(request("large", size=40 * 1024 * 1024).SerializeToString(), 9)
     message = pack(">BL", 1, len(packed)) + packed
@@ -162,7 +162,7 @@ async def test_a_stream_ends_with_a_message_that_cannot_be_unpacked(front: Nativ
 
 
 async def test_calls_that_are_on_their_way_are_served_before_a_connection_ends(front: NativeGrpcFront) -> None:
-    """Else a client whose connection has its age, or whose gateway leaves, has calls that fail for no reason (A9)."""
+    """Otherwise calls fail for no reason when a connection has its age or a gateway leaves (gRPC proposal A9)."""
     async with Peer(front.port) as peer:
         peer.send(peer.call(1))
         await peer.until(HEADERS, flags=END_STREAM)

@@ -157,7 +157,7 @@ async def test_a_request_that_ends_executor_and_batcher_together_is_found(job: b
     while not await pending_are(log, 0) or not started:
         name = f"executor-{ends}"
         executor = await cluster.executor(name, gated=True)
-        batcher = await cluster.batcher(f"batcher-{ends}", prefetch=0, local_executor=name)
+        batcher = await cluster.batcher(f"batcher-{ends}", prefetch=0, beside=executor)
         await batcher.owns()
         if not started:
             started = True
@@ -179,7 +179,6 @@ async def test_a_request_that_ends_executor_and_batcher_together_is_found(job: b
             ends += 1
             await batcher.die()
             await executor.close()
-            await log.delete_stream(keys.LOCAL + keys.batches(name))
             await cluster.lose("batcher", batcher.name)
             await cluster.lose("executor", name)
             assert ends <= 4

@@ -218,7 +218,7 @@ async def test_a_long_journal_is_trimmed_to_its_size_in_few_calls(log: RedisLog,
 async def test_a_record_nobody_can_read_keeps_no_other_from_being_read(
     log: RedisLog, admin: Connection, field: dict[str, bytes]
 ) -> None:
-    """Faults H27: somebody with access to the server wrote it."""
+    """Somebody with access to the server wrote it."""
     first, forged, last = made(1), made(2), made(3)
     for job in (first, forged, last):
         await accept(log, job)

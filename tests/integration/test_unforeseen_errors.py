@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from asking_cluster import answers, clustered
 from batching_cluster import MODEL, Cluster, ask, until
-from executor_bench import ME, Follower, linear, running, x
+from executor_bench import ME, linear, running, x
 
 from batcher.housekeeping.upkeep import Upkeep
 from batcher.owner.sending import Sending
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.service import BatcherService
 from charonia import keys
-from charonia.eventlog.colocated import ColocatedLog
-from charonia.eventlog.memory.log import MemoryLog
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import Entry
 from charonia.facts.events import BatchDied
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
@@ -155,14 +155,16 @@ async def test_who_hands_a_batch_over_does_not_stumble_with_its_executor(
 ) -> None:
     """A batcher in the same process goes on with whatever else it had decided."""
     linear(tmp_path / "m" / "1" / "model.onnx")
-    log = ColocatedLog(MemoryLog(), MemoryLog())
-    async with running(tmp_path, log=log, hosts_batcher=True) as bench:
+    async with running(tmp_path, hosts_batcher=True) as bench:
+        assert bench.link is not None
         Stumble(monkeypatch, JournalledStarts, "watch")
         request_id, record = await bench.accept("m", [Tensor.of("x", x(1))], flags=FLAG_JOURNALLED)
-        facts = keys.LOCAL + keys.facts("m")
-        header = BatchHeader("b-1", "m", 1, "", 1, (0,), facts)
-        assert log.hand(keys.LOCAL + keys.batches(ME), header, [unpack_request(record)])
-        died = await Follower(log, facts).fact(BatchDied)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        bench.link.reports["m"].follow(told.put_nowait)
+        header = BatchHeader("b-1", "m", 1, "", 1, (0,), b"")
+        bench.link.batches.hand(header, [unpack_request(record)])
+        (died,) = facts_of(Entry(b"", await asyncio.wait_for(told.get(), 30)))
+        assert isinstance(died, BatchDied)
         assert (died.batch_id, died.ids) == ("b-1", request_id)
-        assert log.hand(keys.LOCAL + keys.batches(ME), header, [unpack_request(record)])
+        bench.link.batches.hand(header, [unpack_request(record)])
         assert request_id in await bench.replies("gw", 1)

@@ -17,6 +17,7 @@ from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.eventlog.redis import open_log
@@ -115,6 +116,7 @@ class EchoExecutor:
         self.executed: list[int] = []
         self.unwanted: list[bytes] = []
         self.open = True
+        self.link: LocalLink | None = None
         self._reader = log.reader()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -125,7 +127,6 @@ class EchoExecutor:
         """Join and serve version 1 of the model."""
         self._reader.start(self._on_entries)
         self._reader.add(keys.batches(self.name))
-        self._reader.add(keys.LOCAL + keys.batches(self.name), consume=True)
         await self.tell(ProcessJoined("executor", self.name))
         await self.load(config, slots=slots)
         await self.tell(RepositoryScanned(self.name, (MODEL,), "explicit", ready=True))
@@ -137,6 +138,11 @@ class EchoExecutor:
     async def unload(self) -> None:
         await self.tell(VersionUnloaded(self.name, MODEL, 1))
 
+    def serve(self, link: LocalLink) -> None:
+        """Take what a batcher in the same process hands over."""
+        self.link = link
+        link.batches.follow(lambda header, records: self._take(Held(b"", header, list(records))))
+
     def _on_entries(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
             if bytes(entry.fields[0]) == FIELD_FACT:
@@ -147,11 +153,14 @@ class EchoExecutor:
                 continue
             assert bytes(entry.fields[0]) == FIELD_HEADER
             header = BatchHeader.unpack(entry.fields[1])
-            held = Held(entry.id, header, requests_in(entry.fields), work_in(entry.fields) if header.waves else ())
-            if self.open:
-                self._spawn(held)
-            else:
-                self.held.append(held)
+            waves = work_in(entry.fields) if header.waves else ()
+            self._take(Held(entry.id, header, requests_in(entry.fields), waves))
+
+    def _take(self, held: Held) -> None:
+        if self.open:
+            self._spawn(held)
+        else:
+            self.held.append(held)
 
     def release(self, count: int | None = None) -> None:
         """Open the gate, or let the first `count` held batches through it."""
@@ -189,7 +198,8 @@ class EchoExecutor:
             pairs.append((record.endpoint, packed))
             by_endpoint.setdefault(record.endpoint, []).extend((FIELD_RECORD, packed))
         fact = BatchFinished(self.name, header.batch_id, tuple(pairs) if header.via_owner else ())
-        facts = [Reply(header.report_to, [FIELD_FACT, pack_fact(fact)])]
+        told: list[Buffer] = [FIELD_FACT, pack_fact(fact)]
+        facts = [Reply(header.report_to, told)] if header.report_to else []
         replies = []
         if not header.via_owner and answer:
             replies = [Reply(keys.replies(e), fields) for e, fields in by_endpoint.items()]
@@ -199,7 +209,10 @@ class EchoExecutor:
         won = await insist(
             lambda: self.log.settle(MODEL, requests, statistics, replies, facts, ends=ends, outcomes=outcomes)
         )
-        await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
+        if self.link is not None and not facts:
+            self.link.reports[MODEL].hand(told)
+        if held.entry_id:
+            await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
         return won
 
     async def _settle_waves(self, held: Held) -> list[bool]:
@@ -232,11 +245,11 @@ class EchoExecutor:
 class Batcher:
     """A batcher as its app composes it, without heartbeats: tests say who is lost."""
 
-    def __init__(self, log: EventLog, settings: BatcherSettings, local_executor: str) -> None:
+    def __init__(self, log: EventLog, settings: BatcherSettings, link: LocalLink | None) -> None:
         self.log = log
         self.name = settings.incarnation
         self.control = ControlPlane(log, check_interval_ms=NEVER_MS, incarnation=self.name)
-        self.service = BatcherService(log, self.control, settings, local_executor=local_executor)
+        self.service = BatcherService(log, self.control, settings, link=link)
         self.running = False
 
     async def start(self) -> None:
@@ -297,11 +310,16 @@ class Cluster:
         return executor
 
     async def batcher(
-        self, name: str = "", *, prefetch: int = 1, window_requests: int = 8192, local_executor: str = ""
+        self, name: str = "", *, prefetch: int = 1, window_requests: int = 8192, beside: EchoExecutor | None = None
     ) -> Batcher:
+        """A batcher of its own, or in the process of an executor."""
+        link = None
+        if beside is not None:
+            link = LocalLink(beside.name)
+            beside.serve(link)
         name = name or f"batcher-{next(self._numbers)}"
         settings = BatcherSettings(name, prefetch=prefetch, window_requests=window_requests)
-        batcher = Batcher(await self.log(), settings, local_executor)
+        batcher = Batcher(await self.log(), settings, link)
         self._batchers.append(batcher)
         await batcher.start()
         return batcher

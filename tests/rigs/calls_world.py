@@ -1,4 +1,4 @@
-"""Models that call models, with the schedulers, the turnstiles and the judge of the real thing, and no time but what is
+"""Models that call models, with the schedulers, the rate limiters and the judge of the real thing, and no time but what is
 told: what is in nobody's way runs at once, and a batch ends when all calls of its requests are answered.
 """
 
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Running:
-    """A batch at an executor. With the parts of a `Job` that turns look at."""
+    """A batch at an executor, with the fields of a `SubmittedBatch` that a `RateLimitedQueue` reads."""
 
     model: str
     batch: DispatchBatch

@@ -87,7 +87,7 @@ OVER_ONE_SERVER = {
 }
 """Tests of whole servers that are not made over other topologies, and why."""
 SHORT_PARTS = ("integration/test_gateway_jobs", "integration/test_operations", "e2e/test_gateways", "e2e/test_pools")
-OF_OTHER_LOGS = "not [memory and not [cluster and not [colocated-local"
+OF_OTHER_LOGS = "not [memory and not [cluster"
 """Cases that are not over the log of the run."""
 
 

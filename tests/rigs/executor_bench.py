@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.control import facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, Limits
 from charonia.facts.events import (
@@ -42,6 +43,7 @@ from charonia.wire import (
     pack_request,
     records_of,
     request_meta,
+    unpack_request,
     unpack_response,
 )
 from executors.app import create
@@ -105,10 +107,10 @@ class Follower:
 
 
 class Bench:
-    """A batcher's and a gateway's side of the log."""
+    """A batcher's and a gateway's side of the log; with a `link` the batcher is in the executor's process."""
 
-    def __init__(self, log: MemoryLog, service: ExecutorService, control: Follower) -> None:
-        self.log, self.service, self.control = log, service, control
+    def __init__(self, log: MemoryLog, service: ExecutorService, control: Follower, link: LocalLink | None) -> None:
+        self.log, self.service, self.control, self.link = log, service, control, link
         self._serial = 0
 
     async def request(self, action: str, model: str, **fields: Any) -> ModelRequestFinished:
@@ -156,9 +158,13 @@ class Bench:
             await self.log.accept(model, 0, 0, [(request_id, len(record))], fields, Limits(), journalled=journalled)
         return request_id, record
 
-    async def unwant(self, batch_id: str, *ids: bytes, stream: bytes = keys.batches(ME)) -> None:
+    async def unwant(self, batch_id: str, *ids: bytes) -> None:
         """Tell the executor, as an owner does, that requests of a batch are settled already."""
-        await self.log.append(stream, [FIELD_FACT, pack_fact(ExecutionUnwanted(batch_id, b"".join(ids)))])
+        fact = ExecutionUnwanted(batch_id, b"".join(ids))
+        if self.link is not None:
+            self.link.facts.hand(fact)
+        else:
+            await self.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(fact)])
 
     async def dispatch(
         self,
@@ -168,17 +174,19 @@ class Bench:
         version: int = 1,
         content_hash: str = "",
         via_owner: bool = False,
-        stream: bytes = keys.batches(ME),
     ) -> str:
         self._serial += 1
         batch_id = f"b-{self._serial}"
         header = BatchHeader(
             batch_id, model, version, content_hash, 1, (0,) * len(records), keys.facts(model), via_owner
         )
+        if self.link is not None:
+            self.link.batches.hand(header, [unpack_request(record) for record in records])
+            return batch_id
         fields: list[Any] = [FIELD_HEADER, header.pack()]
         for record in records:
             fields += [FIELD_RECORD, record]
-        await self.log.append(stream, fields)
+        await self.log.append(keys.batches(ME), fields)
         return batch_id
 
     async def replies(self, endpoint: str, count: int) -> dict[bytes, ResponseRecord]:
@@ -201,11 +209,12 @@ async def running(repository: Path, *, log: Any = None, **settings: Any) -> Asyn
     control = Follower(log, keys.CONTROL)
     settings.setdefault("model_repository", (os.fspath(repository),))
     backends = settings.pop("backends", None)
-    service = create(ExecutorSettings(ME, **settings), log, backends=backends)
+    link = LocalLink(ME) if settings.get("hosts_batcher") else None
+    service = create(ExecutorSettings(ME, **settings), log, backends=backends, link=link)
     await service.start()
     await control.fact(RepositoryScanned, ready=True)
     try:
-        yield Bench(log, service, control)
+        yield Bench(log, service, control, link)
     finally:
         await service.drain(10)
         await service.close()

@@ -103,7 +103,7 @@ _OF_STEPS = (ensemble_planner.SubmitStep, ensemble_planner.CancelStep, ensemble_
 
 
 def id_of(name: str) -> bytes:
-    """The id of the request `a`, or `w_3`, the third of the wave `w`."""
+    """The id of the request "a", or "w_3", the third of the wave "w"."""
     base, _, number = name.partition("_")
     return base.encode().ljust(PREFIX_BYTES, b"\0") + bytes([int(number or 0)])
 

@@ -9,29 +9,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from charonia import keys
-from charonia.eventlog.colocated import ColocatedLog
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.eventlog.redis import open_log
 
 NO_LIMITS = Limits()
 PATIENCE_S = 10.0
-ADAPTERS = ("memory", "redis", "cluster", "colocated")
-STREAM_ADAPTERS = (*ADAPTERS, "colocated-local")
-"""The adapters, and the streams of a co-located log that never leave its process."""
+ADAPTERS = ("memory", "redis", "cluster")
 
 
 @dataclass
 class Subject:
-    """A log under test, a second handle on the same data as another process would have it, and stream names."""
+    """A log under test, and a second handle on the same data as another process would have it."""
 
     log: EventLog
     peer: EventLog
-    prefix: bytes = b""
-
-    def stream(self, name: bytes) -> bytes:
-        return self.prefix + name
 
 
 @asynccontextmanager
@@ -42,13 +34,10 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
         yield Subject(log, log)
         return
     url = request.getfixturevalue("fresh_cluster_url" if request.param == "cluster" else "fresh_log_url")
-    local = MemoryLog()
     pair: list[EventLog] = [open_log(url), open_log(url)]
-    if request.param.startswith("colocated"):
-        pair = [ColocatedLog(log, local) for log in pair]
     for log in pair:
         await log.open()
-    yield Subject(pair[0], pair[1], keys.LOCAL if request.param == "colocated-local" else b"")
+    yield Subject(*pair)
     for log in pair:
         await log.close()
 

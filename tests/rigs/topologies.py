@@ -114,7 +114,6 @@ def _users(directory: Path) -> Path:
     words = ["sh", str(_REDIS / "users.sh"), str(_REDIS / "users.acl.template"), str(directory)]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     rights = " ".join(re.findall(rf"^user (?:{'|'.join(ROLES)}) reset on \S+ (.*)$", text, re.MULTILINE))
-    rights += " ~local:*"  # echo executors of `batching_cluster` read on the server what others keep in their process
     users = directory / "users.acl"
     users.write_text(f"{text}user somebody reset on >somebody {rights}\nuser {ADMIN} reset on >{ADMIN} ~* &* +@all\n")
     return users

@@ -26,7 +26,7 @@ def closed_rooms(note: TurnsNote, is_stuck: Callable[[Turn], bool]) -> dict[Room
         rooms.setdefault(turn.room, []).append(number)
     closed = dict.fromkeys(rooms, "")
     while True:
-        # where another may take the batch, nobody has to wait for what these need
+        # where another may take the batch, none has to wait for what these need
         lacking = _lacking(note, free, closed)
         found = {
             room: next((lacking[number] for number in rooms[room] if number in lacking), "")

@@ -5,9 +5,9 @@
     next_wakeup() -> ns | None               when `advance` is next due
 
 It stands in a `ModelScheduler`'s place: the same facts about requests come in, and requests that do not run are
-rejected with the same decision. Every observed request ends once: it is answered, fails, is rejected, or somebody else
-settled it. What tensors are is the service's: here they are opaque values with a size. Requests are begun in the order
-of their arrival, as long as what is held of those under way stays within `max_held_bytes`; one is always let in.
+rejected with the same decision. Every observed request ends once: it is answered, fails, is rejected, or was settled
+from outside. What tensors are is the service's: here they are opaque values with a size. Requests are begun in the
+order of their arrival, as long as what is held of those under way stays within `max_held_bytes`; one is always let in.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesAllowed:
-    """Of a request with a window: whoever reads it wants responses below index `count`."""
+    """Of a request with a window: its reader wants responses below index `count`."""
 
     id: bytes
     count: int
@@ -134,7 +134,7 @@ class WantResponses:
 
 @dataclass(frozen=True, slots=True)
 class CancelStep:
-    """Nobody wants the answer of a step any more."""
+    """The answer of a step is no longer wanted."""
 
     request: QueuedRequest
     step: Step
@@ -155,7 +155,7 @@ class AnswerRequest:
 class FailRequest:
     """Settle a request with an error (S50, S53); it counts with reason OTHER (M11).
 
-    `missing` is an output that nobody made.
+    `missing` is an output that no step made.
     """
 
     request: QueuedRequest

@@ -387,7 +387,7 @@ class Run:
         return tuple(cursor)
 
     def _drop(self, path: Path) -> None:
-        """Nobody needs the tensors of an answered path, nor those its steps would still make."""
+        """Drops the tensors of an answered path, and those its steps would still make."""
         if self._open.pop(path, None) is not None:
             self._weigh(path, -1)
         self._tensors.pop(path, None)

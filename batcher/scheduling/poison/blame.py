@@ -1,7 +1,7 @@
 """Which requests the loss of an executor counts against, for when it turns out that it was not lost. Pure.
 
 An executor whose machine is overloaded misses its heartbeats and is taken for lost; later it is heard of again. That
-was the infrastructure's doing (design section 3), so what counted is taken back. `MAX_STALLS` times a request: one
+was the infrastructure's doing, so what counted is taken back. `MAX_STALLS` times a request: one
 that stops its executor's heartbeat whenever it runs would be run for ever else.
 """
 

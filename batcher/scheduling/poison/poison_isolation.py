@@ -5,16 +5,16 @@ The rule, for the members of one batch that are unsettled:
 - Their *instance died* of them (`BatchDied`: the executor lives and says which batch it was). They are halved and each
   half runs as a batch of its own, never joined with others. A request that was alone is the culprit. One culprit among
   n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
-- Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; nobody says what it was doing).
-  That blames nobody. They are split in eight, each part a batch of its own. One that is lost again alone runs *apart*:
-  its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next executor that
-  comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the culprit. One
-  among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again condemn nobody
-  whose run is shorter than the time between two kills: in a storm new executors come all the time, so the run that
-  could condemn is the first thing one of them does; where none comes there is no storm. Executors lost within
-  `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not count
-  (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor that
-  is heard of again, as far as that is in time (`blame`).
+- Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; no report says what it was
+  doing). That blames no request. They are split in eight, each part a batch of its own. One that is lost again alone
+  runs *apart*: its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next
+  executor that comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the
+  culprit. One among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again
+  condemn no request whose run is shorter than the time between two kills: in a storm new executors come all the time,
+  so the run that could condemn is the first thing one of them does; where none comes there is no storm. Executors lost
+  within `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not
+  count (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor
+  that is heard of again, as far as that is in time (`blame`).
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
@@ -23,8 +23,7 @@ takeover, it notes in the log first (`batcher.owner.notes`); its successor begin
 first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
 
 A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
-infrastructure's. Losses are counted by the owner; elsewhere they
-start anew with another one.
+infrastructure's. Losses are counted by the owner; another one starts from zero.
 """
 
 from __future__ import annotations

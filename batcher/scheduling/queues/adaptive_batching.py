@@ -8,7 +8,7 @@ requests are late and grows back slowly, so that what is not modelled (other loa
 
 Until enough is known nothing waits and nothing is limited, as with `dynamic_batching { }`. Sizes never run before are
 tried in steps of two, and only when they would be in time if rows cost what they cost now. A choice is looked at ten
-times a second and changed only for a reason, so that it does not swing. A delay is always below the target: nobody
+times a second and changed only for a reason, so that it does not swing. A delay is always below the target: no request
 starves. When no size is in time, nothing waits either: batches grow with the queue, which is what shortens it.
 """
 
@@ -252,7 +252,7 @@ class AdaptiveBatching:
         if held is not None and self._keeps(held, best):
             best = held
         if best.size == self.choice.size and abs(best.delay_ns - self.choice.delay_ns) < self.target_ns * 0.05:
-            best = replace(best, delay_ns=self.choice.delay_ns)  # a change nobody would notice
+            best = replace(best, delay_ns=self.choice.delay_ns)  # a change too small to notice
         return best
 
     def _keeps(self, held: Choice, best: Choice) -> bool:

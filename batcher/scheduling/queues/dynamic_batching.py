@@ -22,7 +22,7 @@ NO_BOUNDARY = 1 << 127
 class BatchRules:
     """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1).
 
-    With a `target_p99_ns` the sizes and the delay are chosen anew all the time (`adaptive_batching`). `several`:
+    With a `target_p99_ns` the sizes and the delay are chosen again all the time (`adaptive_batching`). `several`:
     requests may have several responses.
     """
 

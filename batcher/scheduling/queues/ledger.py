@@ -77,7 +77,7 @@ class RequestLedger:
         self.queued = 0
         self.due = DueTimes()
         self.has_deadlines = False
-        """A request with a deadline was seen; where there are none, nobody looks for them."""
+        """A request with a deadline was seen; where there are none, they are not looked for."""
         self.is_held = False
         """An operator holds the queue back."""
         self.has_waves = False

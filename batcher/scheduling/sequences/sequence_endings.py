@@ -23,7 +23,7 @@ class SequenceEndings:
         self._ledger = ledger
 
     def end_one(self, request_id: bytes, how: Cut | None, now_ns: int, decisions: list[Decision]) -> None:
-        """End a request wherever it is (`how` None: somebody else has settled it)."""
+        """End a request wherever it is (`how` None: it was settled from outside)."""
         request, sequence = self._ledger.known.get(request_id, (None, None))
         if request is None or sequence is None:
             return
@@ -33,7 +33,7 @@ class SequenceEndings:
             self._ledger.cut(sequence, request, how, now_ns, decisions)
 
     def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
-        """Refuse what waits for versions that nobody serves any more."""
+        """Refuse what waits for versions that no executor serves any more."""
         ledger = self._ledger
         for number in [number for number in ledger.versions if number not in event.kept]:
             version = ledger.versions[number]
@@ -75,7 +75,7 @@ class SequenceEndings:
         return sequence if due_ns <= now_ns else None
 
     def _end_running(self, request: QueuedRequest, how: Cut | None, decisions: list[Decision]) -> None:
-        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
+        """End a request while it is with an executor: the first settlement wins, and it is not run again."""
         if request.settled:
             return
         if how is not None:

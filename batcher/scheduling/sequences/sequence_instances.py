@@ -115,17 +115,17 @@ class SequenceInstance:
         self.ready: dict[LiveSequence, None] = {}
         self.batch = ""
         self.size = slots
-        self._free: list[int] = []  # below `_untouched`, from which on nobody has had one: there may be billions
+        self._free: list[int] = []  # below `_untouched`, from which on no sequence has had one: there may be billions
         self._untouched = 0
 
     @property
     def room(self) -> int:
-        """Slots that nobody has."""
+        """Slots that no sequence has."""
         return self.size - len(self.slots)
 
     @property
     def rows(self) -> int:
-        """The highest slot that somebody has, counted from 1."""
+        """The highest slot that a sequence has, counted from 1."""
         return max(self.slots, default=-1) + 1
 
     def take(self, sequence: LiveSequence, slot: int = -1) -> bool:

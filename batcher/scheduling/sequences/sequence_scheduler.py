@@ -82,12 +82,12 @@ class SequenceScheduler:
         self._endings = SequenceEndings(self._ledger)
         self._next_order = 0
         self.on_conflict: Callable[[str], None] | None = None
-        """Called with the words to log when a sequence is begun anew before it has ended (S33)."""
+        """Called with the words to log when a sequence is started again before it has ended (S33)."""
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def observe(self, event: Observation, now_ns: int) -> list[Decision]:
-        """A fact happened. Unknown ids and repeated facts are ignored (F11)."""
+        """A fact happened. Unknown ids and repeated facts are ignored."""
         return self.observe_all((event,), now_ns)
 
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:

@@ -100,7 +100,7 @@ class Dispatching:
         return self.waits_for > 0
 
     def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
-        """Send batches as long as there is somebody to take one and the rules do not say to wait."""
+        """Send batches as long as there is an executor to take one and the rules do not say to wait."""
         queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)

@@ -1,6 +1,6 @@
 """Requests of one model that end without a batch: cancelled, due, settled by others, or their version is gone. Pure.
 
-One that is with an executor is told to stop, and whoever settles first wins; one that waits leaves its queue.
+One that is with an executor is told to stop, and the first settlement wins; one that waits leaves its queue.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Endings:
         self._state.ledger.burst(wave, decisions)
 
     def drop(self, request_id: bytes, decisions: list[Decision]) -> None:
-        """Somebody else has settled a request."""
+        """A request was settled from outside."""
         request = self._state.ledger.known.get(request_id)
         if request is None:
             return
@@ -84,7 +84,7 @@ class Endings:
     def _end_running(
         self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
     ) -> None:
-        """End a request while it is with an executor: whoever settles first wins, and it is not run again."""
+        """End a request while it is with an executor: the first settlement wins, and it is not run again."""
         if not request.settled:
             decisions.append(RejectRequest(request, code, message, reason))
             self._stop(request, decisions)
@@ -98,7 +98,7 @@ class Endings:
             decisions.append(StopExecution(request, batch_id, batch.executor))
 
     def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
-        """Refuse what waits for versions that nobody serves any more."""
+        """Refuse what waits for versions that no executor serves any more."""
         waiting = [
             r
             for r in self._state.ledger.known.values()

@@ -41,7 +41,7 @@ class KeptExecutors(dict[str, int]):
         return self.pop(executor, None) is not None
 
     def give_up_idle(self, version: ModelVersion, batches: Iterable[Batch]) -> bool:
-        """Nobody of a version waits for an executor any more; whether one was kept for that."""
+        """No suspect of a version waits for an executor any more; whether one was kept for that."""
         used = {batch.executor for batch in batches if batch.apart}
         idle = [e for e, number in self.items() if number == version.number and e not in used]
         for executor in idle:

@@ -70,7 +70,7 @@ class ModelState:
                 self.touch(number)
 
     def measure(self, adaptive: AdaptiveBatching, batch: Batch, now_ns: int) -> None:
-        """What a finished batch and its requests took, where somebody goes by it."""
+        """What a finished batch and its requests took, where batching adapts to it."""
         requests = batch.requests
         if batch.started_ns and batch.suspects is None and not batch.freed:
             adaptive.finished(sum(request.rows for request in requests), now_ns - batch.started_ns, now_ns)

@@ -31,7 +31,7 @@ class Batch:
     freed: bool = False
     """Its instance takes other batches although it is not finished."""
     started_ns: int = 0
-    """When an instance was free for it, as far as is known here; 0: not yet, or nobody asks (`adaptive_batching`)."""
+    """When an instance was free for it, as far as is known here; 0: not yet, or not needed (`adaptive_batching`)."""
 
     @property
     def apart(self) -> bool:

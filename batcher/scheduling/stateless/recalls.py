@@ -39,7 +39,7 @@ class Recalls:
         self._lately: list[tuple[int, list[QueuedRequest]]] = []
         """When executors were lost of late, and the requests for which that counts."""
         self._counted: list[QueuedRequest] | None = []
-        """Those of the loss that is looked at now; None when it counts for nobody."""
+        """Those of the loss that is looked at now; None when it counts for no request."""
 
     def served(self, executor: str, now_ns: int) -> None:
         """An executor serves the model."""
@@ -67,7 +67,7 @@ class Recalls:
         self._blame.returned(executor)
 
     def _note_loss(self, executor: str, since_ns: int, now_ns: int) -> None:
-        """Losses of several executors at once are nobody's doing: they do not count for those who were aboard.
+        """Losses of several executors at once are no request's fault: they do not count for those that were aboard.
 
         At once means within `TOGETHER_NS`, and that this executor was there when the other was lost: one that came
         after it may have been ended by what the other one left.
@@ -84,7 +84,7 @@ class Recalls:
         self._blame.lost(executor, mine)
 
     def take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> None:
-        """Nobody is to blame: the requests of a batch return to the front of their levels."""
+        """No request is to blame: the requests of a batch return to the front of their levels."""
         state = self._state
         batch, left = state.recall(batch_id, why, now_ns, decisions)
         if batch.suspects is not None:

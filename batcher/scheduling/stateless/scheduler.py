@@ -5,12 +5,12 @@
     advance(now_ns) -> decisions             time passed
     next_wakeup() -> ns | None               when `advance` is next due, if nothing happens before
 
-Each version of the model is queued and batched by itself, so one that nobody serves holds up no other; `max_queue_size`
-counts over all versions (S7). A batch is decided on only when an instance could be fed (S25), so that it grows as long
-as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4). What was aboard when
-an instance or executor ended runs apart until the culprit is known (`poison_isolation`). Every observed request ends
-once: its batch finishes, it is rejected or condemned here, or somebody else settled it.
-Durability, fencing and settling are the service's.
+Each version of the model is queued and batched by itself, so one that no executor serves holds up no other;
+`max_queue_size` counts over all versions (S7). A batch is decided on only when an instance could be fed (S25), so that
+it grows as long as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4). What
+was aboard when an instance or executor ended runs apart until the culprit is known (`poison_isolation`). Every observed
+request ends once: its batch finishes, it is rejected or condemned here, or it was settled from outside. Durability,
+fencing and settling are the service's.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ModelScheduler:
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def observe(self, event: Observation, now_ns: int) -> list[Decision]:
-        """A fact happened. Unknown ids and repeated facts are ignored (F11)."""
+        """A fact happened. Unknown ids and repeated facts are ignored."""
         return self.observe_all((event,), now_ns)
 
     def observe_all(self, events: Iterable[Observation], now_ns: int) -> list[Decision]:

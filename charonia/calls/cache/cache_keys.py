@@ -1,6 +1,6 @@
 """Which requests may be answered from the cache, and what makes two of them equal (K2). Pure.
 
-The key covers all that decides about the answer: the model, its version and content (so that a reload starts anew),
+The key covers all that decides about the answer: the model, its version and content (so that a reload starts empty),
 the tenant unless the model shares, the inputs with shapes, datatypes and bytes, the outputs wanted, the parameters.
 Not the request's id, deadline, timeout or priority. Digests are 32 bytes of BLAKE2b, so keys are not compared further;
 every part is preceded by its length, so that no two requests have one text.

@@ -19,7 +19,7 @@ from typing import Any
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.port import MOST_TAKEN, EventLog
+from charonia.eventlog.port import MOST_TAKEN, Notes
 from charonia.wire import ResponseRecord, pack_response, unpack_response
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class CacheStore:
     digests.
     """
 
-    def __init__(self, log: EventLog, limit_bytes: int) -> None:
+    def __init__(self, log: Notes, limit_bytes: int) -> None:
         self._log = log
         self._limit_bytes = limit_bytes
         self._limit_here_bytes = min(limit_bytes, MOST_HERE_BYTES)

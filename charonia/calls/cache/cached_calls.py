@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from charonia.calls.refused import RefusedRequests
 from charonia.catalog.catalog import Catalog, ServedVersion
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Notes
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.wire import ResponseRecord
@@ -48,7 +48,7 @@ class CachedCalls:
     """One process's. Statistics go into `log`, responses into `cache_log`, which may be the same."""
 
     def __init__(
-        self, log: EventLog, cache_log: EventLog | None, limit_bytes: int, catalog: Catalog, observe: Observe
+        self, log: EventLog, cache_log: Notes | None, limit_bytes: int, catalog: Catalog, observe: Observe
     ) -> None:
         self._tally = RefusedRequests(log)
         self._cache = ResponseCache(cache_log or log, limit_bytes, catalog, self._tally)

@@ -1,6 +1,6 @@
 """One execution for all who ask the same at once: callers share a flight, and any of them may leave.
 
-A flight is no caller's own. It goes on while anybody waits, whoever asked first; its errors are everybody's, unless
+A flight is no caller's own. It goes on while any caller waits; its errors are those of all its callers, unless
 they were about one caller's terms (its deadline, its cancellation, its queue time-out): then only that one is told and
 the next one's request is sent in its place. Within one process.
 """
@@ -102,7 +102,7 @@ class Flight:
             if passenger in self._passengers:
                 self._passengers.remove(passenger)
             if not self._passengers and not self._task.done():
-                self._ended(self)  # who comes now starts anew
+                self._ended(self)  # the next caller starts a new flight
                 self._task.cancel()
 
     def cancel(self) -> None:

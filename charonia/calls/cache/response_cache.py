@@ -16,7 +16,7 @@ from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import Notes
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.wire import ResponseRecord
@@ -40,7 +40,7 @@ class CacheCounts(Protocol):
 class ResponseCache:
     """One process's. `log` is where the responses of all are, bounded by `limit_bytes`; `tally` writes statistics."""
 
-    def __init__(self, log: EventLog, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
+    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
         self.store = CacheStore(log, limit_bytes)
         self._catalog = catalog
         self._tally = tally
@@ -67,9 +67,9 @@ class ResponseCache:
     ) -> ResponseRecord:
         """The answer of a cachable, admitted request, with `error` set when the model failed.
 
-        `run` sends the request; it is called when nobody else's answer serves. Raises what `run` raises, also for the
-        equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution of
-        another, which may be waiting for this very request, and nobody waits in its own: it may be ended for that.
+        `run` sends the request; it is called when no other caller's answer serves. Raises what `run` raises, also for
+        the equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution
+        of another, which may be waiting for this very request, and no other waits in its own: it may be ended for that.
         """
         started_ns = monotonic_ns()
         if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:

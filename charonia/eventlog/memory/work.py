@@ -83,7 +83,7 @@ class KeptJob:
 class ModelWork:
     """One model: accepted, unsettled requests, their tenants, jobs, and who owns it.
 
-    `on_forgotten` is told of jobs whose record is gone.
+    `on_forgotten` is called with jobs whose record is gone.
     """
 
     model: str

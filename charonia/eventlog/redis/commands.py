@@ -39,9 +39,9 @@ class Commands:
         return await self._connection.execute(*command)
 
     async def lanes(self, model: str) -> list[tuple[int, int]]:
-        """`EventLog.lanes`."""
+        """`Work.lanes`."""
         members = await self.execute("SMEMBERS", keys.lanes(model))
-        # what is no lane is nothing that accepting put there (faults H27)
+        # what is no lane is nothing that accepting put there
         return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
 
     async def each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:

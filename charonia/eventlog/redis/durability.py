@@ -272,7 +272,7 @@ def _hand_over(future: asyncio.Future[list[Any]]) -> Callable[[list[Any] | None]
 
 
 def _consume(future: asyncio.Future[bool]) -> None:
-    """A barrier that failed after its writes were refused is nobody's news."""
+    """A barrier that failed after its writes were refused is not reported."""
     if not future.cancelled():
         future.exception()
 

@@ -32,7 +32,7 @@ class Epoch:
         return [("XRANGE", keys.CONTROL, own, own, "COUNT", 1), ("XINFO", "STREAM", keys.CONTROL)]
 
     def answered(self, answers: Sequence[Any]) -> None:
-        """Takes the answers. Facts nobody needs are deleted (`compaction`), in the order of their ids more or less:
+        """Takes the answers. Facts no reader needs are deleted (`compaction`), in the order of their ids more or less:
         one that is not there is missed when nothing as young has been deleted.
         """
         found, about = answers

@@ -160,7 +160,7 @@ class RedisReader:
         def done(replies: list[Any] | None) -> None:
             if replies is None or isinstance(replies[0], hiredis.ReplyError):
                 if self._read == read:
-                    self._connection.drop()  # the set must be read anew all the same
+                    self._connection.drop()  # the set must be read again all the same
             elif replies[0] == 0 and self._read == read:
                 self._unblocking = 0
                 asyncio.get_running_loop().call_later(_RETRY_S, self._unblock, read)
@@ -193,7 +193,7 @@ class RedisReader:
 
         def done(replies: list[Any] | None) -> None:
             if replies is None or self._closed:
-                return  # the next connection begins anew
+                return  # the next connection restarts reading
             unanswered = [r for r in replies if isinstance(r, hiredis.ReplyError) and not str(r).startswith(_NO_STREAM)]
             if self._refused(unanswered):
                 return
@@ -223,7 +223,7 @@ class RedisReader:
 
         def done(replies: list[Any] | None) -> None:
             if replies is None or self._closed or self._refused(replies):
-                return  # the next connection begins anew
+                return  # the next connection restarts reading
             for following, found in zip(swept, replies, strict=True):
                 if found:
                     self._deletions.setdefault(following.stream, []).extend([entry_id for entry_id, _ in found])
@@ -250,7 +250,7 @@ class RedisReader:
         self._connection.batch(pieces, len(pieces), done)
 
     def _refused(self, replies: list[Any]) -> bool:
-        """Whether the server refused one of these commands; the connection is given up and all begins anew then."""
+        """Whether the server refused one of these commands; the connection is given up then, and reading restarts."""
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 moved = str(reply).startswith(("MOVED", "ASK"))
@@ -278,7 +278,7 @@ class RedisReader:
         read = pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions))
         try:
             self._connection.batch((read,), 1, done)
-        except LogUnavailable:  # the next connection begins anew
+        except LogUnavailable:  # the next connection restarts reading
             pass
 
     def _done(self, reading: dict[bytes, _Following], replies: list[Any] | None) -> None:

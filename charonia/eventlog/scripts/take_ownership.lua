@@ -13,6 +13,6 @@ if (redis.call('HGET', KEYS[1], 'owner') or '') ~= ARGV[2] then
   return 0
 end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
--- in a log that was flushed a token of before must not come again: somebody who has slept through it may hold one
+-- in a log that was flushed a token of before must not come again: a process that has slept through it may hold one
 redis.call('HSETNX', KEYS[1], 'token', redis.call('TIME')[1])
 return redis.call('HINCRBY', KEYS[1], 'token', 1)

@@ -1,6 +1,6 @@
 -- Included by scripts that add facts to a journal (charonia.facts.journal).
 --
--- journal  j:{m}; gets the packed fact unless it is true of nobody, with a field `w` when it is not true of all it is
+-- journal  j:{m}; gets the packed fact unless it is true of none, with a field `w` when it is not true of all it is
 --          about: "1" or "0" for each
 -- mask     a character for each request of the call: "1" when the fact is true of it; nil when it is of all
 -- of       "1" for each request of the call that the fact is about and "0" for the others; "" when it is about all

@@ -1,9 +1,9 @@
-"""Folds a model's journal and finds what must never be in it (design section 3, ADR 0004). Pure.
+"""Folds a model's journal and finds what must never be in it (ADR 0004). Pure.
 
     ended_twice             a second terminal fact of one request
     attempt_not_increasing  a request batched with an attempt that was run or is below the last, or run twice under one
     ran_after_end           batched after its terminal fact, or started then with an attempt that was not batched before
-    started_unbatched       run with an attempt that nobody had begun
+    started_unbatched       run with an attempt that was never begun
     accepted_twice          one id accepted again
     unaccepted              a fact about a request that was never accepted, in a journal that still has its beginning
     unreadable              an entry that is no journal fact
@@ -74,7 +74,7 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Totals:
-    """What was folded. `given_again`: attempts batched anew before they ran. `earlier`: requests that began before the
+    """What was folded. `given_again`: attempts batched again before they ran. `earlier`: requests that began before the
     first entry. `late_starts`: starts noted after their request's end.
     """
 

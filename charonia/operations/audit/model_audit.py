@@ -3,7 +3,7 @@ the rest of the log.
 
     trimmed_unfinished  an unsettled request that is to be journalled and of which a trimmed journal knows nothing
     end_unrecorded      a request settled in the log whose end is not in the journal
-    uncarried           an unsettled job that no entry of its queue carries: nobody would ever run it
+    uncarried           an unsettled job that no entry of its queue carries: it would never run
 
 The log moves on meanwhile. What looks wrong is therefore looked at again: the facts of a settlement are written in its
 own step, so a journal read on after the question holds them.
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from charonia import keys
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, RequestLog
 from charonia.operations.queued import known_models, must_be_known, queued_of_model
 
 from .journal_audit import Finding, JournalAudit, Rule
@@ -38,7 +38,7 @@ class Scope:
 
 
 async def audit_models(
-    log: EventLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
+    log: RequestLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
 ) -> dict[str, Any]:
     """Audit these models, or all the log knows. `clean` is the verdict; the findings went to `on_finding`.
 
@@ -55,7 +55,7 @@ async def audit_models(
 class _Auditing:
     """One model's audit: the fold and how far the journal has been read."""
 
-    def __init__(self, log: EventLog, model: str, scope: Scope, on_finding: OnFinding) -> None:
+    def __init__(self, log: RequestLog, model: str, scope: Scope, on_finding: OnFinding) -> None:
         self._log = log
         self._model = model
         self._scope = scope

@@ -1,8 +1,7 @@
 """One HTTP/2 connection: the frames of a client, checked, to its calls (RFC 9113; gRPC over HTTP/2, G17-G31).
 
 What becomes of a call is `connection_calls`', what goes to the client `outbox`'s. Whatever the peer does wrong ends its
-stream or its connection with the code the RFC has for it; what is merely too much ends the connection (`limits`, faults
-H18).
+stream or its connection with the code the RFC has for it; what is merely too much ends the connection (`limits`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls of one connection: from a stream's first headers to its end, whoever brings that about (G17-G26).
+"""The calls of one connection: from a stream's first headers to its end, by either side (G17-G26).
 
 What a stream went through is in three flags (`Stream`): an answer was begun, the client has ended its side, it is over.
 """
@@ -111,7 +111,7 @@ class Calls:
             self.refuse(stream, _NOT_ONE)
 
     def credit(self, stream: Stream) -> None:
-        """Let the client send more, unless there are messages that nobody has taken, or the call is refused."""
+        """Let the client send more, unless there are messages that were not taken yet, or the call is refused."""
         if stream.tail is not None:
             return  # what comes is not kept, so it must not count as held either
         if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
@@ -276,7 +276,7 @@ class Calls:
             stream.task.cancel()
 
     def abandon(self, stream: Stream | LaneCall) -> None:
-        """Nobody waits for the answer of a call any more."""
+        """No client waits for the answer of a call any more."""
         if isinstance(stream, LaneCall):
             self.streams.pop(stream.id, None)
             if stream.ended:

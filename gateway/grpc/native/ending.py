@@ -1,4 +1,7 @@
-"""How a connection ends: after its calls and the client's consent, or at once with a reason (RFC 9113, 6.8; A9)."""
+"""How a connection ends: after its calls and the client's consent, or at once with a reason.
+
+RFC 9113, section 6.8; gRPC proposal A9.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .codec.limits import KeepAlive
 FIRST_WORDS_S = 20.0
 """A client that has opened no call by then has to have said that it speaks HTTP/2."""
 _JITTER = 0.1
-"""Connections of one age would all end at once (gRPC A9)."""
+"""Connections of one age would all end at once (gRPC proposal A9)."""
 
 
 class Living(Protocol):

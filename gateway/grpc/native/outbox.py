@@ -46,7 +46,7 @@ class Windowed(Protocol):
 
 
 class Outbox:
-    """`on_closed` is told of each stream whose last frame is on its way."""
+    """`on_closed` is called with each stream whose last frame is on its way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, strikes: PingStrikes) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class Outbox:
         self._waiting: dict[Stream, None] = {}
         """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
         that wait for their own window are not among them: looking at each would make every word about the connection
-        dear (faults H18)."""
+        dear."""
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame_bytes = DEFAULT_FRAME_BYTES

@@ -71,7 +71,7 @@ class Stream:
         self.tail: bytes | None = None
         """What ends the stream, once nothing is pending."""
         self.sent: asyncio.Future[None] | None = None
-        """Somebody waits until nothing is pending."""
+        """A writer waits until nothing is pending."""
         self.started = self.ended = self.closed = False
         """An answer was begun; the client has ended its side; nothing more is sent or received."""
         self.deadline_ns = 0 if headers.timeout_ns is None else monotonic_ns() + headers.timeout_ns

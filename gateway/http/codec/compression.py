@@ -1,6 +1,6 @@
 """Content encodings of infer bodies: gzip, deflate (zlib format) and identity, both ways, with a bound (H18). Pure.
 
-Sizes are bounded while decompressing, so that a small bomb never becomes a large buffer (faults H2).
+Sizes are bounded while decompressing, so that a small bomb never becomes a large buffer.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ _NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRI
 
 
 def server_metadata(metadata: ServerMetadata) -> dict[str, Any]:
-    """H4."""
+    """The server's metadata (H4)."""
     return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
 
 
 def model_metadata(metadata: ModelMetadata) -> dict[str, Any]:
-    """H5."""
+    """A model's metadata (H5)."""
     return {
         "name": metadata.name,
         "versions": list(metadata.versions),
@@ -42,7 +42,7 @@ def model_metadata(metadata: ModelMetadata) -> dict[str, Any]:
 
 
 def model_statistics(statistics: list[ModelStatistics]) -> dict[str, Any]:
-    """H7, X1."""
+    """Statistics of model versions (H7, X1)."""
     return {"model_stats": [_statistics(s) for s in statistics]}
 
 

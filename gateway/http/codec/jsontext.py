@@ -18,7 +18,7 @@ from charonia.errors import InternalError, InvalidArgument
 from charonia.tensors import Buffer
 
 MAX_DEPTH = 100
-"""E8."""
+"""How deep JSON may be nested (E8)."""
 
 # Possessive, and an unterminated string runs to the end, so that hostile text costs linear time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)

@@ -23,7 +23,7 @@ from .response_codec import ALL_BINARY, ReplyForm
 
 _CACHE_LIMIT = 1024
 _CACHED_HEADER_LIMIT = 4096
-"""At most 4 MiB of remembered headers; past the count the cache starts anew: hostile variety costs only time."""
+"""At most 4 MiB of remembered headers; past the count the cache is emptied: hostile variety costs only time."""
 
 _COPIED_BYTES = 1024
 """Up to here a copy of the tensor is cheaper than a view of the body, and lets go of it."""
@@ -102,7 +102,7 @@ class RequestDecoder:
 
 
 def json_too_large(size_bytes: int, limit_bytes: int) -> str:
-    """H24."""
+    """Triton's text for a JSON part over the limit (H24)."""
     return (
         f"request JSON size of {size_bytes} bytes exceeds the maximum allowed input size of {limit_bytes} bytes. "
         "Use --http-max-input-size to increase the limit."
@@ -110,7 +110,7 @@ def json_too_large(size_bytes: int, limit_bytes: int) -> str:
 
 
 def raw_too_large(size_bytes: int, limit_bytes: int) -> str:
-    """H24."""
+    """Triton's text for a raw body over the limit (H24)."""
     return (
         f"Raw input has a byte_size ({size_bytes} bytes) that exceeds the maximum allowed value of {limit_bytes} bytes."
         " Use --http-max-input-size to increase the limit."

@@ -27,7 +27,7 @@ _LARGE_BYTES = 65_536
 """Up to here copying a tensor costs less than sending it by itself."""
 
 _CACHE_LIMIT = 1024
-"""Distinct reply signatures remembered; past it the cache starts anew."""
+"""Distinct reply signatures remembered; past it the cache is emptied."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The native gRPC front under clients that mean harm: they are bounded or shown out, others are served (H18, H19)."""
+"""The native gRPC front under clients that mean harm: they are bounded or shown out, others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native gRPC front as gRPC sees it: what calls of every shape are answered with (G26, G29, faults H2, H19)."""
+"""The native gRPC front as gRPC sees it: what calls of every shape are answered with (G26, G29)."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def record_of(
 ) -> JobRecord:
     """A job from the values of `FIELDS`; `events` are those from the second on, None for a record without events.
 
-    Raises `InternalError` for what no script has written (faults H27).
+    Raises `InternalError` for what no script has written.
     """
     try:
         return _record_of(model, job_id, values, events)

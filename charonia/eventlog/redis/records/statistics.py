@@ -28,7 +28,7 @@ _plans: dict[tuple[str, ...], bytes] = {}
 
 
 def amounts_of(increments: Mapping[str, int]) -> tuple[Argument, list[Argument]]:
-    """What scripts are told of increments: "run", its field and value; or how many are sums, all names, all values."""
+    """Increments as arguments of scripts: "run", its field and value; or how many are sums, all names, all values."""
     names = tuple(increments)
     field = _plans.get(names)
     if field is None:

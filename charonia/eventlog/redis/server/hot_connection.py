@@ -109,7 +109,7 @@ class Connection:
             wire.abort()
 
     def drop(self) -> None:
-        """Give the transport up and connect anew."""
+        """Give the transport up and connect again."""
         if self._wire is not None:
             self._wire.abort()
 
@@ -172,7 +172,7 @@ class Connection:
         return await self.call((pack(command),))
 
     async def execute_lazily(self, *command: Argument) -> Any:
-        """One small command that nobody is in a hurry for: it shares the next write, within 20 ms."""
+        """One small command that is not urgent: it shares the next write, within 20 ms."""
         wire = self._wire
         if wire is None:
             raise self._away()

@@ -30,7 +30,7 @@ class Primary:
     """The primary of one service. Watchers are told its place when it is another one than before."""
 
     def __init__(self, address: Address) -> None:
-        import redis.asyncio.sentinel  # noqa: F401, long work that nobody shall wait for with a time-out
+        import redis.asyncio.sentinel  # noqa: F401, slow to import: not while a caller waits with a time-out
 
         self._address = address
         self._asked_first = address.sentinels
@@ -80,7 +80,7 @@ class Primary:
         await asyncio.gather(watching, return_exceptions=True)
 
     async def _look(self) -> None:
-        """A primary that hangs answers nobody and closes nothing: only the sentinels tell that it was replaced."""
+        """A primary that hangs answers nothing and closes nothing: only the sentinels tell that it was replaced."""
         sentinel, myself = self._sentinels(ANSWER_S), asyncio.current_task()
         try:
             while self._watching is myself:  # what is thrown in here to end it may get lost where others' code waits
@@ -88,7 +88,7 @@ class Primary:
                 try:
                     place = await self._named_by(sentinel)
                 except OSError:
-                    continue  # a failover under way; whoever is connected stays so until there is somewhere to go
+                    continue  # a failover under way; connections stay until there is somewhere to go
                 except Exception:
                     _logger.exception("the sentinels could not be asked")
                     continue

@@ -57,7 +57,7 @@ class Topology:
     async def open(self) -> None:
         """Learn it for the first time. Raises `StartupError`."""
         found = await self._look(_FIRST_ANSWER_S)
-        await self._forget()  # whoever is asked from now on may not take as long
+        await self._forget()  # servers asked from now on may not take as long
         if not found:
             raise StartupError(f"the event log at {self._address.text} cannot be reached: no server names its slots")
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch of the log's slots")
@@ -70,7 +70,7 @@ class Topology:
         await self._forget()
 
     def place(self, slot: int) -> Place | None:
-        """The primary of a slot; None while nobody serves it."""
+        """The primary of a slot; None while no server has it."""
         at = bisect_right(self._starts, slot) - 1
         if at < 0:
             return None
@@ -83,7 +83,7 @@ class Topology:
         return list(dict.fromkeys(place for _, place in self._ranges))
 
     async def refresh(self) -> None:
-        """Ask anew, once for all who want that at the same time."""
+        """Ask again, once for all callers that want that at the same time."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look_soon())
         await asyncio.shield(self._looking)

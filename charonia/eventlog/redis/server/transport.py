@@ -102,7 +102,7 @@ class Wire(asyncio.Protocol):
 
     def _write(self, pieces: Sequence[Buffer], lazy: bool = False, *, scheduled: bool = False) -> None:
         if self.closed.done():
-            raise lost()  # nobody would ever answer
+            raise lost()  # no answer would ever come
         if not self._flushing and not scheduled:
             if not lazy:
                 self._flushing = True

@@ -140,7 +140,7 @@ class Assembler:
 
 
 def decompressed(encoding: str, data: bytes, limit_bytes: int) -> bytes:
-    """The message in `data`. Raises `MessageFault` for a broken one, or one that is larger than the limit (faults H2).
+    """The message in `data`. Raises `MessageFault` for a broken one, or one that is larger than the limit.
 
     It is bounded while it is decompressed, so that a small bomb never becomes a large buffer.
     """

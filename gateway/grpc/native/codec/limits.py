@@ -1,4 +1,4 @@
-"""What a connection may do before it is closed: pings (G31), frames that cost more than they say (faults H18). Pure.
+"""What a connection may do before it is closed: pings (G31), frames that cost more than they say. Pure.
 
 Times are those of the event loop, in seconds.
 """
@@ -75,7 +75,7 @@ class KeepAlive:
 
 
 class PingStrikes:
-    """The pings of a client, counted as gRPC's keepalive guide (A8) says."""
+    """The pings of a client, counted as gRPC proposal A8 says."""
 
     __slots__ = ("_keep_alive", "_last_s", "_strikes")
 

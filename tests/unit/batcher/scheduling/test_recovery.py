@@ -1,4 +1,4 @@
-"""Losses, returns, a new owner, stale facts (F11) and a configuration that changes."""
+"""Losses, returns, a new owner, stale facts and a configuration that changes."""
 
 from __future__ import annotations
 

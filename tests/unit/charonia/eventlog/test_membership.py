@@ -94,7 +94,7 @@ async def test_losing_the_log_is_survived() -> None:
 async def test_on_a_machine_whose_clock_is_off_time_is_the_logs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F12."""
+    """The log's clock is the one that counts, whatever this machine's says."""
     monkeypatch.setattr(clock, "_ahead_of_monotonic_ns", clock._ahead_of_monotonic_ns)  # put back afterwards
     hour_ns, log = 3600 * 1_000_000_000, Log()
 

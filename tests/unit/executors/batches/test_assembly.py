@@ -197,7 +197,7 @@ def test_results_that_are_not_contiguous_are_made_so() -> None:
     ],
 )
 def test_a_wrong_result_is_a_typed_error(result: dict[str, np.ndarray], message: str) -> None:
-    """H28."""
+    """Otherwise its rows would be cut at the wrong places."""
     model = interface([FP32], [OUT])
     r = record(Tensor.of("x", np.ones((2, 4), np.float32)), rows=2)
     with pytest.raises(InternalError, match=message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,10 +14,11 @@ import pytest
 from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import facts_of
+from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
-from charonia.eventlog.port import Limits, Reply, Settled
-from charonia.facts.events import BatchFinished, RequestsRescheduled
+from charonia.eventlog.port import Entry, Limits, Reply, Settled
+from charonia.facts.events import BatchFinished, Fact, LaneOpened, RequestsRescheduled
 from charonia.facts.journal import read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -36,6 +37,7 @@ from executors.metrics import ExecutorMetrics
 from executors.running.loaded_version import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.journalled_starts import JournalledStarts
+from executors.settling.owner_reports import OwnerReports
 from executors.settling.settler import Outcome, Settler
 
 REQUEST_ID = b"r" * 16
@@ -64,9 +66,16 @@ class TurnedAway(MemoryLog):
 
 
 async def settle(
-    log: MemoryLog, directory: PayloadDirectory, answer: bytes, flags: int = 0, *, again: bool = False
+    log: MemoryLog,
+    directory: PayloadDirectory,
+    answer: bytes,
+    flags: int = 0,
+    *,
+    again: bool = False,
+    link: LocalLink | None = None,
+    done: Callable[[Outcome | None], None] = lambda _outcome: None,
 ) -> None:
-    """As the intake does it."""
+    """As the intake does it, which hears of the end by `done`."""
     packed = pack_request(
         REQUEST_ID,
         b"gateway-1",
@@ -80,18 +89,25 @@ async def settle(
         flags=FLAG_REPLY_BY_REFERENCE | flags,
     )
     record = unpack_request(packed)
+    report_to = keys.facts("m") if link is None else b""
     job = SubmittedBatch(
-        [record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), b"f:{m}"), b"1-0", record.flags
+        [record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), report_to), b"1-0", record.flags
     )
     executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], rescheduled={0} if again else set())
     incarnation = cast(LoadedVersion, SimpleNamespace(model="m", version=1, content_hash="h"))
     starts = JournalledStarts(log, "executor-1")
-    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts)
+    reports = OwnerReports(log, link)
+    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts, reports)
     outcomes: list[Outcome | None] = []
     if flags & FLAG_JOURNALLED:
         starts.watch(job)
         job.planned = [(0, cast(RequestPlan, None))]
-    taken = settler.settle_plain(job, executed, incarnation, outcomes.append)
+
+    def heard(outcome: Outcome | None) -> None:
+        outcomes.append(outcome)
+        done(outcome)
+
+    taken = settler.settle_plain(job, executed, incarnation, heard)
     while taken and not outcomes:
         await asyncio.sleep(0)
     if not taken:
@@ -149,3 +165,58 @@ async def test_what_goes_on_is_told_in_one_entry_with_its_batchs_end(tmp_path: P
         BatchFinished("executor-1", "b-1"),
     ]
     assert await log.unsettled("m", [REQUEST_ID]) == [0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])
+async def test_an_owner_in_this_process_hears_of_an_end_once_and_no_stream_does(
+    tmp_path: Path, what: str, again: bool
+) -> None:
+    log = MemoryLog() if what in ("plain", "fenced") else TurnedAway(loses=what == "lost")
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0))
+    if what == "fenced":
+        await log.settle("m", [(REQUEST_ID, 0)], None, [])
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    link, told = LocalLink("executor-1"), list[Fact]()
+    link.reports["m"].follow(lambda fields: told.extend(facts_of(Entry(b"", list(fields)))))
+    answer = b"" if again else pack_response(REQUEST_ID, "m", 1, [], {})
+    await settle(log, directory, answer, again=again, link=link)
+    assert [type(fact) for fact in told] == [RequestsRescheduled, BatchFinished] if again else [BatchFinished]
+    assert [type(fact) for entry in await log.range(keys.facts("m")) for fact in facts_of(entry)] == [LaneOpened]
+    assert await log.range(b"") == []
+
+
+async def test_an_owner_hears_of_a_settlement_although_its_executor_fails_over_it(tmp_path: Path) -> None:
+    log, heard = MemoryLog(), asyncio.Event()
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0))
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    link = LocalLink("executor-1")
+    link.reports["m"].follow(lambda _fields: heard.set())
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+    failure = KeyError("what is counted")
+
+    def fail(_outcome: object) -> None:
+        raise failure
+
+    await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), link=link, done=fail)
+    await asyncio.wait_for(heard.wait(), 10)
+    assert failures == [failure]
+
+
+async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process(tmp_path: Path) -> None:
+    class Lost(TurnedAway):
+        async def settle(self, *_: object, **__: object) -> list[bool]:
+            raise LogUnavailable("lost")
+
+    log, told = Lost(loses=False), list[object]()
+    directory = PayloadDirectory(str(tmp_path), "executor-1")
+    directory.open()
+    link = LocalLink("executor-1")
+    link.reports["m"].follow(told.append)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), link=link)
+    assert told == []

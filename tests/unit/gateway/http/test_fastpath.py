@@ -88,7 +88,7 @@ async def test_classification(client: httpx2.AsyncClient, handler: Any) -> None:
     }  # fmt: skip
 
 
-# section 21: what 2.51 was seen to answer, as far as the front decides it
+# what Triton 2.51 was seen to answer, as far as the front decides it
 @pytest.mark.parametrize(
     ("url", "content", "status", "error"),
     [

@@ -1,4 +1,4 @@
-"""Batch formation, one table row for each sentence of S1-S5 (and section 22, item 18)."""
+"""Batch formation, one table row for each sentence of S1-S5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life and ages (G31, gRPC A8 and A9), in virtual time."""
+"""Signs of life and ages (G31, gRPC proposals A8 and A9), in virtual time."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def test_a_stream_that_is_dropped_sends_nothing_more(client: Client) -> None:
 
 
 def test_a_word_about_the_connection_costs_no_look_at_streams_that_wait_for_their_own_windows(client: Client) -> None:
-    """Faults H18: thousands of streams, and updates of one byte. Counted by reads of the windows."""
+    """Thousands of streams, and updates of one byte. Counted by reads of the windows."""
 
     class Counting(Stream):
         looks = 0

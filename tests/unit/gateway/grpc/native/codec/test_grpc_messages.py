@@ -1,4 +1,4 @@
-"""Messages within data, and their compression: whole, broken, and larger than they seem (faults H2)."""
+"""Messages within data, and their compression: whole, broken, and larger than they seem."""
 
 from __future__ import annotations
 

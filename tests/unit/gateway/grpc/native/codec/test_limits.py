@@ -1,4 +1,4 @@
-"""What wears a connection's patience, and which pings are too many (gRPC A8), over tables of times."""
+"""What wears a connection's patience, and which pings are too many (gRPC proposal A8), over tables of times."""
 
 from __future__ import annotations
 
