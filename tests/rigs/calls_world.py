@@ -1,5 +1,5 @@
-"""Models that call models, with the schedulers, the rate limiters and the judge of the real thing, and no time but what is
-told: what is in nobody's way runs at once, and a batch ends when all calls of its requests are answered.
+"""Models that call models, with the schedulers, the rate limiters and the judge of the real thing, and no time but what
+is told: what is in nobody's way runs at once, and a batch ends when all calls of its requests are answered.
 """
 
 from __future__ import annotations
