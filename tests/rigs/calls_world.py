@@ -75,8 +75,8 @@ class Seat:
     def __init__(self, name: str, model: ModelInterface) -> None:
         self.spec = InstanceSpec(name, "CPU", -1, None, model)  # type: ignore[arg-type]
 
-    def give(self, job: Any) -> None:
-        job.begun = True
+    def submit(self, batch: Any) -> None:
+        batch.begun = True
 
 
 class World:
