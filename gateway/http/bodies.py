@@ -34,6 +34,9 @@ RAW_HEADERS = "charonia.raw_headers"
 CLIENT_LEFT = "charonia.client_left"
 """Key in the scope's state that says why the request was cancelled."""
 
+EXCHANGE = "charonia.exchange"
+"""Key in the scope's state of the request's `asgi.Exchange`; there only on this package's own connections."""
+
 
 class ClientGone(Exception):
     """The client closed the connection; there is no one to answer."""

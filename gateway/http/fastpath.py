@@ -22,8 +22,10 @@ from gateway.requests.request_rules import SERVER_EXITING
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 
+from .asgi import Exchange
 from .bodies import (
     CLIENT_LEFT,
+    EXCHANGE,
     RAW_HEADERS,
     AsgiApp,
     ClientGone,
@@ -54,19 +56,11 @@ from .codec.request_codec import RequestDecoder, parse_header_length
 from .codec.response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
 from .generate import Generation
 from .http_lane import HttpLane
+from .large_bodies import Room
 from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
-
-RESPOND = "charonia.respond"
-"""Key in the scope's state of the protocol's way to write a whole response at once."""
-
-RECEIVED = "charonia.received"
-"""Key in the scope's state of the protocol's way to hand over a body that has come whole, or None."""
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """Answers an infer call to a decoupled model (H22)."""
-
-WHOLE = "charonia.whole"
-"""Key in the scope's state of the protocol's way to hand over all bytes of the request, or None."""
 
 _SINGLE_PIECE_BYTES = 65_536
 """A body that came in one piece and is no larger takes the short way past the bounded reader."""
@@ -108,6 +102,11 @@ class HttpApplication:
     @property
     def forwards_headers(self) -> bool:
         return bool(self._forwarding)
+
+    @property
+    def room(self) -> Room:
+        """Where large bodies are received."""
+        return self._handler.room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -167,13 +166,13 @@ class HttpApplication:
         if len(headers.get(b"content-length", b"")) > _SHORT_LENGTH_DIGITS:
             check_declared(headers, self._max_input_size_bytes)
         state = scope.get("state", {})
-        received = state.get(RECEIVED)
-        come: bytes | memoryview | None = received() if received is not None else None
+        exchange: Exchange | None = state.get(EXCHANGE)
+        come = exchange.received() if exchange is not None else None
         message: Message = {"type": "http.request", "body": come} if come is not None else await receive()
         failpoints.hit("gateway.receiving")
         body: bytes | memoryview = message.get("body", b"")
-        if not body and received is not None and isinstance(whole := received(), memoryview):
-            body = whole  # it came past the parser
+        if not body and exchange is not None and isinstance(view := exchange.received(), memoryview):
+            body = view  # it came past the parser
         # anything but a body that came so, or a short one that came whole, goes the long way
         elif not isinstance(body, memoryview) and (
             message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes
@@ -193,7 +192,7 @@ class HttpApplication:
         if self._forwarding:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
-        applied = ""
+        applied, may_learn = "", self.lane is not None
         if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
             caller = self._handler.identify(scope["headers"]) if self._identifies else ANYONE
             words = {**form.delivery, **words_of_headers(scope["headers"])}
@@ -204,12 +203,12 @@ class HttpApplication:
                 await reply_whole(send, 202, *accepted(answer))
                 return
             response, applied = answer.response, answer.applied
-            state.pop(WHOLE, None)
+            may_learn = False
         elif decoupled:
             raise Unsupported(DECOUPLED)
         else:
             response = await self._handler.infer(request)
-        learnt = body if self.lane is not None and isinstance(body, bytes) else None
+        learnt = body if may_learn and isinstance(body, bytes) else None
         del body, come, message  # the request is answered, and its memory of use to others
         encoded: bytes | LargeReply
         reply_headers, encoded = self._encoder.reply(response, form, served)
@@ -225,11 +224,10 @@ class HttpApplication:
             trace.mark(HTTP_SEND_START)
         is_plain = reply is encoded and trace is None and b"expect" not in headers
         if self.lane is not None and learnt is not None and header_length is not None and is_plain:
-            whole_of = state.get(WHOLE)
-            if whole_of is not None and (whole := whole_of()) is not None:
+            whole = exchange.whole() if exchange is not None else None
+            if whole is not None:
                 self.lane.learn(whole, learnt, parse_header_length(header_length), request, form, served)
-        respond = state.get(RESPOND)
-        if respond is None or not respond(response_head(reply_headers, len(reply)), reply):
+        if exchange is None or not exchange.respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, _joined(reply))
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,6 +6,7 @@ on an idle connection is compared with those that went the full way; anything el
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from charonia.calls.shedding import shed
@@ -51,14 +52,31 @@ class HttpCall(Call):
     __slots__ = ("connection",)
 
     def __init__(self, connection: LaneConnection, signature: HttpSignature, data: tuple[bytes, ...], client_id: bytes):
-        super().__init__(signature, data, client_id)
+        self.signature = signature
+        self.data = data
+        self.client_id = client_id
+        self.gone = False
+        self.deadline_ns = self.index = 0
+        self.wave = None
         self.connection = connection
 
 
 class HttpSignature:
     """What requests of one layout have in common; see `gateway.lane.lane_calls.Signature`."""
 
-    __slots__ = ("_encoder", "_fixed", "_form", "_outputs", "_served", "_version", "door", "layout", "size")
+    __slots__ = (
+        "_encoder",
+        "_fixed",
+        "_form",
+        "_outputs",
+        "_served",
+        "_version",
+        "door",
+        "head",
+        "layout",
+        "only",
+        "size",
+    )
 
     counts_itself = True
 
@@ -67,6 +85,7 @@ class HttpSignature:
     ) -> None:
         self.door = door
         self.layout = layout
+        self.head, self.only = layout.head, layout.only
         self.size = size
         self._encoder = encoder
         self._form = form
@@ -85,14 +104,18 @@ class HttpSignature:
             self._prepare(reply)
         fixed = self._fixed
         head = fixed[0]
+        if not self.layout.id_bytes and len(reply.outputs) == 1:
+            column, size = reply.columns[0], reply.outputs[0].size_bytes
+            for at, call in enumerate(calls, start):
+                if not call.gone:
+                    call.connection.write_answer(head + column[at * size : (at + 1) * size])  # type: ignore[attr-defined]
+            return
         for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
             if call.gone:
                 continue
             assert type(call) is HttpCall
             if self.layout.id_bytes:
                 call.connection.write_answer(b"".join((head, values[0], fixed[1], *values[1:])))
-            elif len(values) == 1:
-                call.connection.write_answer(head + values[0])
             else:
                 call.connection.write_answer(b"".join((head, *values)))
 
@@ -140,9 +163,12 @@ class HttpLane:
     def __init__(self, lane: Lane, encoder: ResponseEncoder) -> None:
         self._lane = lane
         self._waves = lane.waves
+        self._loop = asyncio.get_running_loop()
+        self._is_due = False
         self._encoder = encoder
         self._by_size: dict[int, list[HttpSignature]] = {}
-        self._count = 0
+        self.count = 0
+        """Signatures: without any, no request is recognised."""
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -173,13 +199,13 @@ class HttpLane:
         door = self._lane.door_for(request)
         if door is None:
             return
-        if self._count >= _MOST_SIGNATURES:
+        if self.count >= _MOST_SIGNATURES:
             self._by_size.clear()
-            self._count, signatures = 0, []
+            self.count, signatures = 0, []
         elif len(signatures) >= _MOST_ALIKE:
-            self._count -= len(signatures)
+            self.count -= len(signatures)
             signatures.clear()
-        self._count += 1
+        self.count += 1
         signatures.insert(0, HttpSignature(door, layout, len(whole), self._encoder, form, served))
         self._by_size[len(whole)] = signatures
 
@@ -187,48 +213,51 @@ class HttpLane:
         for signatures in self._by_size.values():
             before = len(signatures)
             signatures[:] = [found for found in signatures if found.door is not door]
-            self._count -= before - len(signatures)
+            self.count -= before - len(signatures)
         self._by_size = {size: found for size, found in self._by_size.items() if found}
 
     # -- recognising --------------------------------------------------------------------------------------------------
 
-    @property
-    def is_open(self) -> bool:
-        """Whether any request may be recognised."""
-        return self._count > 0
-
     def read(self, connection: LaneConnection, data: bytes) -> HttpCall | None:
-        """The call in these bytes, handed to its door; None where they are no request that is recognised."""
+        """The call in these bytes, which goes to its door with all that come in this tick; None where they are no
+        request that is recognised.
+        """
         signature = connection.signature
-        if signature is None or signature.size != len(data) or not data.startswith(signature.layout.head):
+        if signature is None or signature.size != len(data) or not data.startswith(signature.head):
             for signature in self._by_size.get(len(data), ()):
-                if data.startswith(signature.layout.head):
+                if data.startswith(signature.head):
                     break
             else:
                 return None
-        parts = signature.layout.cut(data, 0)
-        if parts is None:
-            for signature in self._by_size.get(len(data), ()):
-                if data.startswith(signature.layout.head) and (parts := signature.layout.cut(data, 0)) is not None:
-                    break
-            else:
-                return None
-        if signature.door.is_closed:  # since this connection asked last
+        if signature.only:
+            call = HttpCall(connection, signature, (data[signature.only :],), b"")
+        else:
+            parts = signature.layout.cut(data, 0)
+            if parts is None:
+                for signature in self._by_size.get(len(data), ()):
+                    if data.startswith(signature.head) and (parts := signature.layout.cut(data, 0)) is not None:
+                        break
+                else:
+                    return None
+            call = HttpCall(connection, signature, *parts)
+        door = signature.door
+        if door.is_closed:  # since this connection asked last
             connection.signature = None
             return None
         connection.signature = signature
-        call = HttpCall(connection, signature, *parts)
-        door = signature.door
         door.waiting.append(call)
         if not door.touched:
             door.touched = True
             self._waves.touched.append(door)
+            if not self._is_due:
+                self._is_due = True
+                self._loop.call_soon(self._ready)
         return call
 
-    def ready(self) -> None:
-        """A connection has read what there was."""
-        if self._waves.touched:
-            self._waves.ready()
+    def _ready(self) -> None:
+        """All connections have read what there was."""
+        self._is_due = False
+        self._waves.ready()
 
     def may_become(self, data: bytes) -> bool:
         """Whether these bytes may be the beginning of a request that is recognised once it has come whole."""

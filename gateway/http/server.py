@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from uvicorn.config import Config
+from uvicorn import Config, Server
 from uvicorn.server import ServerState
 
 from charonia.options.settings import GatewaySettings
@@ -16,7 +16,7 @@ from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen
 
 from .fastpath import HttpApplication
-from .protocol import BoundedHttpProtocol, ForwardingHttpProtocol
+from .protocol import BoundedHttpProtocol
 
 _SWEEP_INTERVAL_S = 1.0
 _CANCEL_GRACE_S = 1.0
@@ -34,9 +34,8 @@ class HttpFront:
         self._requested_port = settings.http_port
         self._reuse_port = settings.reuse_http_port
         self._application = HttpApplication(settings, handler)
-        self._room = handler.room
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
         self.port = 0
         """The real port, once started."""
@@ -50,6 +49,8 @@ class HttpFront:
         """Bind and serve in the running loop. Raises `StartupError` when the port cannot be had (V5)."""
         config = Config(
             self._application,
+            http=BoundedHttpProtocol,
+            backlog=BACKLOG,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -60,19 +61,21 @@ class HttpFront:
             interface="asgi3",
         )
         config.load()
-        protocol_class = ForwardingHttpProtocol if self._application.forwards_headers else BoundedHttpProtocol
         listener = listen(self._address, self._requested_port, service="HTTP", reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: protocol_class(config, self._state, {}, self._room), sock=listener, backlog=BACKLOG
-        )
+        # not `serve`: signals, and the two steps of a shutdown, are the process's
+        server = Server(config)
+        server.lifespan = config.lifespan_class(config)
+        self._state = server.server_state
+        await server.startup(sockets=[listener])
+        self._servers = server.servers
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
 
     async def stop_accepting(self) -> None:
         """Close the listening socket; on open connections new work gets "Server exiting" (E7), readiness is off."""
         self._application.draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def close(self, grace_s: float) -> None:
         """Wait up to `grace_s` for requests under way, then cancel what is left and close all connections."""
@@ -99,7 +102,6 @@ class HttpFront:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
             self._sweeper = None
-        self._server = None
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The heads of whole HTTP/1.1 responses, as bytes. Pure."""
+"""The heads of HTTP/1.1 responses, as bytes. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from http import HTTPStatus
 from .error_replies import Headers
 
 _LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """The first line of a response."""
+    return _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def response_head(headers: Headers, size_bytes: int, status: int = 200) -> bytes:

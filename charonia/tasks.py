@@ -1,0 +1,86 @@
+"""Background tasks of a part of a process, and steps that are repeated until the log takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from .errors import CharoniaError
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+
+
+class Tasks:
+    """The tasks that one part has started and that have not ended: the event loop itself keeps only weak references.
+
+    A task that fails is reported to `on_error`, or to the event loop's exception handler.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_error = on_error
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
+        """Start a coroutine as a task with this name."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._on_error is not None:
+            self._on_error(error)
+        else:
+            context = {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    async def settled(self) -> None:
+        """Wait until no task is left, those included that tasks start meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their ends."""
+        self.cancel()
+        await self.settled()
+
+
+async def insist(
+    step: Callable[[], Awaitable[object]],
+    complaint: str,
+    *,
+    first_s: float = FIRST_RETRY_S,
+    last_s: float = LAST_RETRY_S,
+    given_up: Callable[[], bool] | None = None,
+) -> bool:
+    """Repeat an idempotent step until it raises no `CharoniaError`; whether it succeeded.
+
+    The pauses between attempts double from `first_s` to `last_s` seconds. `given_up` is asked before each attempt and
+    ends the repetition, as cancellation does. `complaint` begins the warning that is logged for each failure.
+    """
+    delay_s = first_s
+    while given_up is None or not given_up():
+        try:
+            await step()
+            return True
+        except CharoniaError as error:
+            _log.warning("%s, trying again: %s", complaint, error)
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, last_s)
+    return False

@@ -1,0 +1,267 @@
+"""One HTTP request and its response on a connection, as ASGI: `receive` and `send`, and the flow control they obey.
+
+An `Exchange` has shorter ways for the commonest requests: `received` returns a body that has come whole, `respond`
+writes a whole response, `whole` returns what the express lane learns from. When a request is served is `protocol`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sized
+from typing import Protocol
+
+from .bodies import Message
+from .codec.heads import status_line
+from .codec.response_codec import LargeReply
+
+HIGH_WATER_BYTES = 65_536
+"""Reading stops when so much of a body waits that its request has not asked for."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_JOIN_BYTES = 65_536
+"""Up to here copying a body behind its head is cheaper than a second write."""
+
+_NO_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class FlowControl:
+    """Both ways, of one connection. `waiting` are the requests that wait for their turn; with `max_waiting` no more is
+    read."""
+
+    __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "read_paused", "write_paused")
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized, max_waiting: int) -> None:
+        self._transport = transport
+        self._waiting = waiting
+        self._max_waiting = max_waiting
+        self._writable = asyncio.Event()
+        self.read_paused = False
+        self.write_paused = False
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough requests wait."""
+        if self.read_paused and len(self._waiting) < self._max_waiting:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the connection takes more, or is lost."""
+        while self.write_paused:
+            await self._writable.wait()
+
+
+class Connection(Protocol):
+    """What an exchange asks of its connection."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+
+    def answered(self) -> None:
+        """A response is complete."""
+
+    def whole_request(self) -> bytes | None:
+        """All bytes of the request that is served, if it came by itself and is not large."""
+
+
+class Exchange:
+    """`keep_alive` is whether the connection goes on behind it; `expects_continue` whether the body is waited for."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_is_head",
+        "_left_bytes",
+        "_news",
+        "body",
+        "disconnected",
+        "expects_continue",
+        "keep_alive",
+        "large",
+        "more_body",
+        "response_complete",
+        "response_started",
+    )
+
+    def __init__(self, connection: Connection, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
+        self._connection = connection
+        self._is_head = is_head
+        self.keep_alive = keep_alive
+        self.expects_continue = expects_continue
+        self._news = asyncio.Event()
+        """Set when there is something to receive."""
+        self.body = bytearray()
+        """What has come of it and was not received."""
+        self.large: memoryview | None = None
+        """The memory of a body that came past the parser, or is coming."""
+        self.more_body = True
+        self.disconnected = False
+        self.response_started = self.response_complete = False
+        self._chunked: bool | None = None
+        self._left_bytes = 0
+        """Of the Content-Length, what has not been sent."""
+
+    # -- the request ---------------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """More of the body has come."""
+        if not self.response_complete:
+            self.body += data
+            if len(self.body) > HIGH_WATER_BYTES:
+                self._connection.flow.pause_reading()
+            self._news.set()
+
+    def end_body(self) -> None:
+        """The body is complete."""
+        if not self.response_complete:
+            self.more_body = False
+            self._news.set()
+
+    def divert(self, view: memoryview) -> bytearray:
+        """The body is to come past the parser, into `view`. Returns what has come of it."""
+        come, self.body = self.body, bytearray()
+        self.large = view
+        self._news.clear()
+        return come
+
+    def disconnect(self) -> None:
+        """The client has left."""
+        if not self.response_complete:
+            self.disconnected = True
+        self.large = None
+        self._news.set()
+
+    async def receive(self) -> Message:
+        """The next ASGI message."""
+        connection = self._connection
+        if self.expects_continue and not connection.transport.is_closing():
+            connection.transport.write(CONTINUE)
+            self.expects_continue = False
+        if not self.disconnected and not self.response_complete:
+            connection.flow.resume_reading()
+            await self._news.wait()
+            self._news.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    def received(self) -> bytes | memoryview | None:
+        """The body, if it has come whole and nothing of it was received; a large one as a view of its memory."""
+        if self.more_body or self.disconnected or self.expects_continue:
+            return None
+        view, self.large = self.large, None
+        if view is not None:
+            return view
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def whole(self) -> bytes | None:
+        """All bytes of the request, from its first line, if they were kept."""
+        return self._connection.whole_request()
+
+    # -- the response --------------------------------------------------------------------------------------------------
+
+    def respond(self, head: bytes, body: bytes | LargeReply) -> bool:
+        """Write a whole response in one go: what two ASGI messages do, at a third of their price.
+
+        `head` is the status line and all headers. False when it cannot be done now (the client reads slowly, or the
+        connection is to end), and the caller sends ASGI messages.
+        """
+        connection = self._connection
+        if connection.flow.write_paused or self.response_started or not self.keep_alive:
+            return False
+        if self.disconnected:
+            return True
+        self.response_started = True
+        if isinstance(body, LargeReply):
+            connection.transport.writelines([head, *body.parts])
+        elif len(body) <= _JOIN_BYTES:
+            connection.transport.write(head + body)
+        else:
+            connection.transport.writelines([head, body])
+        self._complete()
+        return True
+
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message. Raises RuntimeError for one that does not fit those before it."""
+        if self._connection.flow.write_paused and not self.disconnected:
+            await self._connection.flow.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if self.response_complete:
+            raise RuntimeError(f"unexpected ASGI message {kind!r} after the response was complete")
+        expected = "http.response.body" if self.response_started else "http.response.start"
+        if kind != expected:
+            raise RuntimeError(f"expected ASGI message {expected!r}, got {kind!r}")
+        if self.response_started:
+            self._send_body(message.get("body", b""), message.get("more_body", False))
+        else:
+            self._send_head(message["status"], list(message.get("headers", [])))
+
+    def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.response_started = True
+        self.expects_continue = False
+        lines = [status_line(status)]
+        says_close = False
+        for given, value in headers:
+            if _NO_NAME.search(given) or _NO_VALUE.search(value):
+                raise RuntimeError(f"invalid HTTP header {given!r}")
+            name = given.lower()
+            if name == b"content-length" and self._chunked is None:
+                self._left_bytes = int(value)
+                self._chunked = False
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                self._left_bytes = 0
+                self._chunked = True
+            elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
+                self.keep_alive = False
+                says_close = True
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if not self.keep_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        if self._chunked is None and not self._is_head and status not in (204, 304):
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        self._connection.transport.write(b"".join(lines))
+
+    def _send_body(self, body: bytes, more_body: bool) -> None:
+        transport = self._connection.transport
+        if self._is_head:
+            self._left_bytes = 0
+        elif self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            transport.write(data if more_body else data + b"0\r\n\r\n")
+        else:
+            if len(body) > self._left_bytes:
+                raise RuntimeError("response content longer than Content-Length")
+            self._left_bytes -= len(body)
+            transport.write(body)
+        if not more_body:
+            if self._left_bytes:
+                raise RuntimeError("response content shorter than Content-Length")
+            if not self.keep_alive:
+                transport.close()
+            self._complete()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._news.set()
+        self._connection.answered()

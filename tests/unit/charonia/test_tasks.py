@@ -1,0 +1,126 @@
+"""Background tasks are kept, waited for, cancelled and reported; steps are repeated until they succeed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from virtual_time import VirtualLoop
+
+from charonia.errors import InvalidArgument, LogUnavailable
+from charonia.tasks import Tasks, insist
+
+
+async def test_tasks_are_kept_until_they_end() -> None:
+    tasks, done = Tasks(), asyncio.Event()
+
+    async def finishes() -> None:
+        await done.wait()
+
+    tasks.spawn(finishes(), "finishes")
+    gc.collect()
+    assert len(tasks) == 1
+    done.set()
+    await tasks.settled()
+    assert len(tasks) == 0
+
+
+async def test_tasks_started_by_tasks_are_waited_for() -> None:
+    tasks, seen = Tasks(), []
+
+    async def second() -> None:
+        await asyncio.sleep(0)
+        seen.append(2)
+
+    async def first() -> None:
+        seen.append(1)
+        tasks.spawn(second())
+
+    tasks.spawn(first())
+    await tasks.settled()
+    assert seen == [1, 2]
+
+
+async def test_close_cancels_and_waits_for_what_tidies_up() -> None:
+    tasks, tidied = Tasks(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            tidied.append(True)
+
+    tasks.spawn(work())
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert (tidied, len(tasks)) == ([True], 0)
+
+
+async def test_an_error_is_reported_and_a_cancellation_is_not() -> None:
+    errors: list[BaseException] = []
+    tasks = Tasks(errors.append)
+    fault = ValueError("no")
+
+    async def fails() -> None:
+        raise fault
+
+    tasks.spawn(fails())
+    tasks.spawn(asyncio.sleep(60)).cancel()
+    await tasks.settled()
+    await asyncio.sleep(0)
+    assert errors == [fault]
+
+
+async def test_without_a_reader_an_error_goes_to_the_loop_with_the_name_of_its_task() -> None:
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    tasks = Tasks()
+    tasks.spawn(fails(), "the sweep")
+    await tasks.settled()
+    await asyncio.sleep(0)
+    assert [context["message"] for context in said] == ["the sweep failed"]
+
+
+def test_a_step_is_repeated_with_pauses_that_double_until_it_succeeds() -> None:
+    loop, times = VirtualLoop(), []
+
+    async def step() -> None:
+        times.append(round(loop.time(), 3))
+        if len(times) < 5:
+            raise LogUnavailable("away")
+
+    repeated = loop.create_task(insist(step, "it cannot be written", first_s=1, last_s=3))
+    for _ in range(40):
+        loop.advance(0.5)
+        loop.tick()
+    assert repeated.result()
+    assert [later - earlier for earlier, later in pairwise(times)] == [1, 2, 3, 3]
+    loop.close()
+
+
+async def test_what_is_no_error_of_ours_ends_the_repetition() -> None:
+    async def step() -> None:
+        raise ValueError("a defect")
+
+    with pytest.raises(ValueError, match="a defect"):
+        await insist(step, "it cannot be written")
+
+
+async def test_it_ends_when_it_is_given_up() -> None:
+    tries = 0
+
+    async def step() -> None:
+        nonlocal tries
+        tries += 1
+        raise InvalidArgument("never")
+
+    assert not await insist(step, "it cannot be written", first_s=0, given_up=lambda: tries >= 3)
+    assert tries == 3
